@@ -96,10 +96,10 @@ fn permissions(host: &Host, purpose: &Purpose) -> Finding {
     }
     let found = format!("without {}", lacking.join(", "));
     if purpose.engine == EngineDriver::Oci && !has(own, SYS_ADMIN) {
-        let change = "run inco as root, or write driver = \"docker\" and be in the group docker";
+        let change = "run inco as root, or write driver = \"docker\" and join the group docker";
         return Finding::fail(CHECK, found, change);
     }
-    Finding::warn(CHECK, found, "run inco as root for all of it")
+    Finding::warn(CHECK, found, "run inco as root to get all of them")
 }
 
 fn run_directory() -> Finding {
@@ -116,10 +116,13 @@ fn cpus() -> Finding {
     match allowed.len() {
         0 | 1 => Finding::warn(
             CHECK,
-            format!("one CPU may be used: {}", cpu_text(&allowed)),
-            "give it two: one for a worker, one for the control loop and the containers",
+            format!("one CPU is available: {}", cpu_text(&allowed)),
+            "use at least two: one for a worker, one for the control loop and the containers",
         ),
-        count => Finding::ok(CHECK, format!("{count} CPUs may be used: {}", cpu_text(&allowed))),
+        count => Finding::ok(
+            CHECK,
+            format!("{count} CPUs are available: {}", cpu_text(&allowed)),
+        ),
     }
 }
 
@@ -130,14 +133,15 @@ fn isolation(host: &Host, purpose: &Purpose) -> Finding {
     let online = cpu_list(&host.read("sys/devices/system/cpu/online").unwrap_or_default());
     let boot = |cpus: &str| {
         format!(
-            "boot with isolcpus=managed_irq,domain,{cpus} nohz_full={cpus} rcu_nocbs={cpus}; without it other work delays packets"
+            "boot with isolcpus=managed_irq,domain,{cpus} nohz_full={cpus} rcu_nocbs={cpus}; otherwise other work \
+             delays packets"
         )
     };
     if purpose.workers.is_empty() {
         let Some(last) = online.last().filter(|_| isolated.is_empty()) else {
-            return Finding::ok(CHECK, format!("CPU {} kept for workers", cpu_text(&isolated)));
+            return Finding::ok(CHECK, format!("CPU {} isolated for workers", cpu_text(&isolated)));
         };
-        return Finding::warn(CHECK, "no CPU is kept for workers", boot(&last.to_string()));
+        return Finding::warn(CHECK, "no CPU is isolated for workers", boot(&last.to_string()));
     }
     let shared: Vec<u16> = purpose
         .workers
@@ -148,10 +152,7 @@ fn isolation(host: &Host, purpose: &Purpose) -> Finding {
     if shared.is_empty() {
         return Finding::ok(
             CHECK,
-            format!(
-                "the workers' CPUs ({}) are kept for them",
-                cpu_text(&purpose.workers)
-            ),
+            format!("the workers' CPUs ({}) are isolated", cpu_text(&purpose.workers)),
         );
     }
     let list: Vec<String> = shared.iter().map(ToString::to_string).collect();
@@ -171,7 +172,7 @@ fn frequency(host: &Host) -> Finding {
         .filter_map(|cpu| host.read(&format!("sys/devices/system/cpu/{cpu}/cpufreq/scaling_governor")))
         .collect();
     match governors.iter().find(|governor| *governor != "performance") {
-        None if governors.is_empty() => Finding::ok(CHECK, "the kernel does not change it"),
+        None if governors.is_empty() => Finding::ok(CHECK, "the kernel does not scale it"),
         None => Finding::ok(CHECK, "governor performance"),
         Some(governor) => Finding::warn(
             CHECK,
@@ -187,14 +188,14 @@ fn clock(host: &Host) -> Finding {
     let source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource");
     match source.as_deref() {
         Some(fast @ ("tsc" | "kvm-clock" | "arch_sys_counter" | "hyperv_clocksource_tsc_page")) => {
-            Finding::ok(CHECK, format!("{fast}, which is read without a system call"))
+            Finding::ok(CHECK, format!("{fast}, read without a system call"))
         }
         Some(slow) => Finding::warn(
             CHECK,
-            format!("{slow}, which is slow to read"),
-            "boot with clocksource=tsc where the CPU's counter is stable",
+            format!("{slow}, slow to read"),
+            "boot with clocksource=tsc if the CPU's counter is stable",
         ),
-        None => Finding::warn(CHECK, "the kernel does not say which", "mount /sys"),
+        None => Finding::warn(CHECK, "the kernel does not report it", "mount /sys"),
     }
 }
 
@@ -202,10 +203,10 @@ fn clock(host: &Host) -> Finding {
 fn real_time() -> Finding {
     const CHECK: &str = "real time";
     match std::thread::spawn(raise_priority).join() {
-        Ok(Ok(())) => Finding::ok(CHECK, "the control loop may have SCHED_FIFO"),
+        Ok(Ok(())) => Finding::ok(CHECK, "the control loop can use SCHED_FIFO"),
         _ => Finding::warn(
             CHECK,
-            "the control loop may not have SCHED_FIFO: it wakes up to 5 ms late on a busy machine",
+            "the control loop cannot use SCHED_FIFO: it wakes up to 5 ms late on a busy machine",
             "run inco as root, or give it CAP_SYS_NICE; with cgroup v1, give its group cpu.rt_runtime_us",
         ),
     }
@@ -217,7 +218,7 @@ fn hugepages(host: &Host) -> Finding {
     if mib == 0 {
         return Finding::warn(
             CHECK,
-            "none is free: DPDK devices and hugepages = true need some",
+            "none is free; DPDK devices and hugepages = true need them",
             "run `sysctl vm.nr_hugepages=512`, or boot with hugepages=512",
         );
     }
@@ -267,7 +268,10 @@ fn open_files(host: &Host, purpose: &Purpose) -> Finding {
     match (soft, hard) {
         (_, Some(hard)) if purpose.engine == EngineDriver::Oci && hard < engine::OPEN_FILES && !may_raise => {
             let wanted = engine::OPEN_FILES;
-            let found = format!("the hard limit is {hard}, and a container gets {wanted}: none can be made");
+            let found = format!(
+                "the hard limit is {hard}, and a container needs {wanted}: inco cannot create \
+                                 containers"
+            );
             let change =
                 format!("run `ulimit -Hn {wanted}` as root, or write LimitNOFILE={wanted} in the unit");
             Finding::fail(CHECK, found, change)
@@ -291,16 +295,16 @@ fn user_namespaces(host: &Host, purpose: &Purpose) -> Option<Finding> {
     }
     let most: Option<u64> = host.read(FILE).and_then(|text| text.parse().ok());
     Some(match most {
-        Some(1..) => Finding::ok(CHECK, "a container's root is nobody on the host"),
+        Some(1..) => Finding::ok(CHECK, "root in a container is an unprivileged user on the host"),
         Some(0) => Finding::fail(
             CHECK,
-            "the kernel gives none: containers with user_namespace = true cannot be made",
+            "the kernel permits none: inco cannot create containers with user_namespace = true",
             "run `sysctl user.max_user_namespaces=16384`",
         ),
         None => Finding::fail(
             CHECK,
-            "the kernel has none",
-            "run one with CONFIG_USER_NS, or write user_namespace = false in each service",
+            "the kernel does not support them",
+            "run a kernel with CONFIG_USER_NS, or write user_namespace = false in each service",
         ),
     })
 }
@@ -330,7 +334,7 @@ fn kernel(host: &Host) -> Vec<Finding> {
     if !seccomp.split_whitespace().any(|action| action == "errno") {
         findings.push(Finding::fail(
             "kernel",
-            format!("Linux {release} has no seccomp filters, which containers are held in"),
+            format!("Linux {release} has no seccomp filters, which confine containers"),
             "run a kernel with CONFIG_SECCOMP_FILTER",
         ));
     }
@@ -375,14 +379,15 @@ fn control_groups(host: &Host) -> Finding {
         return Finding::fail(
             CHECK,
             format!("{version} without {}", lacking.join(", ")),
-            "enable them: in cgroup.subtree_control of the groups above (v2), by mounting them (v1), or with cgroup_enable=memory at boot",
+            "enable them: in cgroup.subtree_control of the groups above (v2), by mounting them (v1), or with \
+             cgroup_enable=memory at boot",
         );
     }
     if !has(&"cpuset") {
         return Finding::warn(
             CHECK,
-            format!("{version} without cpuset: a service's cpuset is refused"),
-            "enable the controller cpuset, or do without",
+            format!("{version} without cpuset: the key cpuset of a service is refused"),
+            "enable the controller cpuset, or do not use the key",
         );
     }
     Finding::ok(CHECK, format!("{version} with {}, cpuset", needed.join(", ")))
@@ -397,7 +402,7 @@ fn namespaces(host: &Host, purpose: &Purpose) -> Finding {
         .collect();
     if !lacking.is_empty() {
         let found = format!("the kernel has no namespaces of {}", lacking.join(", "));
-        let change = "run a kernel with CONFIG_NAMESPACES and these";
+        let change = "run a kernel with CONFIG_NAMESPACES and these namespaces";
         return match purpose.engine {
             EngineDriver::Oci => Finding::fail(CHECK, found, change),
             EngineDriver::Docker => Finding::warn(CHECK, found, change),
@@ -409,7 +414,7 @@ fn namespaces(host: &Host, purpose: &Purpose) -> Finding {
             "namespaces of mounts, processes, network, IPC and names; root",
         )
     } else {
-        Finding::warn(CHECK, "its containers need root", "run inco as root")
+        Finding::warn(CHECK, "containers need root", "run inco as root")
     }
 }
 
@@ -420,7 +425,7 @@ fn images() -> Finding {
         Ok(images) if images.is_empty() => Finding::warn(
             CHECK,
             format!("none in {}", store.display()),
-            "make one: `inco image build forward`",
+            "create one: `inco image build forward`",
         ),
         Ok(images) => Finding::ok(CHECK, format!("{} in {}", images.len(), store.display())),
         Err(error) => Finding::warn(CHECK, error.to_string(), "run inco as root"),
@@ -514,7 +519,7 @@ fn veth() -> Finding {
         .stdin(Stdio::null())
         .output();
     match tried {
-        Ok(output) if output.status.success() => Finding::ok(CHECK, "the kernel makes pairs of interfaces"),
+        Ok(output) if output.status.success() => Finding::ok(CHECK, "the kernel can create veth pairs"),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = said.lines().next().unwrap_or("no reason given").to_owned();
@@ -522,7 +527,7 @@ fn veth() -> Finding {
         }
         Err(error) => Finding::warn(
             CHECK,
-            format!("cannot be tried: unshare: {error}"),
+            format!("cannot test it: unshare: {error}"),
             "install util-linux and iproute2",
         ),
     }
@@ -562,11 +567,15 @@ fn network_cards(host: &Host) -> Finding {
     let change = if !host.path("sys/module/vfio_pci").exists() {
         format!("for DPDK: `modprobe vfio-pci`, then `dpdk-devbind.py -b vfio-pci {bind}`")
     } else if host.names("sys/kernel/iommu_groups").is_empty() {
-        "for DPDK with vfio-pci: switch the IOMMU on (intel_iommu=on iommu=pt at boot)".to_owned()
+        "for DPDK with vfio-pci: enable the IOMMU (intel_iommu=on iommu=pt at boot)".to_owned()
     } else {
         format!("for DPDK: `dpdk-devbind.py -b vfio-pci {bind}`")
     };
-    Finding::warn(CHECK, format!("{found}: the kernel has them all"), change)
+    Finding::warn(
+        CHECK,
+        format!("{found}: all are bound to drivers of the kernel"),
+        change,
+    )
 }
 
 /// Drivers of cards with an embedded switch.
@@ -601,7 +610,7 @@ fn embedded_switches(host: &Host) -> Finding {
     if let Some((interface, address)) = legacy.first() {
         return Finding::warn(
             CHECK,
-            format!("{interface} ({address}) is not in switchdev mode: no rule reaches its switch"),
+            format!("{interface} ({address}) is not in switchdev mode: rules do not reach its switch"),
             format!("`devlink dev eswitch set pci/{address} mode switchdev`"),
         );
     }
@@ -613,12 +622,12 @@ fn embedded_switches(host: &Host) -> Finding {
     };
     let found = switches.values().map(told).collect::<Vec<_>>().join("; ");
     if switches.is_empty() {
-        Finding::ok(CHECK, "no card with one: rules stay in software")
+        Finding::ok(CHECK, "no card has one: rules stay in software")
     } else if switches.values().any(|(_, functions)| *functions == 0) {
         Finding::warn(
             CHECK,
             found,
-            "make functions for the instances before there is traffic: docs/smartnic.md",
+            "create functions for the instances before there is traffic: docs/smartnic.md",
         )
     } else {
         Finding::ok(CHECK, found)
@@ -630,7 +639,7 @@ fn open_v_switch() -> Finding {
     let absent = |seen: String| {
         Finding::ok(
             CHECK,
-            format!("does not answer ({seen}); only the openflow switch needs it"),
+            format!("does not answer ({seen}); only driver = \"openflow\" needs it"),
         )
     };
     let endpoint = match format!("unix:{OVS_SOCKET}").parse() {
@@ -638,19 +647,20 @@ fn open_v_switch() -> Finding {
         Err(error) => return absent(format!("{error:?}")),
     };
     if !std::path::Path::new(OVS_SOCKET).exists() {
-        return absent(format!("there is no {OVS_SOCKET}"));
+        return absent(format!("{OVS_SOCKET} does not exist"));
     }
     let asked =
         Ovsdb::connect(&endpoint, OVS_TIME).and_then(|mut database| database.other_config("hw-offload"));
     match asked {
         Ok(Some(value)) if value == "true" => Finding::ok(
             CHECK,
-            "answers; hw-offload is on: a card that can takes flows over",
+            "answers; hw-offload is on: cards that support it offload flows",
         ),
         Ok(_) => Finding::warn(
             CHECK,
-            "answers; hw-offload is off: no card takes flows over",
-            "where the card can: `ovs-vsctl set Open_vSwitch . other_config:hw-offload=true`, and restart it",
+            "answers; hw-offload is off: no flow is offloaded",
+            "with a card that supports it: `ovs-vsctl set Open_vSwitch . other_config:hw-offload=true`, and restart \
+             Open vSwitch",
         ),
         Err(error) => absent(error.to_string()),
     }
@@ -659,7 +669,7 @@ fn open_v_switch() -> Finding {
 fn running() -> Finding {
     const CHECK: &str = "running";
     match Machine::now().api_socket(None) {
-        Ok(()) => Finding::ok(CHECK, "no other inco runs here"),
+        Ok(()) => Finding::ok(CHECK, "no other inco uses this run directory"),
         Err(error) => Finding::ok(CHECK, error.what),
     }
 }

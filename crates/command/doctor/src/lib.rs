@@ -136,8 +136,8 @@ pub fn run(file: Option<&Path>, json: bool) -> anyhow::Result<()> {
     }
     match failures(&findings) {
         0 => Ok(()),
-        1 => bail!("1 check failed: change it as said above"),
-        failed => bail!("{failed} checks failed: change them as said above"),
+        1 => bail!("1 check failed: see its remedy above"),
+        failed => bail!("{failed} checks failed: see their remedies above"),
     }
 }
 
@@ -152,7 +152,7 @@ fn failures(findings: &[Finding]) -> usize {
 fn configured(configuration: &Configuration) -> Vec<Finding> {
     let problems = check_facts(configuration, &Machine::beside_own_inco());
     if problems.is_empty() {
-        let found = format!("this machine has what {} names", configuration.file);
+        let found = format!("this machine has everything that {} names", configuration.file);
         let mut findings = vec![Finding::ok("configuration", found)];
         findings.extend(ports(configuration));
         return findings;
@@ -180,7 +180,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
         };
         let most = service.instance_limit();
         format!(
-            "{}: {} places {kind}, for {most} instances and those that drain",
+            "{}: {} slots {kind}, for {most} instances and draining ones",
             service.name,
             service.places(spare)
         )
@@ -241,8 +241,8 @@ mod tests {
 
     #[test]
     fn what_a_configuration_names_and_the_machine_lacks_fails() {
-        let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nimage = \"inco/none-such\"\n\
-                    [switch]\nworkers = [8000]\n";
+        let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\n\
+                    image = \"inco/none-such\"\n[switch]\nworkers = [8000]\n";
         let configuration = load::parse(text, "a.toml").unwrap();
         let findings = configured(&configuration);
         assert!(
@@ -262,9 +262,6 @@ mod tests {
                     device = \"memif:wan.sock\"\n[service.all]\nimage = \"a\"\nsymmetric = false\ninstances = 4\n";
         let configuration = load::parse(text, "a.toml").unwrap();
         let found = ports(&configuration).unwrap().found;
-        assert_eq!(
-            found,
-            "all: 7 places on memif, for 4 instances and those that drain"
-        );
+        assert_eq!(found, "all: 7 slots on memif, for 4 instances and draining ones");
     }
 }

@@ -19,9 +19,9 @@ use crate::selector::Selector;
 use crate::target::Target;
 use crate::wait;
 
-/// How long `inco stop` waits: draining is not part of it, but 8 programs that ignore SIGTERM are.
+/// Time limit of `inco stop`: enough for 8 programs that ignore SIGTERM; draining is not included.
 const STOP_TIME: Duration = Duration::from_secs(60);
-/// How often it looks.
+/// Polling interval.
 const STOP_LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Subcommand)]
@@ -32,46 +32,46 @@ pub(crate) enum ActionCommand {
     Scale(ScaleArgs),
     /// Replace the instances of a service, one after the other
     Rollout(RolloutArgs),
-    /// Give a running service another policy, without a restart
+    /// Change a policy of a running service
     Policy(PolicyArgs),
-    /// Give instances no new flows; they go when their flows have ended
+    /// Drain instances: they get no new flows and are removed when their flows have ended
     Drain(DrainArgs),
-    /// Take drains back
+    /// Cancel drains
     Undrain(UndrainArgs),
-    /// Unpin flows: their next packets are rescheduled
+    /// Unpin flows; their next packets are rescheduled
     Purge(PurgeArgs),
-    /// Give one flow to another instance
+    /// Move a flow to another instance
     Move(MoveArgs),
-    /// Keep the autoscaler of a service from removing instances (until 0.3 also: pause-in)
+    /// Disable scale-in of a service (until 0.3 also: pause-in)
     #[command(alias = "pause-in")]
     DisableScaleIn(HoldBackArgs),
-    /// Keep the autoscaler of a service from adding instances (until 0.3 also: pause-out)
+    /// Disable scale-out of a service (until 0.3 also: pause-out)
     #[command(alias = "pause-out")]
     DisableScaleOut(HoldBackArgs),
-    /// Have the autoscaler of a service only report its decisions
+    /// Let the autoscaler of a service only report its decisions
     DryRun(HoldBackArgs),
-    /// Have a running inco read its configuration again and apply what changed, all of it or nothing
+    /// Reload the configuration of a running inco: apply all changes, or none
     Reload(ReloadArgs),
-    /// End a running inco and remove its containers
+    /// Stop a running inco and remove its containers
     Stop(StopArgs),
 }
 
-/// Commands that have another name since 0.2. Until 0.3 the old name does the same, with a warning.
+/// Commands renamed in 0.2. The old names work until 0.3, with a warning.
 const OLD_NAMES: [(&str, &str); 2] = [
     ("pause-in", "disable-scale-in"),
     ("pause-out", "disable-scale-out"),
 ];
 
-/// The warning where a command is called by its old name.
+/// The warning for the old name of a command.
 pub(crate) fn old_name(command: &str) -> Option<String> {
     let (old, new) = OLD_NAMES.iter().find(|(old, _)| *old == command)?;
     Some(format!(
-        "warning: `inco {old}` is `inco {new}` now; the old name goes with 0.3"
+        "warning: `inco {old}` is renamed to `inco {new}`; the old name is removed in 0.3"
     ))
 }
 
 impl ActionCommand {
-    /// Carries it out. Gives the exit status.
+    /// Runs the command and returns the exit status.
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         match self {
             ActionCommand::Exec(args) => return exec(args).map(ExitCode::from),
@@ -96,14 +96,14 @@ impl ActionCommand {
     }
 }
 
-/// Does something and says what came of it. Gives the client, for what comes after.
+/// Sends an action and prints the result. Returns the client.
 fn act(args: &Act, action: &Action) -> anyhow::Result<Client> {
     let client = connect(&args.place)?;
     let outcome = client
         .act(action)
-        .with_context(|| format!("cannot {}", intent(action)))?;
+        .with_context(|| format!("cannot {}", action_in_words(action)))?;
     say(args, &outcome)?;
-    if let Some(how) = to_keep(action) {
+    if let Some(how) = permanent_form(action) {
         output::complain(&format!("inco: this lasts until inco ends; to keep it, {how}"));
     }
     Ok(client)
@@ -117,8 +117,8 @@ fn say(args: &Act, outcome: &Outcome) -> anyhow::Result<()> {
     }
 }
 
-/// What an action is to do, after "cannot".
-fn intent(action: &Action) -> &'static str {
+/// The action in words, after "cannot".
+fn action_in_words(action: &Action) -> &'static str {
     match action {
         Action::Policy { .. } => "set the policy",
         Action::Record { .. } => "record decisions",
@@ -141,8 +141,8 @@ fn intent(action: &Action) -> &'static str {
     }
 }
 
-/// Where a change that is not in the configuration belongs, so that it outlasts inco.
-fn to_keep(action: &Action) -> Option<String> {
+/// How to make a run-time change permanent in the configuration.
+fn permanent_form(action: &Action) -> Option<String> {
     match action {
         Action::Scale {
             service,
@@ -166,14 +166,23 @@ fn to_keep(action: &Action) -> Option<String> {
         )),
         Action::PauseIn { on: true, .. }
         | Action::PauseOut { on: true, .. }
-        | Action::DryRun { on: true, .. } => Some("say it again after each start".to_owned()),
+        | Action::DryRun { on: true, .. } => Some("repeat the command after each start".to_owned()),
         _ => None,
     }
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco exec firewall/3 -- /bin/ip -s link\n  inco exec 3 --json -- /bin/cat /proc/meminfo\n\nOnly root may, on the machine on which inco runs; each command is in the event log. It is confined as the container's program is, has no input and 8 s, and shows the first 64 KiB that it writes. The exit status is the command's; 128 and the signal where one ended it."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco exec firewall/3 -- /bin/ip -s link\n",
+        "  inco exec 3 --json -- /bin/cat /proc/meminfo\n\n",
+        "Only for root on inco's machine. The command is confined like the container's program, has no input and a \
+         time limit of\n",
+        "8 s. The first 64 KiB of its output are shown. The exit status is the command's, or 128 plus the signal \
+         that ended it.\n",
+        "Each command is recorded in the event log.",
+    )
 )]
 pub(crate) struct ExecArgs {
     /// An instance, by its service and id
@@ -186,7 +195,7 @@ pub(crate) struct ExecArgs {
     act: Act,
 }
 
-/// Runs a command; gives the exit status that it had, or 128 and the signal that ended it.
+/// Runs a command and returns its exit status, or 128 plus the signal that ended it.
 fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let target = Target::of(&args.target);
     let Some(instance) = target.instance else {
@@ -203,8 +212,8 @@ fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
             .iter()
             .any(|row| row.id == instance && row.service == service)
         {
-            let error = format!("there is no instance {instance} of {service}");
-            return Err(Refusal::new(error, "`inco instances` shows those that there are").into());
+            let error = format!("{service} has no instance {instance}");
+            return Err(Refusal::new(error, "see `inco instances`").into());
         }
     }
     let command = args.command.clone();
@@ -215,13 +224,13 @@ fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     } else {
         logs::write(&end.output)?;
         if end.cut {
-            output::complain("inco: this is the first part of what it wrote; the rest is not kept");
+            output::complain("inco: the output is cut: only its first part is stored");
         }
     }
     Ok(status_of(&end))
 }
 
-/// As a shell has it.
+/// As in a shell.
 fn status_of(end: &CommandEnd) -> u8 {
     let status = end.status.or_else(|| end.signal.map(|signal| 128 + signal));
     status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1)
@@ -229,12 +238,17 @@ fn status_of(end: &CommandEnd) -> u8 {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall 5 --wait --timeout 30\n  inco scale firewall --auto"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco scale firewall 5\n",
+        "  inco scale firewall 5 --wait --timeout 30\n",
+        "  inco scale firewall --auto",
+    )
 )]
 pub(crate) struct ScaleArgs {
-    /// Which service
+    /// The service
     service: String,
-    /// So many active instances, within the service's limits
+    /// Number of active instances, within the service's limits
     #[arg(required_unless_present = "auto", conflicts_with = "auto")]
     instances: Option<u32>,
     /// Let the autoscaler decide again
@@ -263,15 +277,25 @@ fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco rollout firewall --wait\n  inco rollout firewall --status\n  inco rollout firewall --cancel\n\nFirst the standbys, then the active ones: a replacement is ready and takes new flows before an old instance drains, so\nthere are never fewer than before. A replacement that fails ends it, and the old instances that are left stay."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco rollout firewall --wait\n",
+        "  inco rollout firewall --status\n",
+        "  inco rollout firewall --cancel\n\n",
+        "It replaces standbys first, then active instances. A replacement takes new flows before an old instance \
+         drains, so the\n",
+        "number of active instances never falls. A replacement that fails aborts the rollout; the remaining old \
+         instances keep\n",
+        "running.",
+    )
 )]
 pub(crate) struct RolloutArgs {
-    /// Of which service
+    /// The service
     service: String,
-    /// Say how far it is; exit status 1 where it was aborted
+    /// Show its progress; exit status 1 if it was aborted
     #[arg(long, conflicts_with_all = ["cancel", "wait"])]
     status: bool,
-    /// End it; what is not replaced yet stays
+    /// Cancel it; instances that are not replaced yet keep running
     #[arg(long, conflicts_with = "wait")]
     cancel: bool,
     #[command(flatten)]
@@ -291,13 +315,13 @@ fn rollout(args: &RolloutArgs) -> anyhow::Result<()> {
     })
 }
 
-/// How far a rollout is.
+/// The state of a rollout.
 fn rollout_status(args: &RolloutArgs) -> anyhow::Result<()> {
     let services = connect(&args.act.place)?.services()?;
     let name = &args.service;
     let Some(row) = services.iter().find(|row| row.name == *name) else {
         let hint = unknown_service(name, &services);
-        return Err(Refusal::new(format!("there is no service {name:?}"), hint).into());
+        return Err(Refusal::new(format!("unknown service {name:?}"), hint).into());
     };
     if args.act.json {
         output::json(&row.rollout, true)?;
@@ -321,22 +345,31 @@ fn rollout_status(args: &RolloutArgs) -> anyhow::Result<()> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco policy firewall --scheduler worst-fit\n  inco policy firewall --scheduler maglev --set table=4093 --set slow_start=5s\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n  inco policy firewall --record 3        the next three scheduling decisions, into the event log\n\nNo pinned flow is moved, and the count stays what it is until a new autoscaler decides. Parameters are those of the configuration's reference."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco policy firewall --scheduler worst-fit\n",
+        "  inco policy firewall --scheduler maglev --set table=4093 --set slow_start=5s\n",
+        "  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n",
+        "  inco policy firewall --record 3        record the next three scheduling decisions\n\n",
+        "No pinned flow moves. The number of instances stays until the new autoscaler decides. \
+         docs/reference/configuration.md\n",
+        "lists the parameters.",
+    )
 )]
 pub(crate) struct PolicyArgs {
-    /// Which service
+    /// The service
     service: String,
-    /// The scheduler that picks for new flows from now on
+    /// The new scheduler
     #[arg(long, value_name = "NAME", value_parser = configuration::scheduler_name, required_unless_present_any = ["autoscaler", "record"],
           conflicts_with = "autoscaler")]
     scheduler: Option<String>,
-    /// The autoscaler that decides from now on
+    /// The new autoscaler
     #[arg(long, value_name = "NAME", value_parser = autoscaler)]
     autoscaler: Option<String>,
-    /// A parameter of it; what is not set has its default
+    /// A parameter of the policy; others have their defaults
     #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, conflicts_with = "record")]
     set: Vec<(String, serde_json::Value)>,
-    /// Put the next so many scheduling decisions into the event log, with all that they rest on
+    /// Record this number of scheduling decisions, with their inputs, in the event log
     #[arg(long, value_name = "N", conflicts_with_all = ["scheduler", "autoscaler"],
           value_parser = clap::value_parser!(u32).range(1..=i64::from(Action::RECORD_LIMIT)))]
     record: Option<u32>,
@@ -351,7 +384,7 @@ fn autoscaler(text: &str) -> Result<String, String> {
     }
 }
 
-/// A value is a number, a truth value or a table where it reads as JSON, and text otherwise.
+/// A value is parsed as JSON; if that fails, it is text.
 fn parameter(text: &str) -> Result<(String, serde_json::Value), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => {
@@ -383,13 +416,18 @@ fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5 --wait      returns when they have no flows left\n  inco drain --selector service=firewall,adopted=true"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco drain 3\n",
+        "  inco drain 3 4 5 --wait      returns when they have no flows\n",
+        "  inco drain --selector service=firewall,adopted=true",
+    )
 )]
 pub(crate) struct DrainArgs {
-    /// Which instances, by the ids that `inco instances` shows
+    /// Ids of the instances, as in `inco instances`
     #[arg(required_unless_present = "selector", value_name = "ID")]
     instances: Vec<u32>,
-    /// Instead: the active ones of which all this holds; the keys are service, state and adopted
+    /// Active instances that meet all requirements, instead of ids; the keys are service, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
     selector: Option<Selector>,
     #[command(flatten)]
@@ -399,7 +437,7 @@ pub(crate) struct DrainArgs {
 }
 
 fn drain(args: &DrainArgs) -> anyhow::Result<()> {
-    let ids = meant(
+    let ids = selected_instances(
         &args.act,
         &args.instances,
         args.selector.as_ref(),
@@ -416,10 +454,10 @@ fn drain(args: &DrainArgs) -> anyhow::Result<()> {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  inco undrain 3\n  inco undrain --selector service=firewall")]
 pub(crate) struct UndrainArgs {
-    /// Which instances, by the ids that `inco instances` shows
+    /// Ids of the instances, as in `inco instances`
     #[arg(required_unless_present = "selector", value_name = "ID")]
     instances: Vec<u32>,
-    /// Instead: the draining ones of which all this holds; the keys are service, state and adopted
+    /// Draining instances that meet all requirements, instead of ids; the keys are service, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
     selector: Option<Selector>,
     #[command(flatten)]
@@ -427,7 +465,7 @@ pub(crate) struct UndrainArgs {
 }
 
 fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
-    let ids = meant(
+    let ids = selected_instances(
         &args.act,
         &args.instances,
         args.selector.as_ref(),
@@ -436,7 +474,7 @@ fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
     act_on_each(&args.act, &ids, |instance| Action::Undrain { instance })
 }
 
-/// The same action for several instances; all are tried.
+/// Sends the same action for several instances; a failure does not stop the rest.
 fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Action) -> anyhow::Result<()> {
     let mut failed = 0;
     let mut last = None;
@@ -456,8 +494,8 @@ fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Act
     }
 }
 
-/// The instances that are named, or those in that state that are selected.
-fn meant(
+/// The named instances, or the selected ones in that state.
+fn selected_instances(
     args: &Act,
     named: &[u32],
     selector: Option<&Selector>,
@@ -477,13 +515,17 @@ fn meant(
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco purge 3                                                    all flows of instance 3\n  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      this flow alone"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco purge 3                                                    all flows of instance 3\n",
+        "  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      only this flow",
+    )
 )]
 pub(crate) struct PurgeArgs {
     /// All flows of this instance
     #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
     instance: Option<u32>,
-    /// This flow alone
+    /// Only this flow
     #[arg(long, value_name = "FLOW", value_parser = flow, conflicts_with = "wait")]
     flow: Option<String>,
     #[command(flatten)]
@@ -503,12 +545,10 @@ fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
             flow: Some(flow.clone()),
         },
         _ => {
-            return Err(
-                WrongUsage("what to purge is not said: write an instance's id or --flow".to_owned()).into(),
-            );
+            return Err(WrongUsage("purge needs an instance's id or --flow".to_owned()).into());
         }
     };
-    // By its own clock, before anything is unpinned.
+    // The time of inco's clock, before the flows are unpinned.
     let before = match args.wait.wait {
         true => connect(&args.act.place)?.snapshot()?.unix_ms,
         false => 0,
@@ -522,13 +562,19 @@ fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\nOnly where the service says affinity = \"relaxed\". Its packets wait until those before them are back: they stay in order."
+    after_help = concat!(
+        "Example:\n",
+        "  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\n",
+        "Requires affinity = \"relaxed\" of the service. The flow's packets are held until earlier ones have \
+         returned, so they stay\n",
+        "in order.",
+    )
 )]
 pub(crate) struct MoveArgs {
-    /// Which flow
+    /// The flow
     #[arg(value_name = "FLOW", value_parser = flow)]
     flow: String,
-    /// To which instance, by the id that `inco instances` shows
+    /// Id of the new instance, as in `inco instances`
     #[arg(value_name = "ID")]
     instance: u32,
     #[command(flatten)]
@@ -548,12 +594,18 @@ fn move_flow(args: &MoveArgs) -> anyhow::Result<()> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco disable-scale-in firewall\n  inco disable-scale-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as dry-run decisions, in `inco events`."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco disable-scale-in firewall\n",
+        "  inco disable-scale-out firewall --off\n",
+        "  inco dry-run firewall\n\n",
+        "What the autoscaler would do is in `inco services` and, as dry-run decisions, in `inco events`.",
+    )
 )]
 pub(crate) struct HoldBackArgs {
-    /// Of which service
+    /// The service
     service: String,
-    /// End it: the autoscaler may do it again
+    /// Undo it
     #[arg(long)]
     off: bool,
     #[command(flatten)]
@@ -566,10 +618,20 @@ fn hold_back(args: &HoldBackArgs, action: fn(String, bool) -> Action) -> anyhow:
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco check -f inco.toml && inco reload\n  inco reload --check --diff      what a reload would change, from which value to which\n  inco reload --check --json | jq '.changes[] | select(.needs_restart)'\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same. Exit status 1 where the\nreload is refused, or with --check would be."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco check -f inco.toml && inco reload\n",
+        "  inco reload --check --diff      the changes of a reload, with old and new values\n",
+        "  inco reload --check --json | jq '.changes[] | select(.needs_restart)'\n\n",
+        "Policies, limits, matches and new services change under traffic; no flow moves. A file with a problem, or \
+         with a change\n",
+        "that needs a restart, changes nothing; the error names the key. SIGHUP has the same effect. Exit status 1 \
+         if the reload\n",
+        "is refused, or with --check would be.",
+    )
 )]
 pub(crate) struct ReloadArgs {
-    /// Change nothing: say what would change, and whether it may while inco runs
+    /// Change nothing; show what would change, and whether it needs a restart
     #[arg(long, conflicts_with = "wait")]
     check: bool,
     /// Show each changed key with its old and its new value
@@ -605,7 +667,7 @@ fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     })
 }
 
-/// The services that changed, each once.
+/// The changed services, each once.
 fn changed_services(changes: &[KeyChange]) -> Vec<String> {
     let name = |change: &KeyChange| {
         let key = change.key.strip_prefix("service.")?;
@@ -616,7 +678,7 @@ fn changed_services(changes: &[KeyChange]) -> Vec<String> {
     services
 }
 
-/// A line for each key: from which value to which.
+/// One line per key: old and new value.
 fn changes_text(changes: &[KeyChange]) -> String {
     let line = |change: &KeyChange| {
         let restart = if change.needs_restart {
@@ -624,7 +686,7 @@ fn changes_text(changes: &[KeyChange]) -> String {
         } else {
             ""
         };
-        // What a file holds must not move the cursor.
+        // Text of a file must not control the terminal.
         let text = change.to_string().replace(|c: char| c.is_control(), "?");
         format!("{text}{restart}\n")
     };
@@ -633,13 +695,18 @@ fn changes_text(changes: &[KeyChange]) -> String {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`\n\nWhere inco was killed, or stopped with --keep, it removes the containers that are left of it."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco stop             stops inco and removes its containers\n",
+        "  inco stop --keep      keeps the containers for the next `inco run`\n\n",
+        "Without a running inco, it removes the containers that a killed or kept one left.",
+    )
 )]
 pub(crate) struct StopArgs {
-    /// Leave the containers running, for the next run to take over
+    /// Keep the containers running; the next run adopts them
     #[arg(long)]
     keep: bool,
-    /// Do not wait until it has ended
+    /// Do not wait until inco has ended
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
@@ -649,7 +716,7 @@ pub(crate) struct StopArgs {
 fn stop(args: &StopArgs) -> anyhow::Result<()> {
     let client = match connect(&args.act.place) {
         Ok(client) => client,
-        Err(error) => return stop_what_is_left(args, error),
+        Err(error) => return remove_leftovers(args, error),
     };
     let outcome = client
         .act(&Action::Stop { keep: args.keep })
@@ -659,10 +726,7 @@ fn stop(args: &StopArgs) -> anyhow::Result<()> {
         let mut told = false;
         while client.again().is_ok() {
             if started.elapsed() > STOP_TIME {
-                anyhow::bail!(
-                    "inco still runs after {} s: see what it logs",
-                    STOP_TIME.as_secs()
-                );
+                anyhow::bail!("inco still runs after {} s: see its log", STOP_TIME.as_secs());
             }
             if !told && started.elapsed() > Duration::from_secs(1) {
                 told = true;
@@ -674,8 +738,8 @@ fn stop(args: &StopArgs) -> anyhow::Result<()> {
     say(&args.act, &outcome)
 }
 
-/// Where no inco answers: removes what one has left that was killed, or was told to keep its containers.
-fn stop_what_is_left(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()> {
+/// If no inco answers: removes the containers of an inco that was killed or kept them.
+fn remove_leftovers(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()> {
     let is_not_running = matches!(error.downcast_ref(), Some(ApiError::NotRunning { .. }));
     if !is_not_running || args.keep {
         return Err(error);
@@ -687,7 +751,7 @@ fn stop_what_is_left(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()
         1 => "1 container".to_owned(),
         count => format!("{count} containers"),
     };
-    let result = format!("inco was not running any more; {containers} that it had left are removed");
+    let result = format!("inco was not running; {containers} of an earlier run are removed");
     say(&args.act, &Outcome::new(result))
 }
 

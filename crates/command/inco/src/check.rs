@@ -1,4 +1,4 @@
-//! `inco check`: what a configuration would do, or what is wrong with it.
+//! `inco check`: the plan of a configuration, or its problems.
 
 use std::fmt::Write as _;
 
@@ -31,17 +31,17 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What a configuration would do.
+/// The plan of a configuration.
 #[derive(Debug, Serialize)]
 struct Plan {
     file: String,
     switch: SwitchPlan,
     uplinks: Vec<UplinkPlan>,
-    /// In the order in which matches are tried.
+    /// In match order.
     services: Vec<ServicePlan>,
     engine: String,
     memory: MemoryPlan,
-    /// The inco that runs with this run directory.
+    /// The inco that runs in this run directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     running: Option<RunningPlan>,
 }
@@ -65,7 +65,7 @@ impl From<Running> for RunningPlan {
 #[derive(Debug, Serialize)]
 struct SwitchPlan {
     driver: &'static str,
-    /// CPUs; empty: one worker that is not pinned.
+    /// CPUs of the workers; empty: one worker without a pinned CPU.
     workers: Vec<u16>,
     flows_per_worker: u64,
     flows_ipv6_per_worker: u64,
@@ -215,7 +215,8 @@ impl Plan {
         };
         let _ = writeln!(
             text,
-            "{} is valid.\n\nswitch {}: {workers}; {} IPv4 and {} IPv6 flows each; unmatched: {}; not IP: {}\nengine {}\n",
+            "{} is valid.\n\nswitch {}: {workers}; {} IPv4 and {} IPv6 flows each; unmatched: {}; not IP: {}\n\
+             engine {}\n",
             self.file,
             self.switch.driver,
             grouped(self.switch.flows_per_worker),
@@ -283,7 +284,7 @@ impl Plan {
         if let Some(RunningPlan { pid, file }) = &self.running {
             let _ = writeln!(
                 text,
-                "\ninco runs here with {file} (process {pid}): `inco reload --check` tells what a reload would change"
+                "\ninco runs with {file} (process {pid}): `inco reload --check` shows what a reload would change"
             );
         }
         text

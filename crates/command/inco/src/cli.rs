@@ -12,8 +12,8 @@ use images::EngineName;
 use crate::actions::ActionCommand;
 use crate::selector::Selector;
 
-/// The in-network container orchestrator: gives every new flow to one of N containers of a network function, keeps it
-/// there, counts what happens, and adds and removes containers as the load moves.
+/// The in-network container orchestrator: pins every new flow to one of N containers of a network function, accounts
+/// for every packet, and adds and removes containers with the load.
 #[derive(Debug, Parser)]
 #[command(
     name = "inco",
@@ -22,7 +22,13 @@ use crate::selector::Selector;
     arg_required_else_help = true
 )]
 #[command(
-    after_help = "Example:\n  inco demo                   the whole loop on this machine\n  inco run -f inco.toml       the orchestrator, in the foreground\n  inco instances --watch      what its containers do\n\nExit status: 0, 1 (failed) or 2 (wrong usage, wrong configuration)."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco demo                   the whole system on this machine\n",
+        "  inco run -f inco.toml       the orchestrator in the foreground\n",
+        "  inco instances --watch      the state of its containers\n\n",
+        "Exit status: 0, 1 (failed) or 2 (invalid usage or configuration).",
+    )
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -31,77 +37,84 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show the whole loop on this machine, live, with a report at the end
+    /// Run the whole system on this machine, with a live view and a report
     Demo(demo::DemoArgs),
     /// Run the orchestrator in the foreground
     Run(RunArgs),
-    /// Say what a configuration would do, or what is wrong with it and where
+    /// Check a configuration: show its plan, or its problems with their lines
     Check(CheckArgs),
-    /// Check whether this machine has what inco needs, and say what to change
+    /// Check whether this machine has what inco needs, and show what to change
     Doctor(DoctorArgs),
-    /// Show how a running inco fares: workers, uplinks, drops, accounting
+    /// Show the state of a running inco: workers, uplinks, drops, accounting
     Status(StatusArgs),
     /// List services: active and desired instances, rates, load, flows
     Services(ServicesArgs),
     /// List instances: state, rates, flows, ring occupancy
     Instances(InstancesArgs),
-    /// List flows and the instances that they are pinned to
+    /// List flows and their instances
     Flows(FlowsArgs),
-    /// Show everything that is known of a service or an instance, on one page
+    /// Show all information about a service or an instance on one page
     Describe(DescribeArgs),
-    /// Say what a policy decides in a situation that is written down, and why
+    /// Show the decision of a policy for a given input, or the reason of a flow's instance
     Explain(ExplainArgs),
-    /// List what happened, and why
+    /// List events with their reasons
     Events(EventsArgs),
-    /// Show what containers write, also those that have ended
+    /// Show the output of containers, including ended ones
     Logs(LogsArgs),
-    /// Show services, instances, flows and events live in a terminal, and act on them
+    /// Show services, instances, flows and events live in a terminal, and control them
     #[cfg(feature = "top")]
     Top(TopArgs),
     #[command(flatten)]
     Action(ActionCommand),
     /// Generate traffic against an uplink and measure loss, order, duplicates, latency and mis-steers
     Traffic(TrafficArgs),
-    /// Make and list images of network functions
+    /// Create, list and remove images of network functions
     Image(ImageArgs),
-    /// Play traffic against the same policies in simulation: an hour in a second
+    /// Simulate traffic with the same policies: an hour in a second
     #[cfg(feature = "simulation")]
     #[command(subcommand, after_help = "Example:\n  inco sim run scenarios/agh-hour.toml")]
     Sim(crate::sim_command::args::SimCommand),
-    /// Print what a shell needs to complete commands and options
+    /// Print the completion script of a shell
     Completions(CompletionsArgs),
-    /// Print what a running inco has, a name on each line, for completions
+    /// Print names of a running inco, one per line, for completions
     #[command(hide = true)]
     Names(NamesArgs),
-    /// Write the manual's pages into a directory
+    /// Write man pages into a directory
     #[command(hide = true)]
     Man(ManArgs),
-    /// Measure the data plane side by side with its peers
+    /// Benchmark the data plane against its peers
     #[cfg(feature = "dpdk")]
     Bench(bench::BenchArgs),
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco run -f examples/forward.toml\n  INCO_LOG=debug inco run\n  inco run --log-format json 2> inco.log\n  INCO_RUN_DIR=/tmp/inco inco run -f inco.toml\n\nCtrl-C and SIGTERM remove everything. Containers of an earlier run that was killed are taken over."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco run -f examples/forward.toml\n",
+        "  INCO_LOG=debug inco run\n",
+        "  inco run --log-format json 2> inco.log\n",
+        "  INCO_RUN_DIR=/tmp/inco inco run -f inco.toml\n\n",
+        "Ctrl-C and SIGTERM remove all containers. Containers of a killed run are adopted.",
+    )
 )]
 pub(crate) struct RunArgs {
-    /// The configuration
+    /// The configuration file
     #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
     pub(crate) file: PathBuf,
-    /// Check and say what would be done, and start nothing
+    /// Only check the configuration and show the plan
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// How log lines are written, to standard error
+    /// Format of log lines on standard error
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) log_format: orchestrator::LogFormat,
-    /// End, in good order, when that process ends
+    /// Shut down when this process ends
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) with_process: Option<i32>,
 }
 
 impl RunArgs {
-    /// The check that a dry run is.
+    /// The arguments of `inco check` for a dry run.
     pub(crate) fn check(&self) -> CheckArgs {
         CheckArgs {
             file: self.file.clone(),
@@ -113,13 +126,21 @@ impl RunArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco check -f inco.toml\n  inco check -f inco.toml && inco reload      beside a running inco\n  inco check -f inco.toml --offline      on a machine that is not the one meant\n\nExit status 2 where something is wrong; each problem names file, line, key and what to write. What the inco\nuses that runs with the same run directory is not in use by another program."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco check -f inco.toml\n",
+        "  inco check -f inco.toml && inco reload      beside a running inco\n",
+        "  inco check -f inco.toml --offline      on a machine other than the target\n\n",
+        "Exit status 2 if the configuration has a problem; each problem names file, line, key and what to write. \
+         Sockets and\n",
+        "addresses of an inco that runs in the same run directory count as free.",
+    )
 )]
 pub(crate) struct CheckArgs {
-    /// The configuration
+    /// The configuration file
     #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
     pub(crate) file: PathBuf,
-    /// Do not look whether this machine has what the configuration names
+    /// Do not check whether this machine has what the configuration names
     #[arg(long)]
     pub(crate) offline: bool,
     /// Print JSON
@@ -129,10 +150,16 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco doctor\n  inco doctor -f inco.toml      also what this configuration needs\n  inco doctor --json | jq '.[] | select(.health != \"ok\")'\n\nEach check says ok, warn or fail, what was found, and what to change. Exit status 1 where one fails."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco doctor\n",
+        "  inco doctor -f inco.toml      also check the needs of this configuration\n",
+        "  inco doctor --json | jq '.[] | select(.health != \"ok\")'\n\n",
+        "Each check reports ok, warn or fail, what it found, and what to change. Exit status 1 if a check fails.",
+    )
 )]
 pub(crate) struct DoctorArgs {
-    /// A configuration that this machine is to run
+    /// Also check the needs of this configuration
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Print JSON
@@ -142,15 +169,20 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco completions bash > /etc/bash_completion.d/inco\n  inco completions zsh > /usr/share/zsh/vendor-completions/_inco\n  inco completions fish > ~/.config/fish/completions/inco.fish"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco completions bash > /etc/bash_completion.d/inco\n",
+        "  inco completions zsh > /usr/share/zsh/vendor-completions/_inco\n",
+        "  inco completions fish > ~/.config/fish/completions/inco.fish",
+    )
 )]
 pub(crate) struct CompletionsArgs {
-    /// For which shell
+    /// The shell
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// What a running inco has names for.
+/// A kind of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Names {
     /// Services
@@ -164,7 +196,7 @@ pub(crate) enum Names {
 impl Names {
     pub(crate) const ALL: [Names; 3] = [Names::Services, Names::Instances, Names::Targets];
 
-    /// The word on the command line.
+    /// The name on the command line.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Names::Services => "services",
@@ -177,7 +209,7 @@ impl Names {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  inco names services")]
 pub(crate) struct NamesArgs {
-    /// Of what
+    /// The kind of names
     #[arg(value_enum)]
     pub(crate) names: Names,
     #[command(flatten)]
@@ -187,29 +219,29 @@ pub(crate) struct NamesArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  inco man target/man && man -l target/man/inco-run.1")]
 pub(crate) struct ManArgs {
-    /// Where they go; it is made where it is missing
+    /// The directory; it is created if it does not exist
     pub(crate) directory: PathBuf,
 }
 
-/// How a running inco is found.
+/// The endpoint of a running inco.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Where {
-    /// The API's socket; by default api.sock in $INCO_RUN_DIR or /run/inco
+    /// The API's socket; default: api.sock in $INCO_RUN_DIR or /run/inco
     #[arg(long, value_name = "PATH", conflicts_with = "url")]
     pub(crate) socket: Option<PathBuf>,
-    /// An inco on another machine, asked over TLS; by default $INCO_URL
+    /// URL of an inco on another machine, over TLS; default: $INCO_URL
     #[arg(long, value_name = "https://HOST:PORT")]
     pub(crate) url: Option<String>,
-    /// A file with the token for --url; by default $INCO_TOKEN_FILE
+    /// File with the token for --url; default: $INCO_TOKEN_FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// A file with the certificate to trust with --url, in PEM; by default $INCO_CA_FILE
+    /// File with the certificate to trust with --url, in PEM; default: $INCO_CA_FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) ca_file: Option<PathBuf>,
 }
 
 impl Where {
-    /// What the options name, or else the environment, or else the socket in the run directory.
+    /// The endpoint of the options, the environment, or the socket in the run directory, in this order.
     pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
         let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let url = match (&self.url, &self.socket) {
@@ -234,7 +266,7 @@ impl Where {
     }
 }
 
-/// How something is shown.
+/// Output options.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Show {
     #[command(flatten)]
@@ -242,7 +274,7 @@ pub(crate) struct Show {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show it again and again, every second or every SECONDS
+    /// Repeat every second, or every SECONDS
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
     pub(crate) watch: Option<Duration>,
 }
@@ -269,10 +301,16 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco services\n  inco services --wide      with standbys, policies and the whole reason\n  inco services --json | jq '.[].active'\n\nLOAD is that of the busiest instance, as a share of its capacity."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco services\n",
+        "  inco services --wide      with standbys, policies and the full reason\n",
+        "  inco services --json | jq '.[].active'\n\n",
+        "LOAD is the load of the busiest instance, as a share of its capacity.",
+    )
 )]
 pub(crate) struct ServicesArgs {
-    /// All columns, and no line cut at 100 characters
+    /// Show all columns, and do not cut lines at 100 characters
     #[arg(long)]
     pub(crate) wide: bool,
     #[command(flatten)]
@@ -281,12 +319,18 @@ pub(crate) struct ServicesArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco instances\n  inco instances firewall --watch 0.5\n  inco instances --selector service=firewall,state!=active\n  inco instances --json | jq '.[] | select(.state == \"active\")'"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco instances\n",
+        "  inco instances firewall --watch 0.5\n",
+        "  inco instances --selector service=firewall,state!=active\n",
+        "  inco instances --json | jq '.[] | select(.state == \"active\")'",
+    )
 )]
 pub(crate) struct InstancesArgs {
-    /// Only those of this service
+    /// Only instances of this service
     pub(crate) service: Option<String>,
-    /// Only those of which all this holds; the keys are service, state and adopted
+    /// Only instances that meet all requirements; the keys are service, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...")]
     pub(crate) selector: Option<Selector>,
     #[command(flatten)]
@@ -295,7 +339,14 @@ pub(crate) struct InstancesArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco flows --service firewall --limit 20\n  inco flows --instance 3\n  inco flows --top 10 --watch\n  inco flows --address 10.0.0.7\n  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco flows --service firewall --limit 20\n",
+        "  inco flows --instance 3\n",
+        "  inco flows --top 10 --watch\n",
+        "  inco flows --address 10.0.0.7\n",
+        "  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'",
+    )
 )]
 pub(crate) struct FlowsArgs {
     /// Only flows of this service
@@ -310,11 +361,11 @@ pub(crate) struct FlowsArgs {
     /// Only this flow, in either direction
     #[arg(long, value_name = "FLOW", value_parser = flow)]
     pub(crate) flow: Option<String>,
-    /// Only the N that bring the most packets now, the heaviest first
+    /// Only the N flows with the highest packet rates, the highest first
     #[arg(long, value_name = "N", conflicts_with_all = ["limit", "flow"],
           value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::TOP_LIMIT)))]
     pub(crate) top: Option<u32>,
-    /// At most so many
+    /// Maximum number of flows
     #[arg(long, value_name = "N", default_value_t = api::types::FlowFilter::DEFAULT_LIMIT,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::LIMIT)))]
     pub(crate) limit: u32,
@@ -330,13 +381,19 @@ pub(crate) fn flow(text: &str) -> Result<String, String> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco describe firewall\n  inco describe firewall/3\n  inco describe firewall --all      also the settings that have their defaults\n  inco describe firewall --json | jq .decisions"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco describe firewall\n",
+        "  inco describe firewall/3\n",
+        "  inco describe firewall --all      also settings with default values\n",
+        "  inco describe firewall --json | jq .decisions",
+    )
 )]
 pub(crate) struct DescribeArgs {
     /// A service, or an instance by its service and id
     #[arg(value_name = "SERVICE|SERVICE/ID")]
     pub(crate) target: String,
-    /// Show the settings that have their defaults as well
+    /// Also show settings with default values
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -345,16 +402,24 @@ pub(crate) struct DescribeArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco logs firewall/3 --follow\n  inco logs firewall --tail 20      of each container the last 20 lines, with the instance before each\n  inco logs firewall > firewall.log\n\nKept is the newest MiB of each container, and 16 MiB of all containers of a service, also of those that have ended; an inco that starts again begins anew. A terminal gets ? for control characters."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco logs firewall/3 --follow\n",
+        "  inco logs firewall --tail 20      the last 20 lines of each container, with a prefix\n",
+        "  inco logs firewall > firewall.log\n\n",
+        "inco stores the last MiB of each container and 16 MiB of all containers of a service, including ended ones. \
+         A restart of\n",
+        "inco clears it. On a terminal, control characters are shown as ?.",
+    )
 )]
 pub(crate) struct LogsArgs {
     /// A service, or an instance by its service and id
     #[arg(value_name = "SERVICE|SERVICE/ID")]
     pub(crate) target: String,
-    /// Go on with what comes; of an instance, until its container ends
+    /// Continue with new output; for an instance, until its container ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only so many lines of each container, the last ones
+    /// Only the last lines of each container
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) tail: Option<u32>,
     #[command(flatten)]
@@ -363,20 +428,25 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco events\n  inco events --follow --service firewall\n  inco events --json --last 1000 > events.jsonl"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco events\n",
+        "  inco events --follow --service firewall\n",
+        "  inco events --json --last 1000 > events.jsonl",
+    )
 )]
 pub(crate) struct EventsArgs {
-    /// Go on with those that come
+    /// Continue with new events
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// The newest so many
+    /// Number of newest events
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(0..=api::EVENT_LIMIT as i64))]
     pub(crate) last: u32,
-    /// Only those about this service
+    /// Only events of this service
     #[arg(long, value_name = "NAME")]
     pub(crate) service: Option<String>,
-    /// Print JSON, an event on each line
+    /// Print JSON, one event per line
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -386,13 +456,21 @@ pub(crate) struct EventsArgs {
 #[cfg(feature = "top")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco top\n  inco top --interval 0.5\n  NO_COLOR=1 inco top --ascii\n\nKeys are shown below; ? tells them all. Nothing is done without a y. It waits for an inco that does not run, and goes on\nwhen it comes back."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco top\n",
+        "  inco top --interval 0.5\n",
+        "  NO_COLOR=1 inco top --ascii\n\n",
+        "The last line shows keys; ? lists all of them. No action runs without a y. inco top waits if inco does not \
+         run, and\n",
+        "reconnects.",
+    )
 )]
 pub(crate) struct TopArgs {
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub(crate) interval: Duration,
-    /// Only ASCII, also where the locale has more
+    /// Use only ASCII characters
     #[arg(long)]
     pub(crate) ascii: bool,
     #[command(flatten)]
@@ -401,7 +479,15 @@ pub(crate) struct TopArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco explain scheduler --input case.json\n  inco explain autoscaler --input case.json\n  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler --input -\n  inco policy firewall --record 1 && inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 | inco explain scheduler --input -"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco explain scheduler --input case.json\n",
+        "  inco explain autoscaler --input case.json\n",
+        "  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler \
+         --input -\n",
+        "  inco policy firewall --record 1 && inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 \
+         | inco explain scheduler --input -",
+    )
 )]
 pub(crate) struct ExplainArgs {
     #[command(subcommand)]
@@ -410,24 +496,31 @@ pub(crate) struct ExplainArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExplainCommand {
-    /// Which instance each of some new flows is given to
-    #[command(
-        after_help = "Example:\n  inco explain scheduler --input case.json\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
-    )]
+    /// Show the instances that a scheduler picks for new flows
+    #[command(after_help = concat!(
+        "Example:\n",
+        "  inco explain scheduler --input case.json\n\n",
+        "docs/policies.md describes the input. Exit status 2 if it is invalid.",
+    ))]
     Scheduler(ExplainInput),
-    /// How many instances, and how large
+    /// Show the number and size of instances that an autoscaler decides
     #[command(
-        after_help = "Example:\n  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
+        after_help = concat!(
+            "Example:\n",
+            "  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",",
+            "\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\n",
+            "docs/policies.md describes the input. Exit status 2 if it is invalid.",
+        )
     )]
     Autoscaler(ExplainInput),
-    /// Where a flow of a running inco is, since when, and why there
+    /// Show the instance of a flow of a running inco, since when, and why
     Flow(ExplainFlowArgs),
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  inco explain flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'")]
 pub(crate) struct ExplainFlowArgs {
-    /// Which one, in either direction
+    /// The flow, in either direction
     #[arg(value_name = "FLOW", value_parser = flow)]
     pub(crate) flow: String,
     #[command(flatten)]
@@ -436,7 +529,7 @@ pub(crate) struct ExplainFlowArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainInput {
-    /// The situation, as JSON; - for standard input
+    /// The input as JSON; - is standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) input: PathBuf,
     /// Print JSON
@@ -444,18 +537,18 @@ pub(crate) struct ExplainInput {
     pub(crate) json: bool,
 }
 
-/// Whether a command waits until what it asked for is there.
+/// Whether a command waits until its request has taken effect.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WaitArgs {
-    /// Return when it is done; exit status 1 where it is not in time, with what is still missing
+    /// Wait until it is done; exit status 1 on timeout, with what is missing
     #[arg(long)]
     pub(crate) wait: bool,
-    /// For how long, at most
+    /// Time limit of --wait
     #[arg(long, value_name = "SECONDS", default_value = "300", requires = "wait", value_parser = seconds)]
     pub(crate) timeout: Duration,
 }
 
-/// How an action is asked for.
+/// Options of actions.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Act {
     #[command(flatten)]
@@ -467,22 +560,31 @@ pub(crate) struct Act {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json\n\nThe inco at the other end is asked which instances fail or are purged: moves of their flows are counted apart, as\nexpected. Where there is none (an instance's own socket, another program), every packet that comes back from another\ninstance than its flow's first one counts as mis-steered."
+    after_help = concat!(
+        "Examples:\n",
+        "  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n",
+        "  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json\n\n",
+        "It asks the inco of the uplink which instances fail or are purged, and counts moves of their flows \
+         separately, as\n",
+        "expected. Without an inco (an instance's own socket, another program), a packet that returns from another \
+         instance than\n",
+        "the first one of its flow counts as mis-steered.",
+    )
 )]
 pub(crate) struct TrafficArgs {
-    /// What to send
+    /// The traffic profile
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Where to: the uplink of a running inco, or an instance's socket. Relative paths are in the run directory
+    /// The uplink of a running inco, or an instance's socket. Relative paths are in the run directory
     #[arg(long, value_name = "memif:SOCKET", default_value = "memif:wan.sock", value_parser = memif_socket)]
     pub(crate) uplink: PathBuf,
-    /// A second uplink, where what was sent on the first comes back and the opposite direction is sent
+    /// A second uplink, which receives the packets of the first and sends the opposite direction
     #[arg(long, value_name = "memif:SOCKET", value_parser = memif_socket)]
     pub(crate) second_uplink: Option<PathBuf>,
-    /// The API's socket of the inco that has the uplinks; by default the one in the run directory, if it has them
+    /// The API's socket of the inco with these uplinks; default: the one in the run directory
     #[arg(long, value_name = "SOCKET")]
     pub(crate) api: Option<PathBuf>,
-    /// Print the report as JSON, and nothing else
+    /// Print only the report, as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -507,9 +609,9 @@ pub(crate) struct ImageArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image of a built-in function: FROM scratch, with one static program
+    /// Create an image of a built-in function: FROM scratch, with one static program
     Build(ImageBuildArgs),
-    /// Make an image of one with layers, of a root file system, or of this machine's dpdk-testpmd
+    /// Create an image from one with layers, a root file system, or this machine's dpdk-testpmd
     Import(ImageImportArgs),
     /// List images
     List(ImageListArgs),
@@ -517,25 +619,30 @@ pub(crate) enum ImageCommand {
     Remove(ImageRemoveArgs),
 }
 
-/// Where an image goes to.
+/// The engine of an image.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImageEngine {
-    /// Which engine is to have it. Docker gets a copy of inco's own
+    /// The engine. Docker gets a copy of inco's image
     #[arg(long, value_enum, default_value_t)]
     pub(crate) engine: EngineName,
-    /// Where Docker or Podman answers
+    /// Address of Docker or Podman
     #[arg(long, value_name = "ADDRESS", default_value = engine::DEFAULT_HOST)]
     pub(crate) host: String,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco image build forward\n  inco image build forward --engine docker\n  inco image build forward --name lab/forward:2"
+    after_help = concat!(
+        "Examples:\n",
+        "  inco image build forward\n",
+        "  inco image build forward --engine docker\n",
+        "  inco image build forward --name lab/forward:2",
+    )
 )]
 pub(crate) struct ImageBuildArgs {
     /// The function
     pub(crate) function: String,
-    /// The image's name; by default inco/FUNCTION
+    /// Name of the image; default: inco/FUNCTION
     #[arg(long)]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -547,17 +654,28 @@ pub(crate) struct ImageBuildArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  docker save lab/ids > ids.tar && inco image import lab/ids ids.tar\n  inco image import lab/ids ./oci-layout -- /usr/bin/ids --fast     runs this instead of what it says itself\n  inco image import lab/swap ./rootfs -- /usr/bin/swap\n  inco image import testpmd                                         this machine's dpdk-testpmd with its libraries\n\nAn image with layers (an OCI image layout, or what docker save writes) says what it runs, where and as whom. A root\nfile system (a directory, or what docker export writes) needs a COMMAND."
+    after_help = concat!(
+        "Examples:\n",
+        "  docker save lab/ids > ids.tar && inco image import lab/ids ids.tar\n",
+        "  inco image import lab/ids ./oci-layout -- /usr/bin/ids --fast     with another program than the image's \
+         own\n",
+        "  inco image import lab/swap ./rootfs -- /usr/bin/swap\n",
+        "  inco image import testpmd                                         this machine's dpdk-testpmd with its \
+         libraries\n\n",
+        "An image with layers (an OCI image layout, or the output of docker save) defines its program, working \
+         directory and user.\n",
+        "A root file system (a directory, or the output of docker export) needs a COMMAND.",
+    )
 )]
 pub(crate) struct ImageImportArgs {
-    /// The image's name; `testpmd` without a source means this machine's dpdk-testpmd
+    /// Name of the image; `testpmd` without a source is this machine's dpdk-testpmd
     pub(crate) name: String,
     /// A tar archive or a directory: an image with layers, or a root file system
     pub(crate) source: Option<PathBuf>,
-    /// Program and arguments of its containers, instead of those that the image says
+    /// Program and arguments of its containers, instead of the image's own
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
-    /// Environment of its containers
+    /// Environment variables of its containers
     #[arg(long, value_name = "NAME=VALUE", value_parser = env)]
     pub(crate) env: Vec<(String, String)>,
     #[command(flatten)]
@@ -585,7 +703,7 @@ pub(crate) struct ImageListArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  inco image remove inco/forward")]
 pub(crate) struct ImageRemoveArgs {
-    /// The image's name
+    /// Name of the image
     pub(crate) name: String,
 }
 

@@ -1,4 +1,4 @@
-//! The commands that ask a running inco.
+//! The commands that query or control a running inco.
 
 use std::fmt::Write as _;
 
@@ -15,14 +15,14 @@ use crate::cli::{
     Where,
 };
 
-/// Columns of a table for people, unless all of it is asked for.
+/// Maximum width of a text table, in columns, without `--wide`.
 const WIDTH: usize = 100;
 
 pub(crate) fn connect(place: &Where) -> anyhow::Result<Client> {
     Ok(Client::connect_to(place.endpoint()?)?)
 }
 
-/// Asks and shows, once or again and again.
+/// Queries and prints, once or repeatedly.
 fn show<T: Serialize>(
     args: &Show,
     ask: impl Fn(&Client) -> Result<T, ApiError>,
@@ -34,7 +34,7 @@ fn show<T: Serialize>(
         if args.json {
             output::json(&answer, args.watch.is_none())?;
         } else if args.watch.is_some() && output::is_terminal() {
-            // To the corner, and nothing of what was there: one write, so that it does not flicker.
+            // Cursor home and clear, in one write, so that the screen does not flicker.
             output::text(&format!("\x1b[H\x1b[2J{}", table(&answer)))?;
         } else {
             output::text(&table(&answer))?;
@@ -149,7 +149,7 @@ fn status_text(status: &Status) -> String {
         let early: u64 = status.workers.iter().map(|w| w.early_moves).sum();
         let _ = writeln!(
             text,
-            "flows held while they moved: {} ({} went on before all was back)",
+            "moved flows with held packets: {} ({} released early)",
             grouped(held),
             grouped(early)
         );
@@ -185,7 +185,7 @@ pub(crate) fn services(args: &ServicesArgs) -> anyhow::Result<()> {
     show(&args.show, Client::services, |rows| table(rows))
 }
 
-/// What fits into [`WIDTH`] columns; that a service fails is told in whole below the table.
+/// The table within [`WIDTH`] columns. Failures of services are shown in full below it.
 fn services_text(rows: &[ServiceRow]) -> String {
     let mut table = Table::new(&[
         "service", ">active", ">min-max", ">in pps", ">out pps", ">load", ">flows", ">dropped", "reason",
@@ -258,7 +258,7 @@ fn services_text_wide(rows: &[ServiceRow]) -> String {
     table.text()
 }
 
-/// Why there are as many instances as there are, and what holds the autoscaler back.
+/// The autoscaler's last reason, and its restrictions.
 fn service_reason(row: &ServiceRow) -> String {
     let reason = row.failing.as_ref().unwrap_or(&row.reason);
     let rollout = row
@@ -268,7 +268,7 @@ fn service_reason(row: &ServiceRow) -> String {
     let marks = [
         row.fixed.then(|| "manual".to_owned()),
         rollout.map(|of| format!("rollout {}/{}", of.replaced, of.total)),
-        held_back(row),
+        restrictions(row),
     ];
     let marks: Vec<String> = marks.into_iter().flatten().collect();
     if marks.is_empty() {
@@ -277,8 +277,8 @@ fn service_reason(row: &ServiceRow) -> String {
     format!("[{}] {reason}", marks.join(", "))
 }
 
-/// What holds the autoscaler back, and what it would want without.
-pub(crate) fn held_back(row: &ServiceRow) -> Option<String> {
+/// The restrictions of the autoscaler, and the count that it would set without them.
+pub(crate) fn restrictions(row: &ServiceRow) -> Option<String> {
     let held = [
         ("scale-in disabled", row.pause_in),
         ("scale-out disabled", row.pause_out),
@@ -298,7 +298,7 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
             let services = client.services()?;
             if !services.iter().any(|row| row.name == *service) {
                 return Err(ApiError::Refused(Refusal::new(
-                    format!("there is no service {service:?}"),
+                    format!("unknown service {service:?}"),
                     unknown_service(service, &services),
                 )));
             }
@@ -312,7 +312,7 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
     show(&args.show, ask, |rows| instances_text(rows))
 }
 
-/// Names for completions, a line each.
+/// Names for completions, one per line.
 pub(crate) fn names(args: &NamesArgs) -> anyhow::Result<()> {
     let client = connect(&args.place)?;
     let mut names: Vec<String> = Vec::new();
@@ -391,7 +391,7 @@ pub(crate) fn flows(args: &FlowsArgs) -> anyhow::Result<()> {
     show(&args.show, |client| client.flows(&filter), text)
 }
 
-/// The heaviest flows: what they bring comes first.
+/// The heaviest flows, with their rates in the first columns.
 pub(crate) fn heavy_flows_text(page: &FlowPage) -> String {
     let mut table = Table::new(&[
         "flow",
@@ -421,7 +421,7 @@ pub(crate) fn heavy_flows_text(page: &FlowPage) -> String {
 }
 
 fn flows_text(page: &FlowPage) -> String {
-    // Only a switch that forwards by rules has any.
+    // Only a switch of rules has them.
     let has_rules = page.flows.iter().any(|row| row.rule.is_some());
     let mut heads = vec![
         "flow",
@@ -457,7 +457,7 @@ fn flows_text(page: &FlowPage) -> String {
     if !page.complete {
         let _ = writeln!(
             text,
-            "({} flows shown; there are more: see --limit)",
+            "({} flows shown, more exist: see --limit)",
             page.flows.len()
         );
     }
@@ -483,11 +483,11 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
     for event in client.follow_events(last)? {
         tell(&event?)?;
     }
-    output::complain("inco: it has ended");
+    output::complain("inco: the stream of events has ended: inco stopped");
     Ok(())
 }
 
-/// Where a flow is, since when, and why there.
+/// The instance of a flow, since when, and why.
 pub(crate) fn explain_flow(args: &ExplainFlowArgs) -> anyhow::Result<()> {
     let explanation = connect(&args.act.place)?.explain_flow(&args.flow)?;
     if args.act.json {
@@ -515,7 +515,8 @@ fn explanation_text(of: &FlowExplanation) -> String {
             .map(|at| at.map_or_else(String::new, |ms| format!(" since {}", clock(ms))));
         let _ = writeln!(
             text,
-            "forward on instance {} ({state}){forward}, opposite on {}{opposite}\n{} packets forward, {} opposite; {} since the last one; {}",
+            "forward on instance {} ({state}){forward}, opposite on {}{opposite}\n\
+             {} packets forward, {} opposite; {} since the last one; {}",
             id(row.forward),
             id(row.reverse),
             grouped(row.packets[0]),
@@ -607,7 +608,7 @@ mod tests {
             complete: false,
         });
         assert!(
-            text.contains("1,000") && text.contains("12ms") && text.contains("there are more: see --limit"),
+            text.contains("1,000") && text.contains("12ms") && text.contains("more exist: see --limit"),
             "{text}"
         );
         assert!(!text.contains("RULE"), "{text}");
@@ -663,7 +664,7 @@ mod tests {
             table[2].ends_with("failing, see below") && text.ends_with(&format!("\nweb: {how}\n")),
             "{text}"
         );
-        // The longest name that there may be.
+        // The longest permitted name.
         let long = services_text(&[row("a-name-of-thirty-two-characters-", None)]);
         assert!(long.lines().all(|line| line.chars().count() <= WIDTH), "{long}");
         let wide = services_text_wide(&rows);

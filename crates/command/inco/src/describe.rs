@@ -1,4 +1,4 @@
-//! `inco describe`: everything that is known of a service or an instance, on one page.
+//! `inco describe`: all information about a service or an instance on one page.
 
 use std::fmt::Write as _;
 
@@ -12,12 +12,12 @@ use model::{Event, EventKind, InstanceId, InstanceState, Setting};
 use serde::Serialize;
 
 use crate::cli::DescribeArgs;
-use crate::client_commands::{connect, heavy_flows_text, held_back, instances_text, unknown_service};
+use crate::client_commands::{connect, heavy_flows_text, instances_text, restrictions, unknown_service};
 use crate::target::Target;
 
-/// Flows that are shown.
+/// Maximum number of flows.
 const FLOWS: u32 = 5;
-/// Decisions, failures and other events that are shown of each.
+/// Maximum number of events of each kind: decisions, failures, others.
 const EVENTS: usize = 10;
 
 /// Everything about a service.
@@ -43,7 +43,7 @@ struct OfInstance {
     past: Past,
 }
 
-/// What happened lately, oldest first.
+/// The latest events, oldest first.
 #[derive(Debug, Default, Serialize)]
 struct Past {
     decisions: Vec<Event>,
@@ -52,7 +52,7 @@ struct Past {
 }
 
 impl Past {
-    /// Of these events, the newest of each kind.
+    /// The newest events of each kind.
     fn of(events: impl IntoIterator<Item = Event>) -> Past {
         let mut past = Past::default();
         for event in events {
@@ -124,7 +124,7 @@ fn show<T: Serialize>(args: &DescribeArgs, of: &T, text: impl Fn(&T) -> String) 
 fn of_service(client: &Client, snapshot: Snapshot, name: &str) -> anyhow::Result<OfService> {
     let Some(service) = snapshot.services.iter().find(|row| row.name == name).cloned() else {
         let hint = unknown_service(name, &snapshot.services);
-        return Err(Refusal::new(format!("there is no service {name:?}"), hint).into());
+        return Err(Refusal::new(format!("unknown service {name:?}"), hint).into());
     };
     let filter = FlowFilter {
         service: Some(name.to_owned()),
@@ -158,8 +158,8 @@ fn of_instance(
     let is_it = |row: &&InstanceRow| row.id == id && service.is_none_or(|service| row.service == service);
     let Some(instance) = snapshot.instances.iter().find(is_it).cloned() else {
         let whose = service.map_or_else(String::new, |service| format!(" of {service}"));
-        let hint = "`inco instances` shows those that there are, `inco events` those that there were";
-        return Err(Refusal::new(format!("there is no instance {id}{whose}"), hint).into());
+        let hint = "see `inco instances`, and `inco events` for earlier ones";
+        return Err(Refusal::new(format!("unknown instance {id}{whose}"), hint).into());
     };
     let filter = FlowFilter {
         instance: Some(id),
@@ -176,7 +176,7 @@ fn of_instance(
     })
 }
 
-/// The heaviest flows, where the switch knows them.
+/// The heaviest flows, if the switch reports them.
 fn heaviest(client: &Client, filter: &FlowFilter) -> Result<FlowPage, ApiError> {
     match client.flows(filter) {
         Err(ApiError::Refused(_)) => Ok(FlowPage::default()),
@@ -184,7 +184,7 @@ fn heaviest(client: &Client, filter: &FlowFilter) -> Result<FlowPage, ApiError> 
     }
 }
 
-/// Names on the left, what they are on the right.
+/// Names on the left, values on the right.
 fn pairs<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let rows: Vec<_> = rows.into_iter().filter(|(_, value)| !value.is_empty()).collect();
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
@@ -230,7 +230,7 @@ fn service_text(of: &OfService, all: bool) -> String {
         ("reason", row.reason.clone()),
         ("failing", row.failing.clone().unwrap_or_default()),
         ("rollout", rollout),
-        ("held back", held_back(row).unwrap_or_default()),
+        ("restrictions", restrictions(row).unwrap_or_default()),
         (
             "traffic",
             format!(

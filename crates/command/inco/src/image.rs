@@ -28,7 +28,7 @@ fn build(args: &ImageBuildArgs) -> anyhow::Result<()> {
         .unwrap_or_else(|| format!("inco/{}", args.function));
     let image = build_function(&args.function, &ImageRef::from(name.as_str()))?;
     deliver(args.to.engine, &args.to.host, &image)?;
-    tell(&image, args.json)
+    print(&image, args.json)
 }
 
 fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
@@ -43,7 +43,7 @@ fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
                         let example = format!("inco image import {} {source} -- /path/to/program", args.name);
                         WrongUsage(format!("{error}; write for example\n  {example}")).into()
                     }
-                    // It is not the store's fault.
+                    // The problem is not in the store.
                     EngineError::BadImage { .. } => error.into(),
                     _ => in_store(error.into()),
                 })?;
@@ -54,15 +54,19 @@ fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
         }
         None if args.name.trim_end_matches(":latest") == "testpmd" => import_testpmd(&name, &args.command)?,
         None => {
-            let write = "name a tar archive or a directory (only testpmd is made without)";
-            return Err(WrongUsage(format!("what to import as {} is not said; {write}", args.name)).into());
+            let write = "name a tar archive or a directory";
+            return Err(WrongUsage(format!(
+                "the source of the image {} is missing; {write}",
+                args.name
+            ))
+            .into());
         }
     };
     deliver(args.to.engine, &args.to.host, &image)?;
-    tell(&image, args.json)
+    print(&image, args.json)
 }
 
-fn tell(image: &Image, json: bool) -> anyhow::Result<()> {
+fn print(image: &Image, json: bool) -> anyhow::Result<()> {
     if json {
         return output::json(image, true);
     }

@@ -12,18 +12,18 @@ use crate::cli::LogsArgs;
 use crate::client_commands::connect;
 use crate::target::Target;
 
-/// How often `inco logs --follow` asks for more.
+/// Polling interval of `inco logs --follow`.
 const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 
-/// One container's output, as far as it has been read.
+/// The output of one container that has been read.
 #[derive(Debug)]
 struct Reader {
     instance: InstanceId,
-    /// The position of what comes next.
+    /// The position of the next byte.
     next: u64,
-    /// Text that is not written yet: with a mark before each line, the line that has no end yet.
+    /// Text that is not printed yet: with a prefix before each line, an incomplete line.
     pending: String,
-    /// Whether nothing comes any more.
+    /// Whether the output has ended.
     has_ended: bool,
 }
 
@@ -37,7 +37,7 @@ impl Reader {
         }
     }
 
-    /// Reads what there is now.
+    /// Reads the available output.
     fn read(&mut self, client: &Client, service: &str, row: &LogRow) -> Result<(), ApiError> {
         while self.next < row.next {
             let piece = client.log(service, self.instance, self.next)?;
@@ -45,13 +45,13 @@ impl Reader {
             if skipped > 0 {
                 let instance = self.instance;
                 output::complain(&format!(
-                    "inco: {skipped} bytes of instance {instance} are missing: it wrote more than is kept"
+                    "inco: {skipped} bytes of instance {instance} are missing: it wrote more than inco stores"
                 ));
             }
             self.next = piece.next;
             self.pending.push_str(&piece.text);
             if piece.next == piece.from {
-                // A character that is not complete yet.
+                // An incomplete character.
                 break;
             }
         }
@@ -59,7 +59,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Forgets what comes before the last lines.
+    /// Keeps only the last lines.
     fn keep_lines(&mut self, lines: usize) {
         let text = self.pending.strip_suffix('\n').unwrap_or(&self.pending);
         let start = match lines {
@@ -69,8 +69,8 @@ impl Reader {
         self.pending.drain(..start.unwrap_or(0));
     }
 
-    /// What can be written now. With a mark, each line has the instance before it, and one without an end waits for
-    /// it.
+    /// The text that can be printed now. With a prefix, each line begins with the instance, and an incomplete line
+    /// waits for its end.
     fn take(&mut self, is_marked: bool) -> String {
         if !is_marked {
             return std::mem::take(&mut self.pending);
@@ -85,7 +85,7 @@ impl Reader {
     }
 }
 
-/// Writes what a container wrote. On a terminal nothing of it moves the cursor.
+/// Prints a container's output. On a terminal, control characters are removed.
 pub(crate) fn write(text: &str) -> anyhow::Result<()> {
     if !output::is_terminal() {
         return output::text(text);
@@ -111,8 +111,8 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<()> {
             && rows.is_empty()
             && is_first
         {
-            let error = format!("there is no output of instance {id} of {service}");
-            let hint = format!("`inco logs {service}` shows the output that is kept");
+            let error = format!("no stored output of instance {id} of {service}");
+            let hint = format!("`inco logs {service}` shows the stored output");
             return Err(Refusal::new(error, hint).into());
         }
         for row in &rows {
@@ -132,7 +132,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The service whose instance this is or was.
+/// The service of a current or former instance.
 fn service_of(client: &Client, instance: Option<InstanceId>) -> anyhow::Result<String> {
     for service in client.services()? {
         let rows = client.logs(&service.name)?;
@@ -142,7 +142,7 @@ fn service_of(client: &Client, instance: Option<InstanceId>) -> anyhow::Result<S
     }
     let id = instance.map_or_else(String::new, |id| id.to_string());
     let hint = "`inco services` shows the services: `inco logs SERVICE` shows all output of one";
-    Err(Refusal::new(format!("there is no output of an instance {id}"), hint).into())
+    Err(Refusal::new(format!("no stored output of an instance {id}"), hint).into())
 }
 
 #[cfg(test)]

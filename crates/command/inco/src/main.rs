@@ -1,6 +1,6 @@
 //! inco, the in-network container orchestrator: its command line.
 #![forbid(unsafe_code)]
-// They panic where nobody reads the output: `output` does not.
+// They panic if the output is closed; `output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod actions;
@@ -27,7 +27,7 @@ use cli::{Cli, Command};
 use display::output::{self, Interrupted, OutputClosed, WrongUsage};
 
 fn main() -> ExitCode {
-    // The launcher forks: nothing may have been started or read before.
+    // The launcher forks, so it must run before anything is started or read.
     if std::env::args_os()
         .nth(1)
         .is_some_and(|first| first == "launcher")
@@ -73,9 +73,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read our output has seen enough.
+        // The reader has closed our output.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
-        // It names the file and the line itself, as compilers do, so that editors find them.
+        // The message begins with file and line, as in compilers, so that editors can parse it.
         Err(error) if error.is::<WrongUsage>() => {
             output::complain(&output::explain(&error));
             ExitCode::from(2)

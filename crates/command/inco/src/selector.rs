@@ -1,17 +1,17 @@
-//! `--selector`: which instances are meant, by what `inco instances` shows of them.
+//! `--selector`: selects instances by columns of `inco instances`.
 
 use std::str::FromStr;
 
 use api::types::InstanceRow;
 
-/// Requirements that all must hold: `service=firewall,state!=active`.
+/// A list of requirements, all of which must hold: `service=firewall,state!=active`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Selector(Vec<Requirement>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     key: Key,
-    /// Else the value must differ.
+    /// Whether the value must be equal; otherwise it must differ.
     must_equal: bool,
     value: String,
 }
@@ -24,7 +24,7 @@ enum Key {
 }
 
 impl Selector {
-    /// Whether that instance is meant.
+    /// Whether the instance is selected.
     pub(crate) fn selects(&self, row: &InstanceRow) -> bool {
         let holds = |of: &Requirement| {
             let is_equal = match of.key {
@@ -53,9 +53,7 @@ impl FromStr for Selector {
                 "state" => Key::State,
                 "adopted" => Key::Adopted,
                 other => {
-                    return Err(format!(
-                        "there is no key {other:?}: write service, state or adopted"
-                    ));
+                    return Err(format!("unknown key {other:?}: write service, state or adopted"));
                 }
             };
             let value = value.trim().to_owned();
@@ -81,7 +79,8 @@ mod tests {
     #[test]
     fn instances_are_selected_by_what_is_shown_of_them() {
         let row: InstanceRow = serde_json::from_value(json!({
-            "id": 3, "service": "web", "state": "draining", "state_ms": 1, "slot": null, "container": null, "pid": null,
+            "id": 3, "service": "web", "state": "draining", "state_ms": 1, "slot": null, "container": null,
+            "pid": null,
             "adopted": false, "to_pps": 0.0, "back_pps": 0.0, "to_packets": 0, "back_packets": 0, "live_flows": 0,
             "ring_occupancy": 0.0, "dropped_packets": 0, "capacity_pps": null, "cpu_quota": null, "busy": null,
             "memory_bytes": null, "reason": "",

@@ -1,4 +1,4 @@
-//! What is generated from the command line's own description: completions, man pages, and the reference.
+//! Completions, man pages and the reference, generated from the definition of the command line.
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,8 @@ pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     output::text(&completion_script(args.shell))
 }
 
-/// The script of `clap_complete`; in bash, zsh and fish it asks a running inco for names of services and instances,
-/// too.
+/// The script of `clap_complete`. In bash, zsh and fish it also completes names of services and instances of a
+/// running inco.
 fn completion_script(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "inco", &mut script);
@@ -27,7 +27,7 @@ fn completion_script(shell: Shell) -> String {
     }
 }
 
-/// What an argument names, by its description; [`None`] for what no running inco knows.
+/// The kind of name that an argument takes; [`None`] if a running inco cannot complete it.
 fn names_of(argument: &clap::Arg) -> Option<Names> {
     let value = argument.get_value_names()?.first()?.as_str();
     match (argument.get_id().as_str(), value) {
@@ -38,7 +38,7 @@ fn names_of(argument: &clap::Arg) -> Option<Names> {
     }
 }
 
-/// Each command with an argument that names something, and these arguments.
+/// The commands with arguments that can be completed by name, and these arguments.
 fn commands_with_names() -> Vec<(String, Vec<(clap::Arg, Names)>)> {
     let mut command = Cli::command();
     command.build();
@@ -64,7 +64,7 @@ fn with_names_in_bash(mut script: String) -> String {
             };
         }
     }
-    // The last registration of a command is in force. After an option only its own value is meant.
+    // The last registration of a command is in force. After an option, only its value is completed.
     let _ = write!(
         script,
         r#"
@@ -91,7 +91,7 @@ fn with_names_in_zsh(script: &str) -> String {
         .iter()
         .flat_map(|(_, arguments)| arguments)
         .map(|(argument, names)| {
-            // As the script describes it, up to what it would escape.
+            // The argument's description in the script, up to the first escaped character.
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
             let help: String = help
                 .chars()
@@ -148,12 +148,14 @@ pub(crate) fn man_pages(args: &ManArgs) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    /// A section for each command, in the order of the help.
+    /// One section per command, in the order of the help.
     #[cfg(feature = "dpdk")]
     fn reference() -> String {
-        let mut text = "# The command line\n\nWritten from the program's own description; `INCO_WRITE_REFERENCE=1 cargo test \
-                        --features dpdk -p inco reference` writes it\nanew. `inco COMMAND --help` says the same.\n"
-            .to_owned();
+        let mut text =
+            "# The command line\n\nWritten from the program's own description; `INCO_WRITE_REFERENCE=1 \
+                        cargo test --features dpdk -p inco reference` writes it\n\
+                        anew. `inco COMMAND --help` says the same.\n"
+                .to_owned();
         section(&mut text, &mut Cli::command().term_width(100), "inco");
         text
     }
@@ -175,7 +177,7 @@ mod tests {
         }
     }
 
-    // With the commands that need DPDK.
+    // Including the commands that need DPDK.
     #[cfg(feature = "dpdk")]
     #[test]
     fn the_reference_of_the_command_line_is_the_one_checked_in() {
@@ -195,7 +197,7 @@ mod tests {
         );
     }
 
-    /// In the shell itself, with an inco that knows some names.
+    /// Runs in the shell, with an inco that has some names.
     #[test]
     fn bash_completes_services_and_instances() {
         let directory = tempfile::tempdir().unwrap();
@@ -240,13 +242,13 @@ mod tests {
         let zsh = completion_script(Shell::Zsh);
         for of in [
             "_inco_services() { compadd",
-            "':service -- Which service:_inco_services'",
+            "':service -- The service:_inco_services'",
             "Only flows pinned to this instance]:ID:_inco_instances'",
             ":_inco_targets'",
         ] {
             assert!(zsh.contains(of), "no {of}");
         }
-        assert!(!zsh.contains("So many active instances, within the service'\\''s limits:_inco"));
+        assert!(!zsh.contains("Number of active instances, within the service'\\''s limits:_inco"));
         let fish = completion_script(Shell::Fish);
         for of in [
             "__fish_inco_using_subcommand scale\" -f -a \"(inco names services",

@@ -1,8 +1,8 @@
-//! What a command is about: a service, or one of its instances.
+//! The target of a command: a service or an instance.
 
 use model::InstanceId;
 
-/// A service, an instance, or an instance by both.
+/// A service, an instance, or an instance of a named service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target<'a> {
     pub(crate) service: Option<&'a str>,

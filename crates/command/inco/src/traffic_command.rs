@@ -16,18 +16,17 @@ use crate::cli::TrafficArgs;
 use api::run_dir::{api_socket, in_run_dir};
 use display::output::{self, WrongUsage};
 
-/// How long to wait for the other end of an uplink.
+/// Time limit for the peer of an uplink.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// How long to wait between the last connection and the first packet where nobody can be asked: the other end has
-/// answered by then, but a switch needs a moment until its workers have the port, and what comes back by it before
-/// that finds the uplink down.
-const TAKE_OVER: Duration = Duration::from_millis(200);
-/// How often a running inco is asked whether its uplinks are up, and whether there is one again after it ended.
-const LOOK: Duration = Duration::from_millis(10);
-/// Flows up to which the report has a line for each.
+/// Wait between the last connection and the first packet if no inco can be queried: the peer has answered, but a
+/// switch needs some time until its workers have the port, and drops packets to it before.
+const TAKE_OVER_TIME: Duration = Duration::from_millis(200);
+/// Polling interval for the state of inco's uplinks, and for a new inco after it has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum number of flows with a line in the report.
 const FLOWS_SHOWN: usize = 64;
 
-/// Generates traffic and reports what came back.
+/// Generates traffic and reports the result.
 pub(crate) fn run(args: &TrafficArgs) -> Result<()> {
     let profile =
         Profile::load(&args.file).map_err(|error| WrongUsage(format!("{}: {error}", args.file.display())))?;
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &TrafficArgs) -> Result<()> {
             wait_until_up(&client, &uplinks)?;
             follow_moves(client, Arc::clone(&control))?;
         }
-        None => std::thread::sleep(TAKE_OVER),
+        None => std::thread::sleep(TAKE_OVER_TIME),
     }
     stop_on_signals(Arc::clone(&control))?;
     let quiet = args.json;
@@ -65,10 +64,10 @@ pub(crate) fn run(args: &TrafficArgs) -> Result<()> {
     }
 }
 
-/// The running inco that has these uplinks, if there is one.
+/// The running inco with these uplinks, if there is one.
 ///
 /// # Errors
-/// Where one is named and does not answer, or has none of that name.
+/// A named inco does not answer or has no such uplink.
 fn orchestrator(named: Option<&Path>, uplinks: &[&Path]) -> Result<Option<Client>> {
     let client = match (Client::connect(&api_socket(named)), named) {
         (Ok(client), _) => client,
@@ -92,8 +91,8 @@ fn orchestrator(named: Option<&Path>, uplinks: &[&Path]) -> Result<Option<Client
     }
 }
 
-/// Whether that is the uplink: relative paths are ones in the run directory, which is where the API's socket usually
-/// is.
+/// Whether the name and the path are of the same uplink. Relative paths are in the run directory, which usually also
+/// has the API's socket.
 fn is_uplink(row: &UplinkRow, uplink: &Path, client: &Client) -> bool {
     let Some(socket) = row.device.strip_prefix("memif:") else {
         return false;
@@ -108,7 +107,7 @@ fn is_uplink(row: &UplinkRow, uplink: &Path, client: &Client) -> bool {
         .any(|socket| socket == in_run_dir(uplink))
 }
 
-/// Waits until every worker has its queue of the uplinks, or it must have.
+/// Waits until every worker has its queue of the uplinks, or for a fixed time.
 fn wait_until_up(client: &Client, uplinks: &[&Path]) -> Result<()> {
     let until = Instant::now() + CONNECT_DEADLINE;
     loop {
@@ -117,11 +116,12 @@ fn wait_until_up(client: &Client, uplinks: &[&Path]) -> Result<()> {
         if uplinks.iter().all(is_up) || Instant::now() > until {
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Lets flows move whose instance fails or is purged, as inco tells it, for as long as this program runs.
+/// Marks moves of flows as expected if inco reports that their instance has failed or is purged. Runs until the end
+/// of the program.
 fn follow_moves(client: Client, control: Arc<Control>) -> Result<()> {
     std::thread::Builder::new()
         .name("inco-moves".to_owned())
@@ -132,9 +132,9 @@ fn follow_moves(client: Client, control: Arc<Control>) -> Result<()> {
                     let moved = events.flatten().filter_map(|event| instance_given_up(&event));
                     moved.for_each(|instance| control.expect_moves_from(instance));
                 }
-                // It has ended, or this program cannot hear it. The next one knows the instances, but no flow.
+                // inco has ended or does not answer. A new inco adopts the instances, but not the flows.
                 client = loop {
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_INTERVAL);
                     if let Ok(next) = client.again() {
                         break next;
                     }
@@ -148,7 +148,7 @@ fn follow_moves(client: Client, control: Arc<Control>) -> Result<()> {
     Ok(())
 }
 
-/// The instance whose flows may move from now on.
+/// The instance whose flows can move from now on.
 fn instance_given_up(event: &Event) -> Option<u32> {
     let gives_up = match &event.kind {
         EventKind::State { to, .. } => *to == InstanceState::Failed,
@@ -162,7 +162,7 @@ fn connect(socket: &Path) -> Result<MemifPort> {
     let socket = in_run_dir(socket);
     MemifPort::connect(&socket, 0, CONNECT_DEADLINE).with_context(|| {
         format!(
-            "nobody answers on {}: start `inco run` first, or name another uplink with --uplink",
+            "no peer answers on {}: start `inco run` first, or name another uplink with --uplink",
             socket.display()
         )
     })
@@ -180,7 +180,7 @@ fn progress(interval: &Interval) -> String {
     )
 }
 
-/// Ctrl-C ends the sending; what is under way is still waited for and reported.
+/// Ctrl-C ends the sending; packets in flight are still awaited and reported.
 fn stop_on_signals(control: Arc<Control>) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
     std::thread::Builder::new()

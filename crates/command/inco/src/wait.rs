@@ -1,4 +1,4 @@
-//! `--wait`: a command that ends when what it asked for is there, or says what is still missing.
+//! `--wait`: waits until a request has taken effect, or reports what is missing.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,15 @@ use model::{InstanceId, InstanceState, RolloutState};
 
 use crate::cli::WaitArgs;
 
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(100);
-/// After so long it says what it waits for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Polling interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time after which it prints what it waits for.
+const MESSAGE_DELAY: Duration = Duration::from_secs(1);
 
-/// Waits, where that is asked for, until `missing` has nothing more to say.
+/// If waiting is requested, waits until `missing` returns nothing.
 ///
 /// # Errors
-/// What is still missing when the time is over, or what `missing` fails with.
+/// A timeout, with what is missing; or an error of `missing`.
 pub(crate) fn until(
     args: &WaitArgs,
     client: &Client,
@@ -34,19 +34,19 @@ pub(crate) fn until(
             return Ok(());
         };
         if started.elapsed() >= args.timeout {
-            anyhow::bail!("not within {} s: {text}", args.timeout.as_secs_f64());
+            anyhow::bail!("timed out after {} s: {text}", args.timeout.as_secs_f64());
         }
-        if !told && started.elapsed() >= PATIENCE {
+        if !told && started.elapsed() >= MESSAGE_DELAY {
             told = true;
             output::complain(&format!("inco: waiting: {text}"));
         }
-        std::thread::sleep(LOOK.min(args.timeout));
+        std::thread::sleep(POLL_INTERVAL.min(args.timeout));
     }
 }
 
 fn service<'a>(snapshot: &'a Snapshot, name: &str) -> anyhow::Result<&'a ServiceRow> {
     let found = snapshot.services.iter().find(|row| row.name == name);
-    found.ok_or_else(|| anyhow::anyhow!("there is no service {name:?} any more"))
+    found.ok_or_else(|| anyhow::anyhow!("service {name:?} is not configured any more"))
 }
 
 fn failing(row: &ServiceRow) -> String {
@@ -55,7 +55,7 @@ fn failing(row: &ServiceRow) -> String {
         .map_or_else(String::new, |how| format!(", {how}"))
 }
 
-/// What these services lack of the active instances that they should have, each with what it does beside.
+/// The services that have not reached their target number of instances, with their state.
 pub(crate) fn for_active(snapshot: &Snapshot, services: &[String]) -> anyhow::Result<Option<String>> {
     let mut lacks = Vec::new();
     for name in services {
@@ -74,7 +74,7 @@ pub(crate) fn for_active(snapshot: &Snapshot, services: &[String]) -> anyhow::Re
     Ok((!lacks.is_empty()).then(|| lacks.join("; ")))
 }
 
-/// Which of these instances still have flows or take new ones.
+/// The instances that still have flows or take new ones.
 pub(crate) fn for_drained(snapshot: &Snapshot, instances: &[InstanceId]) -> Option<String> {
     let rows = snapshot
         .instances
@@ -83,7 +83,7 @@ pub(crate) fn for_drained(snapshot: &Snapshot, instances: &[InstanceId]) -> Opti
     let left: Vec<String> = rows
         .filter_map(|row| match row.state {
             InstanceState::Active => Some(format!(
-                "instance {} is active until a replacement is ready",
+                "instance {} stays active until a replacement is ready",
                 row.id
             )),
             InstanceState::Draining => Some(format!(
@@ -97,7 +97,7 @@ pub(crate) fn for_drained(snapshot: &Snapshot, instances: &[InstanceId]) -> Opti
     (!left.is_empty()).then(|| left.join("; "))
 }
 
-/// How far the rollout of that service is, until it has ended well.
+/// The progress of a rollout; nothing once it has succeeded.
 pub(crate) fn for_rollout(snapshot: &Snapshot, name: &str) -> anyhow::Result<Option<String>> {
     let Some(rollout) = &service(snapshot, name)?.rollout else {
         return Ok(None);
@@ -112,7 +112,7 @@ pub(crate) fn for_rollout(snapshot: &Snapshot, name: &str) -> anyhow::Result<Opt
     }
 }
 
-/// How many flows are pinned to that instance since before `unix_ms`, by the clock of the asked inco.
+/// The flows that have been pinned to an instance since before `unix_ms`, by inco's clock.
 pub(crate) fn for_unpinned(
     client: &Client,
     instance: InstanceId,
@@ -145,8 +145,10 @@ mod tests {
     fn snapshot(rollout: Option<Rollout>) -> Snapshot {
         let instance = |id: u32, state: InstanceState| -> InstanceRow {
             serde_json::from_value(serde_json::json!({
-                "id": id, "service": "web", "state": state, "state_ms": 1, "slot": null, "container": null, "pid": null,
-                "adopted": false, "to_pps": 0.0, "back_pps": 0.0, "to_packets": 0, "back_packets": 0, "live_flows": 1200,
+                "id": id, "service": "web", "state": state, "state_ms": 1, "slot": null, "container": null,
+                "pid": null,
+                "adopted": false, "to_pps": 0.0, "back_pps": 0.0, "to_packets": 0, "back_packets": 0,
+                "live_flows": 1200,
                 "ring_occupancy": 0.0, "dropped_packets": 0, "capacity_pps": null, "cpu_quota": null, "busy": null,
                 "memory_bytes": null, "reason": "",
             }))
@@ -182,7 +184,7 @@ mod tests {
         let ids = [3, 4, 5, 6].map(InstanceId);
         assert_eq!(
             for_drained(&snapshot, &ids).unwrap(),
-            "instance 3 is active until a replacement is ready; instance 4 drains with 1,200 flows left"
+            "instance 3 stays active until a replacement is ready; instance 4 drains with 1,200 flows left"
         );
         assert_eq!(for_drained(&snapshot, &ids[2..]), None);
     }

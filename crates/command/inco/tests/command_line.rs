@@ -11,7 +11,7 @@ use api::types::{
     CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
     ServiceRow, Snapshot, Status,
 };
-use api::{EventLog, Limits, Question, Server, questions};
+use api::{ControlRequest, EventLog, Limits, Server, request_queue};
 use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
 
 fn inco(arguments: &[&str]) -> Command {
@@ -134,7 +134,8 @@ fn wrong_usage_is_status_2_and_says_what_is_meant() {
         (&["image", "import", "ids"], "name a tar archive or a directory"),
         (
             &["sim", "run", "/nonexistent/x.toml"],
-            "/nonexistent/x.toml: it cannot be read (No such file or directory (os error 2)); give the file of a scenario",
+            "/nonexistent/x.toml: cannot read it (No such file or directory (os error 2)); give the file of a \
+             scenario",
         ),
         (
             &["image", "import", "ids", "/tmp"],
@@ -154,8 +155,8 @@ fn wrong_usage_is_status_2_and_says_what_is_meant() {
 #[test]
 fn a_wrong_configuration_is_status_2_and_names_file_line_key_and_what_to_write() {
     let directory = tempfile::tempdir().unwrap();
-    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nimage = \"inco/forward\"\ninstance = 3\n\
-                instances = { min = 5, max = 3 }\n";
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nimage = \"inco/forward\"\n\
+                instance = 3\ninstances = { min = 5, max = 3 }\n";
     let name = file(directory.path(), text);
     for command in [
         &["check", "-f", &name][..],
@@ -166,7 +167,7 @@ fn a_wrong_configuration_is_status_2_and_names_file_line_key_and_what_to_write()
         // Of `run` only what it says is looked at: it may check more at once.
         assert_eq!(output.status.code(), Some(2), "{command:?}: {}", err(&output));
         let expected = format!(
-            "{name}:6: service.web.instance: there is no such key; write \"instances\"\n\
+            "{name}:6: service.web.instance: unknown key; write \"instances\"\n\
              {name}:7: service.web.instances.min: 5 is more than max (3); write a min of at most 3\n"
         );
         assert_eq!(err(&output), expected);
@@ -175,7 +176,7 @@ fn a_wrong_configuration_is_status_2_and_names_file_line_key_and_what_to_write()
     let output = run(&["check", "-f", "/nonexistent/inco.toml"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        err(&output).starts_with("/nonexistent/inco.toml: there is no such file; name one with -f"),
+        err(&output).starts_with("/nonexistent/inco.toml: the file does not exist; name one with -f"),
         "{}",
         err(&output)
     );
@@ -185,8 +186,8 @@ fn a_wrong_configuration_is_status_2_and_names_file_line_key_and_what_to_write()
 fn what_this_machine_lacks_is_told_with_its_line() {
     let directory = tempfile::tempdir().unwrap();
     let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nimage = \"nobody/has-this\"\n\
-                mounts = [\"/nonexistent/rules:/rules:ro\"]\n[switch]\nworkers = [8000]\n[engine]\ndriver = \"docker\"\n\
-                host = \"unix:///nonexistent/docker.sock\"\n";
+                mounts = [\"/nonexistent/rules:/rules:ro\"]\n[switch]\nworkers = [8000]\n[engine]\n\
+                driver = \"docker\"\nhost = \"unix:///nonexistent/docker.sock\"\n";
     let name = file(directory.path(), text);
     let output = inco(&["check", "-f", &name])
         .env("INCO_RUN_DIR", directory.path())
@@ -196,13 +197,13 @@ fn what_this_machine_lacks_is_told_with_its_line() {
     let said = err(&output);
     assert!(
         said.contains(&format!(
-            "{name}:8: switch.workers[0]: CPU 8000 is none that inco may use; write one of"
+            "{name}:8: switch.workers[0]: inco is not permitted to use CPU 8000; write one of"
         )),
         "{said}"
     );
     assert!(
         said.contains(&format!(
-            "{name}:6: service.web.mounts[0]: there is no /nonexistent/rules;"
+            "{name}:6: service.web.mounts[0]: /nonexistent/rules does not exist;"
         )),
         "{said}"
     );
@@ -283,7 +284,10 @@ fn without_a_running_inco_the_commands_say_how_to_start_it() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let said = err(&output);
         assert!(
-            said.contains("inco is not running (no socket at /nonexistent/inco/api.sock): start it with `inco run -f inco.toml`"),
+            said.contains(
+                "inco is not running (no socket at /nonexistent/inco/api.sock): start it with `inco run -f \
+                           inco.toml`"
+            ),
             "{arguments:?}: {said}"
         );
         assert_eq!(said.lines().count(), 1, "{said}");
@@ -314,7 +318,7 @@ fn images_are_made_of_static_programs_alone() {
     let output = with(&["image", "build", "forward"], env!("CARGO_BIN_EXE_inco"));
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        err(&output).contains("needs shared libraries; `make build` makes a static one"),
+        err(&output).contains("is not static; build a static one with `make build`"),
         "{}",
         err(&output)
     );
@@ -369,7 +373,7 @@ const WRITTEN: &str = "one\ntwo\u{1b}[2J\nthree\n";
 
 fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
     if service != "web" {
-        return Err(Refusal::new(format!("there is no service {service:?}"), ""));
+        return Err(Refusal::new(format!("unknown service {service:?}"), ""));
     }
     let row = |id: u32, ended_unix_ms| LogRow {
         instance: InstanceId(id),
@@ -385,7 +389,7 @@ fn log(service: &str, instance: InstanceId, from: u64) -> Result<LogPiece, Refus
     let rows = logs(service)?;
     let Some(row) = rows.iter().find(|row| row.instance == instance) else {
         return Err(Refusal::new(
-            format!("there is no output of instance {instance}"),
+            format!("no stored output of instance {instance}"),
             "",
         ));
     };
@@ -410,50 +414,47 @@ struct Fake {
 impl Fake {
     fn start() -> Fake {
         let directory = tempfile::tempdir().unwrap();
-        let (asker, mut inbox) = questions();
+        let (asker, mut inbox) = request_queue();
         let (note, acted) = mpsc::channel();
         std::thread::spawn(move || {
-            while let Some(question) = inbox.wait() {
-                match question {
-                    Question::Status(answer) => answer.give(snapshot().status),
-                    Question::Services(answer) => answer.give(snapshot().services),
-                    Question::Settings(service, answer) => answer.give(match service.as_str() {
+            while let Some(control_request) = inbox.wait() {
+                match control_request {
+                    ControlRequest::Status(answer) => answer.give(snapshot().status),
+                    ControlRequest::Services(answer) => answer.give(snapshot().services),
+                    ControlRequest::Settings(service, answer) => answer.give(match service.as_str() {
                         "web" => Ok(vec![Setting {
                             key: "fit".to_owned(),
                             value: "0.8".to_owned(),
                             is_written: true,
                         }]),
-                        _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
+                        _ => Err(Refusal::new(format!("unknown service {service:?}"), "")),
                     }),
-                    Question::Logs(service, answer) => answer.give(logs(&service)),
-                    Question::Log(service, instance, from, answer) => {
+                    ControlRequest::Logs(service, answer) => answer.give(logs(&service)),
+                    ControlRequest::Log(service, instance, from, answer) => {
                         answer.give(log(&service, instance, from));
                     }
-                    Question::Instances(answer) => answer.give(snapshot().instances),
-                    Question::Snapshot(answer) => answer.give(snapshot()),
-                    Question::Flows(_, answer) => answer.give(Ok(FlowPage {
+                    ControlRequest::Instances(answer) => answer.give(snapshot().instances),
+                    ControlRequest::Snapshot(answer) => answer.give(snapshot()),
+                    ControlRequest::Flows(_, answer) => answer.give(Ok(FlowPage {
                         flows: Vec::new(),
                         complete: true,
                     })),
-                    Question::Act(
+                    ControlRequest::Act(
                         Action::Drain {
                             instance: InstanceId(9),
                         },
                         _,
                         answer,
                     ) => {
-                        answer.give(Err(Refusal::new(
-                            "there is no instance 9",
-                            "see `inco instances`",
-                        )));
+                        answer.give(Err(Refusal::new("unknown instance 9", "see `inco instances`")));
                     }
-                    Question::Act(Action::Policy { service, .. }, _, answer) if service == "gone" => {
+                    ControlRequest::Act(Action::Policy { service, .. }, _, answer) if service == "gone" => {
                         answer.give(Err(Refusal::new(
-                            "there is no service \"gone\"",
+                            "unknown service \"gone\"",
                             "see `inco services`",
                         )));
                     }
-                    Question::Act(action, _, answer) => {
+                    ControlRequest::Act(action, _, answer) => {
                         let ended = CommandEnd {
                             status: Some(7),
                             output: "it failed\n".to_owned(),
@@ -465,13 +466,13 @@ impl Fake {
                         }));
                         let _ = note.send(action);
                     }
-                    Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
+                    ControlRequest::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
                         flow,
                         why: vec!["no packet of it is in the flow table".to_owned()],
                         ..FlowExplanation::default()
                     })),
-                    Question::Policies(answer) => answer.give(Policies::default()),
-                    Question::Counters(answer) => answer.give(Box::default()),
+                    ControlRequest::Policies(answer) => answer.give(Policies::default()),
+                    ControlRequest::Counters(answer) => answer.give(Box::default()),
                 }
             }
         });
@@ -605,7 +606,7 @@ fn what_a_running_inco_says_is_shown_as_table_and_as_json() {
     let output = fake.run(&["instances", "wed"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        err(&output).contains("there is no service \"wed\"; did you mean web?"),
+        err(&output).contains("unknown service \"wed\"; did you mean web?"),
         "{}",
         err(&output)
     );
@@ -681,12 +682,12 @@ fn actions_say_what_came_of_them() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         err(&output),
-        "inco: cannot drain: there is no instance 9; see `inco instances`\n"
+        "inco: cannot drain: unknown instance 9; see `inco instances`\n"
     );
     let output = fake.run(&["policy", "gone", "--scheduler", "maglev"]);
     assert_eq!(
         err(&output),
-        "inco: cannot set the policy: there is no service \"gone\"; see `inco services`\n"
+        "inco: cannot set the policy: unknown service \"gone\"; see `inco services`\n"
     );
     // What the configuration does not say is gone after the next start, and the command says so.
     for (arguments, hint) in [
@@ -695,7 +696,7 @@ fn actions_say_what_came_of_them() {
             "write the scheduler maglev into [service.web]",
         ),
         (&["scale", "web", "5"], "write instances = 5 into [service.web]"),
-        (&["dry-run", "web"], "say it again after each start"),
+        (&["dry-run", "web"], "repeat the command after each start"),
     ] {
         let output = fake.run(arguments);
         assert!(output.status.success());
@@ -710,7 +711,7 @@ fn actions_say_what_came_of_them() {
     let output = fake.run(&["pause-in", "web", "--off"]);
     assert_eq!(out(&output), "PauseIn { service: \"web\", on: false }\n");
     assert!(
-        err(&output).contains("`inco pause-in` is `inco disable-scale-in` now"),
+        err(&output).contains("`inco pause-in` is renamed to `inco disable-scale-in`"),
         "{}",
         err(&output)
     );
@@ -753,16 +754,17 @@ fn a_command_that_waits_says_what_is_missing_when_its_time_is_over() {
     for (arguments, said) in [
         (
             &["drain", "3"][..],
-            "inco: not within 0.3 s: instance 3 is active until a replacement is ready\n",
+            "inco: timed out after 0.3 s: instance 3 stays active until a replacement is ready\n",
         ),
         (
             &["scale", "dns", "3"],
             "inco: this lasts until inco ends; to keep it, write instances = 3 into [service.dns]\n\
-             inco: there is no service \"dns\" any more\n",
+             inco: service \"dns\" is not configured any more\n",
         ),
         (
             &["rollout", "web"],
-            "inco: web: the rollout was aborted, 1 of 3 are replaced: replacement 7 failed: its program exited with 2\n",
+            "inco: web: the rollout was aborted, 1 of 3 are replaced: replacement 7 failed: its program exited with \
+             2\n",
         ),
     ] {
         let output = wait(arguments);
@@ -797,9 +799,9 @@ fn logs_are_shown_whole_or_by_their_last_lines() {
     // It ends with the container.
     assert_eq!(out(&fake.run(&["logs", "web/4", "--follow"])), WRITTEN);
     for (target, said) in [
-        ("dns", "there is no service \"dns\""),
-        ("web/9", "there is no output of instance 9 of web"),
-        ("9", "there is no output of an instance 9"),
+        ("dns", "unknown service \"dns\""),
+        ("web/9", "no stored output of instance 9 of web"),
+        ("9", "no stored output of an instance 9"),
     ] {
         let output = fake.run(&["logs", target]);
         assert_eq!(output.status.code(), Some(1));
@@ -820,7 +822,7 @@ fn a_command_in_a_container_has_its_own_exit_status() {
     assert_eq!(fake.acted.recv().unwrap(), Action::Exec { instance, command });
     for (target, status, said) in [
         ("web", 2, "write which instance, as web/3"),
-        ("dns/3", 1, "there is no instance 3 of dns"),
+        ("dns/3", 1, "dns has no instance 3"),
     ] {
         let output = fake.run(&["exec", target, "--", "/bin/true"]);
         assert_eq!(output.status.code(), Some(status));
@@ -865,9 +867,9 @@ fn a_service_and_an_instance_are_described_on_one_page() {
         (&3.into(), &1.into())
     );
     for (target, said) in [
-        ("wed", "there is no service \"wed\"; did you mean web?"),
-        ("web/4", "there is no instance 4 of web; "),
-        ("17", "there is no instance 17; "),
+        ("wed", "unknown service \"wed\"; did you mean web?"),
+        ("web/4", "unknown instance 4 of web; "),
+        ("17", "unknown instance 17; "),
     ] {
         let output = fake.run(&["describe", target]);
         assert!(
@@ -960,7 +962,8 @@ fn the_doctor_says_what_it_found_and_what_to_change() {
     }
     // What a configuration names and this machine lacks is a failure.
     let directory = tempfile::tempdir().unwrap();
-    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nport = \"null\"\n[switch]\nworkers = [8000]\n";
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nport = \"null\"\n[switch]\n\
+                workers = [8000]\n";
     let name = file(directory.path(), text);
     let output = inco(&["doctor", "-f", &name])
         .env("INCO_RUN_DIR", directory.path())

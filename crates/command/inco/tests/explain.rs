@@ -39,9 +39,11 @@ fn hpa() -> Value {
     json!({"policy":"hpa","replicas":3,
      "spec":{"min":1,"max":100,"tolerance":{"up":0.1,"down":0.1},
        "metrics":[{"kind":"utilization","target_percent":30}],
-       "behavior":{"up":{"window_s":0,"select":"max","policies":[{"type":"pods","value":4,"period_s":15},{"type":"percent","value":100,"period_s":15}]},
+       "behavior":{"up":{"window_s":0,"select":"max",
+       "policies":[{"type":"pods","value":4,"period_s":15},{"type":"percent","value":100,"period_s":15}]},
                    "down":{"window_s":300,"select":"max","policies":[{"type":"percent","value":100,"period_s":15}]}}},
-     "instances":[{"state":"ready","usage":300,"request":1000},{"state":"unready","usage":500,"request":1000},{"state":"missing","request":1000}],
+     "instances":[{"state":"ready","usage":300,"request":1000},
+       {"state":"unready","usage":500,"request":1000},{"state":"missing","request":1000}],
      "history":{"recommendations":[{"value":5,"age_s":60}],"changes":[{"change":4,"age_s":30}]}})
 }
 
@@ -78,8 +80,10 @@ fn hpa_answers_with_its_own_names() {
         let case = json!({"policy":"hpa","replicas":3,"spec":{"metrics":[metric],"behavior":null}});
         assert_eq!(answer(&case)["replicas"], expected);
     }
-    let average = json!({"policy":"hpa","replicas":3,"spec":{"metrics":[{"kind":"instances_average","target_average":15000}]},
-        "instances":[{"state":"ready","usage":20000},{"state":"ready","usage":10000},{"state":"ready","usage":30000}]});
+    let average = json!({"policy":"hpa","replicas":3,
+        "spec":{"metrics":[{"kind":"instances_average","target_average":15000}]},
+        "instances":[{"state":"ready","usage":20000},{"state":"ready","usage":10000},
+            {"state":"ready","usage":30000}]});
     assert_eq!(answer(&average)["replicas"], 4);
     let failed =
         json!({"policy":"hpa","replicas":3,"spec":{"metrics":[{"kind":"error","message":"no answer"}]}});
@@ -91,8 +95,10 @@ fn hpa_answers_with_its_own_names() {
 
 #[test]
 fn kpa_answers_step_by_step() {
-    let case = json!({"policy":"kpa","spec":{"target":10,"total":13.3333,"target_burst_capacity":100,"panic_threshold":2,
-        "max_scale_up_rate":10,"max_scale_down_rate":10,"stable_window_s":60,"scale_down_delay_s":0,"activation_scale":1,
+    let case = json!({"policy":"kpa","spec":{"target":10,"total":13.3333,"target_burst_capacity":100,
+        "panic_threshold":2,
+        "max_scale_up_rate":10,"max_scale_down_rate":10,"stable_window_s":60,
+        "scale_down_delay_s":0,"activation_scale":1,
         "reachable":true,"min":0,"max":0},
       "state":{"panicking_since_s":null,"max_panic":0},
       "steps":[{"at_s":0,"ready":1,"stable":50,"panic":50},{"at_s":2,"ready":5}]});
@@ -108,12 +114,15 @@ fn kpa_answers_step_by_step() {
 fn every_policy_takes_observations() {
     for (policy, replicas) in [("smartinco", 6), ("fixed", 3)] {
         let instance = |id: u32| {
-            json!({"id":id,"slot":id,"state":"active","capacity_pps":1e6,"arrivals_fast_pps":1e6,"arrivals_stable_pps":1e6,
-                "returns_fast_pps":1e6,"ring_drops_fast_pps":0.0,"ring_occupancy":0.0,"live_flows":1,"new_flows_fast_per_s":0.0,
+            json!({"id":id,"slot":id,"state":"active","capacity_pps":1e6,"arrivals_fast_pps":1e6,
+                "arrivals_stable_pps":1e6,
+                "returns_fast_pps":1e6,"ring_drops_fast_pps":0.0,"ring_occupancy":0.0,"live_flows":1,
+                "new_flows_fast_per_s":0.0,
                 "busy":null,"cpu_quota":null})
         };
         let observation = json!({"service":0,"at":0,"counter_age":0,"min":1,"max":8,"wanted":3,"offered_fast_pps":3e6,
-            "offered_stable_pps":3e6,"unserved_fast_pps":0.0,"hot":false,"instances":[instance(1),instance(2),instance(3)]});
+            "offered_stable_pps":3e6,"unserved_fast_pps":0.0,"hot":false,
+            "instances":[instance(1),instance(2),instance(3)]});
         let case = json!({"policy":policy,"steps":[{"now_ns":1_000_000_000,"observation":observation}]});
         assert_eq!(answer(&case)["steps"][0]["replicas"], replicas, "{policy}");
     }
@@ -251,8 +260,10 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
 #[test]
 fn a_wrong_input_for_a_scheduler_is_told_by_its_field_with_exit_status_2() {
     let case = || {
-        json!({"policy":"jbsq","parameters":{"lambda":0.5},"instances":[{"capacity":10,"load":4,"queues":[4,0,0,0,0,0,0,0]}, {"load":5}],
-            "flows":[{"flow":"tcp 10.0.0.7:1000 > 10.128.0.1:443","dscp":46,"hash":"0x00f3a1"}, "udp 10.0.0.8:1 > 10.128.0.1:53"]})
+        json!({"policy":"jbsq","parameters":{"lambda":0.5},
+            "instances":[{"capacity":10,"load":4,"queues":[4,0,0,0,0,0,0,0]}, {"load":5}],
+            "flows":[{"flow":"tcp 10.0.0.7:1000 > 10.128.0.1:443","dscp":46,"hash":"0x00f3a1"},
+                "udp 10.0.0.8:1 > 10.128.0.1:53"]})
     };
     let right = run("scheduler", &["--input", "-", "--json"], &case().to_string());
     assert!(right.status.success(), "{right:?}");

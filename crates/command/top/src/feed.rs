@@ -8,11 +8,11 @@ use api::{ApiError, Client, Endpoint};
 use model::{Action, InstanceId};
 
 use super::history::KEPT;
-use super::state::{Seen, Update};
+use super::state::{Observed, Update};
 use display::output;
 
 /// Pause before the next attempt while no inco answers.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Events kept for display.
 const EVENTS: usize = 60;
 /// inco's history, in seconds.
@@ -20,14 +20,14 @@ const HISTORY_SECONDS: u64 = 900;
 /// Number of an instance's largest flows to query.
 const FLOWS: u32 = 20;
 
-enum Order {
+enum FeedRequest {
     Act(Action),
     LookAt(Option<InstanceId>),
 }
 
 /// The channels to the thread. Dropping this ends the thread.
 pub(super) struct Feed {
-    orders: Sender<Order>,
+    orders: Sender<FeedRequest>,
     updates: Receiver<Update>,
 }
 
@@ -39,7 +39,7 @@ impl Feed {
         std::thread::Builder::new()
             .name("inco-top".to_owned())
             .spawn(move || {
-                let mut asking = Asking {
+                let mut asking = Poller {
                     endpoint,
                     client: None,
                     interval,
@@ -58,16 +58,16 @@ impl Feed {
 
     /// Requests an action; its outcome is an update.
     pub(super) fn act(&self, action: Action) {
-        let _ended = self.orders.send(Order::Act(action));
+        let _ended = self.orders.send(FeedRequest::Act(action));
     }
 
     /// Queries the largest flows of this instance from now on, the first time immediately.
-    pub(super) fn look_at(&self, instance: Option<InstanceId>) {
-        let _ended = self.orders.send(Order::LookAt(instance));
+    pub(super) fn set_instance(&self, instance: Option<InstanceId>) {
+        let _ended = self.orders.send(FeedRequest::LookAt(instance));
     }
 }
 
-struct Asking {
+struct Poller {
     endpoint: Endpoint,
     client: Option<Client>,
     interval: Duration,
@@ -76,16 +76,16 @@ struct Asking {
     events: Option<(u32, u64)>,
 }
 
-impl Asking {
-    fn run(&mut self, orders: &Receiver<Order>, told: &Sender<Update>) {
+impl Poller {
+    fn run(&mut self, orders: &Receiver<FeedRequest>, told: &Sender<Update>) {
         loop {
-            let update = self.look().unwrap_or_else(|error| {
+            let update = self.poll().unwrap_or_else(|error| {
                 self.client = None;
                 self.events = None;
                 Update::Gone(error.to_string())
             });
             let pause = match update {
-                Update::Gone(_) => LOOK_AGAIN,
+                Update::Gone(_) => RETRY_INTERVAL,
                 _ => self.interval,
             };
             if told.send(update).is_err() {
@@ -93,20 +93,20 @@ impl Asking {
             }
             let until = Instant::now() + pause;
             match orders.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Order::Act(action)) => {
+                Ok(FeedRequest::Act(action)) => {
                     let outcome = self.act(&action);
                     if told.send(Update::Done(outcome)).is_err() {
                         return;
                     }
                 }
-                Ok(Order::LookAt(instance)) => self.instance = instance,
+                Ok(FeedRequest::LookAt(instance)) => self.instance = instance,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn look(&mut self) -> Result<Update, ApiError> {
+    fn poll(&mut self) -> Result<Update, ApiError> {
         let is_new = self.client.is_none();
         let client = connected(&mut self.client, &self.endpoint)?;
         // inco keeps one point per second, so there is no history for shorter intervals.
@@ -140,7 +140,7 @@ impl Asking {
                 client.flows(&filter)?.flows
             }
         };
-        let seen = Seen {
+        let observed = Observed {
             status,
             services,
             instances,
@@ -149,7 +149,7 @@ impl Asking {
             flows,
         };
         self.events = now;
-        Ok(Update::Seen(Box::new(seen)))
+        Ok(Update::Observed(Box::new(observed)))
     }
 
     /// Executes an action and returns its outcome as a sentence.

@@ -30,8 +30,8 @@ use signal_hook::low_level::pipe;
 use api::Endpoint;
 use display::output::{self, WrongUsage};
 use feed::Feed;
-use state::{Top, Wish};
-use view::Look;
+use state::{KeyAction, Top};
+use view::Theme;
 
 /// Maximum delay of a key or an update.
 const TURN: Duration = Duration::from_millis(50);
@@ -45,15 +45,15 @@ const LEAVE: Duration = Duration::from_millis(200);
 /// Returns an error if there is no terminal.
 pub fn run(endpoint: Endpoint, interval: Duration, ascii: bool) -> anyhow::Result<()> {
     if !output::is_terminal() {
-        let hint = "inco top needs a terminal; `inco instances --watch` writes tables anywhere, `--json` for programs";
+        let hint = "inco top needs a terminal; use `inco instances --watch`, or `--json` in programs";
         return Err(WrongUsage(hint.to_owned()).into());
     }
     let ended = Arc::new(AtomicBool::new(false));
     watch(Arc::clone(&ended)).context("cannot listen for signals")?;
-    let feed = Feed::start(endpoint, interval).context("cannot start the thread that asks inco")?;
+    let feed = Feed::start(endpoint, interval).context("cannot start the thread that polls inco")?;
     // Its panic hook restores the terminal before the message is shown.
     let terminal = ratatui::try_init().context("cannot set the terminal up")?;
-    let shown = show(terminal, &feed, Look::of(ascii), &ended);
+    let shown = show(terminal, &feed, Theme::of(ascii), &ended);
     let restored = ratatui::try_restore().context("cannot restore the terminal; `reset` does");
     shown.and(restored)
 }
@@ -85,7 +85,7 @@ fn watch(ended: Arc<AtomicBool>) -> io::Result<()> {
     Ok(())
 }
 
-fn show(mut terminal: DefaultTerminal, feed: &Feed, look: Look, ended: &AtomicBool) -> anyhow::Result<()> {
+fn show(mut terminal: DefaultTerminal, feed: &Feed, theme: Theme, ended: &AtomicBool) -> anyhow::Result<()> {
     let mut top = Top::default();
     let mut is_stale = true;
     while !ended.load(Ordering::Relaxed) {
@@ -94,7 +94,7 @@ fn show(mut terminal: DefaultTerminal, feed: &Feed, look: Look, ended: &AtomicBo
             is_stale = true;
         }
         if std::mem::take(&mut is_stale) {
-            terminal.draw(|frame| view::draw(frame, &top, look))?;
+            terminal.draw(|frame| view::draw(frame, &top, theme))?;
         }
         if !event::poll(TURN)? {
             continue;
@@ -102,9 +102,9 @@ fn show(mut terminal: DefaultTerminal, feed: &Feed, look: Look, ended: &AtomicBo
         is_stale = true;
         match event::read()? {
             Event::Key(key) if key.kind != KeyEventKind::Release => match top.key(key) {
-                Some(Wish::Quit) => return Ok(()),
-                Some(Wish::Act(action)) => feed.act(action),
-                Some(Wish::LookAt(instance)) => feed.look_at(instance),
+                Some(KeyAction::Quit) => return Ok(()),
+                Some(KeyAction::Act(action)) => feed.act(action),
+                Some(KeyAction::LookAt(instance)) => feed.set_instance(instance),
                 None => {}
             },
             // The next drawing reads the size.

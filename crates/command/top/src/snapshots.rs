@@ -11,10 +11,10 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 
-use super::state::{Page, Seen, Top, Update, Wish};
-use super::view::{Look, draw};
+use super::state::{KeyAction, Observed, Page, Top, Update};
+use super::view::{Theme, draw};
 
-const PLAIN: Look = Look {
+const PLAIN: Theme = Theme {
     colours: false,
     unicode: true,
 };
@@ -79,10 +79,10 @@ fn event(sequence: u64, instance: Option<u32>, kind: EventKind) -> Event {
     }
 }
 
-fn seen(second: u64) -> Seen {
+fn observed(second: u64) -> Observed {
     use InstanceState::{Active, Draining, Standby};
     let dropped = second * second * 10;
-    Seen {
+    Observed {
         status: Status {
             version: "1.2.3".to_owned(),
             pid: 7,
@@ -160,12 +160,12 @@ fn flow(port: u16, pps: f64) -> FlowRow {
 fn top() -> Top {
     let mut top = Top::default();
     for second in 0..20 {
-        top.update(Update::Seen(Box::new(seen(second))));
+        top.update(Update::Observed(Box::new(observed(second))));
     }
     top
 }
 
-fn press(top: &mut Top, keys: &[KeyCode]) -> Option<Wish> {
+fn press(top: &mut Top, keys: &[KeyCode]) -> Option<KeyAction> {
     let mut wish = None;
     for key in keys {
         wish = top.key(KeyEvent::new(*key, KeyModifiers::NONE));
@@ -173,9 +173,9 @@ fn press(top: &mut Top, keys: &[KeyCode]) -> Option<Wish> {
     wish
 }
 
-fn drawn(top: &Top, width: u16, height: u16, look: Look) -> Buffer {
+fn drawn(top: &Top, width: u16, height: u16, theme: Theme) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(frame, top, look)).unwrap();
+    terminal.draw(|frame| draw(frame, top, theme)).unwrap();
     terminal.backend().buffer().clone()
 }
 
@@ -215,11 +215,11 @@ fn a_wide_terminal_has_longer_charts() {
 
 #[test]
 fn without_unicode_charts_are_ascii() {
-    let look = Look {
+    let theme = Theme {
         unicode: false,
         ..PLAIN
     };
-    let buffer = drawn(&top(), 80, 24, look);
+    let buffer = drawn(&top(), 80, 24, theme);
     assert!(text(&buffer).is_ascii(), "{}", text(&buffer));
     is_as_before("overview-ascii", &buffer);
 }
@@ -227,10 +227,10 @@ fn without_unicode_charts_are_ascii() {
 #[test]
 fn a_failing_service_says_so_in_place_of_its_policies() {
     let mut top = top();
-    let mut failing = seen(20);
+    let mut failing = observed(20);
     failing.services[0].failing =
         Some("crash loop (12 failures, last: its program exited with 3)".to_owned());
-    top.update(Update::Seen(Box::new(failing)));
+    top.update(Update::Observed(Box::new(failing)));
     let shown = text(&drawn(&top, 120, 24, PLAIN));
     assert!(
         shown.contains("crash loop (12 failures, last: its program"),
@@ -255,18 +255,18 @@ fn an_instance_is_shown_with_its_largest_flows() {
     let keys = [KeyCode::Down; 4];
     press(&mut top, &keys);
     let wish = press(&mut top, &[KeyCode::Enter]);
-    assert_eq!(wish, Some(Wish::LookAt(Some(InstanceId(3)))));
-    top.update(Update::Seen(Box::new(Seen {
+    assert_eq!(wish, Some(KeyAction::LookAt(Some(InstanceId(3)))));
+    top.update(Update::Observed(Box::new(Observed {
         flows: vec![flow(2000, 5000.0), flow(1000, 300.0)],
-        ..seen(20)
+        ..observed(20)
     })));
     is_as_before("instance", &drawn(&top, 80, 24, PLAIN));
     // The selected instance disappears: the page says so.
-    let mut fewer = seen(21);
+    let mut fewer = observed(21);
     fewer.instances.retain(|row| row.id != InstanceId(3));
-    top.update(Update::Seen(Box::new(fewer)));
-    assert!(text(&drawn(&top, 80, 24, PLAIN)).contains("Instance 3 is gone"));
-    assert_eq!(press(&mut top, &[KeyCode::Esc]), Some(Wish::LookAt(None)));
+    top.update(Update::Observed(Box::new(fewer)));
+    assert!(text(&drawn(&top, 80, 24, PLAIN)).contains("Instance 3 is removed"));
+    assert_eq!(press(&mut top, &[KeyCode::Esc]), Some(KeyAction::LookAt(None)));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn what_is_done_is_asked_before() {
     let drain = Action::Drain {
         instance: InstanceId(2),
     };
-    assert_eq!(wish, Some(Wish::Act(drain)));
+    assert_eq!(wish, Some(KeyAction::Act(drain)));
     top.update(Update::Done(Err(
         "instance 2 does not drain; see `inco instances`".to_owned(),
     )));
@@ -316,7 +316,7 @@ fn a_count_and_a_policy_are_chosen() {
         ],
     );
     let scale = |instances| {
-        Some(Wish::Act(Action::Scale {
+        Some(KeyAction::Act(Action::Scale {
             service: "web".to_owned(),
             instances,
         }))
@@ -338,7 +338,7 @@ fn a_count_and_a_policy_are_chosen() {
     press(&mut top, &[KeyCode::Char('p'), KeyCode::Down]);
     is_as_before("policy", &drawn(&top, 80, 24, PLAIN));
     let wish = press(&mut top, &[KeyCode::Enter, KeyCode::Char('y')]);
-    let Some(Wish::Act(Action::Policy {
+    let Some(KeyAction::Act(Action::Policy {
         service,
         scheduler: Some(choice),
         autoscaler: None,
@@ -362,18 +362,21 @@ fn an_inco_that_goes_away_and_comes_back_is_told() {
     top = self::top();
     top.update(Update::Gone("inco did not answer".to_owned()));
     is_as_before("gone", &drawn(&top, 80, 24, PLAIN));
-    let mut other = seen(0);
+    let mut other = observed(0);
     other.status.pid = 8;
-    top.update(Update::Seen(Box::new(other)));
+    top.update(Update::Observed(Box::new(other)));
     let shown = text(&drawn(&top, 80, 24, PLAIN));
-    assert!(shown.contains("another inco answers now (process 8)"), "{shown}");
+    assert!(
+        shown.contains("another inco is running now (process 8)"),
+        "{shown}"
+    );
     assert!(shown.contains("lost 0/s"), "{shown}");
 }
 
 #[test]
 fn colour_is_only_there_where_it_is_wanted() {
-    let coloured = |look: Look| {
-        let buffer = drawn(&top(), 80, 24, look);
+    let coloured = |theme: Theme| {
+        let buffer = drawn(&top(), 80, 24, theme);
         let cells = buffer.content.iter();
         cells
             .filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
@@ -381,7 +384,7 @@ fn colour_is_only_there_where_it_is_wanted() {
     };
     assert_eq!(coloured(PLAIN), 0);
     assert!(
-        coloured(Look {
+        coloured(Theme {
             colours: true,
             unicode: true
         }) > 100
@@ -452,6 +455,9 @@ fn ctrl_c_quits_whatever_is_asked() {
     let mut top = top();
     press(&mut top, &[KeyCode::Char('d')]);
     let key = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(top.key(key), Some(Wish::Quit));
-    assert_eq!(press(&mut self::top(), &[KeyCode::Char('q')]), Some(Wish::Quit));
+    assert_eq!(top.key(key), Some(KeyAction::Quit));
+    assert_eq!(
+        press(&mut self::top(), &[KeyCode::Char('q')]),
+        Some(KeyAction::Quit)
+    );
 }

@@ -10,7 +10,7 @@ use super::history::Histories;
 #[derive(Clone, Debug)]
 pub(super) enum Update {
     /// A new state.
-    Seen(Box<Seen>),
+    Observed(Box<Observed>),
     /// No inco answers, with the reason.
     Gone(String),
     /// The outcome of an action.
@@ -19,7 +19,7 @@ pub(super) enum Update {
 
 /// The state of inco at one time.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observed {
     pub(super) status: Status,
     pub(super) services: Vec<ServiceRow>,
     pub(super) instances: Vec<InstanceRow>,
@@ -33,7 +33,7 @@ pub(super) struct Seen {
 
 /// A key's request.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Wish {
+pub(super) enum KeyAction {
     Quit,
     Act(Action),
     LookAt(Option<InstanceId>),
@@ -118,7 +118,7 @@ pub(super) fn policies() -> Vec<(&'static str, &'static str)> {
 /// The complete display state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Top {
-    pub(super) seen: Seen,
+    pub(super) observed: Observed,
     /// The newest events, oldest first.
     pub(super) events: Vec<Event>,
     pub(super) histories: Histories,
@@ -146,42 +146,42 @@ impl Top {
         match update {
             Update::Gone(reason) => self.gone = Some(reason),
             Update::Done(outcome) => self.outcome = Some(outcome),
-            Update::Seen(seen) => self.see(*seen),
+            Update::Observed(observed) => self.see(*observed),
         }
     }
 
-    fn see(&mut self, mut seen: Seen) {
+    fn see(&mut self, mut observed: Observed) {
         self.gone = None;
-        let is_other = seen.status.pid != self.seen.status.pid;
-        let seconds = seen.status.uptime_s - self.seen.status.uptime_s;
+        let is_other = observed.status.pid != self.observed.status.pid;
+        let seconds = observed.status.uptime_s - self.observed.status.uptime_s;
         if is_other {
             self.histories.clear();
             if self.was_seen {
                 self.outcome = Some(Ok(format!(
-                    "another inco answers now (process {})",
-                    seen.status.pid
+                    "another inco is running now (process {})",
+                    observed.status.pid
                 )));
             }
         }
         self.was_seen = true;
-        let lost = seen
+        let lost = observed
             .status
             .accounting
             .dropped
-            .saturating_sub(self.seen.status.accounting.dropped);
+            .saturating_sub(self.observed.status.accounting.dropped);
         self.lost_pps = if is_other || seconds <= 0.0 {
             0.0
         } else {
             lost as f64 / seconds
         };
-        if let Some((past, step)) = seen.past.take() {
+        if let Some((past, step)) = observed.past.take() {
             self.histories = Histories::of_past(&past, step);
         }
-        self.histories.note(&seen.instances, seconds);
-        if let Some(events) = seen.events.take() {
+        self.histories.note(&observed.instances, seconds);
+        if let Some(events) = observed.events.take() {
             self.events = events;
         }
-        self.seen = seen;
+        self.observed = observed;
         self.select_one();
     }
 
@@ -196,22 +196,22 @@ impl Top {
     /// The services that the filter leaves: those whose name contains it, or that have such an instance.
     pub(super) fn services(&self) -> impl Iterator<Item = &ServiceRow> {
         let has_instance = |name: &str| {
-            let instances = self.seen.instances.iter();
+            let instances = self.observed.instances.iter();
             instances
                 .filter(|row| row.service == *name)
-                .any(|row| self.is_meant(row))
+                .any(|row| self.is_selected_by_filter(row))
         };
-        let services = self.seen.services.iter();
+        let services = self.observed.services.iter();
         services.filter(move |row| row.name.contains(&self.filter) || has_instance(&row.name))
     }
 
     /// The instances that the filter leaves, in the chosen order: the largest first, except for ids.
     pub(super) fn instances(&self) -> Vec<&InstanceRow> {
         let mut rows: Vec<_> = self
-            .seen
+            .observed
             .instances
             .iter()
-            .filter(|row| self.is_meant(row))
+            .filter(|row| self.is_selected_by_filter(row))
             .collect();
         let figure = |row: &InstanceRow| match self.sort_by {
             SortKey::Id => 0.0,
@@ -228,7 +228,7 @@ impl Top {
         rows
     }
 
-    fn is_meant(&self, row: &InstanceRow) -> bool {
+    fn is_selected_by_filter(&self, row: &InstanceRow) -> bool {
         let text = format!("{}/{} {}", row.service, row.id.0, row.state.name());
         text.contains(&self.filter)
     }
@@ -242,7 +242,7 @@ impl Top {
 
     /// The instance with that id, if it still exists.
     pub(super) fn instance(&self, id: InstanceId) -> Option<&InstanceRow> {
-        self.seen.instances.iter().find(|row| row.id == id)
+        self.observed.instances.iter().find(|row| row.id == id)
     }
 
     fn selected_instance(&self) -> Option<&InstanceRow> {
@@ -260,7 +260,7 @@ impl Top {
             (None, Some(Row::Service(name))) => name,
             _ => return None,
         };
-        self.seen.services.iter().find(|row| row.name == *name)
+        self.observed.services.iter().find(|row| row.name == *name)
     }
 
     fn select(&mut self, steps: isize) {
@@ -274,9 +274,9 @@ impl Top {
     }
 
     /// Handles a key; returns its request, if any.
-    pub(super) fn key(&mut self, key: KeyEvent) -> Option<Wish> {
+    pub(super) fn key(&mut self, key: KeyEvent) -> Option<KeyAction> {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return matches!(key.code, KeyCode::Char('c' | 'd')).then_some(Wish::Quit);
+            return matches!(key.code, KeyCode::Char('c' | 'd')).then_some(KeyAction::Quit);
         }
         if self.prompt.is_some() {
             return self.answer(key.code);
@@ -289,7 +289,7 @@ impl Top {
         match key.code {
             KeyCode::Char('/') => self.is_filtering = true,
             KeyCode::Char('o') => self.sort_by = self.sort_by.next(),
-            KeyCode::Char('q') => return Some(Wish::Quit),
+            KeyCode::Char('q') => return Some(KeyAction::Quit),
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => return self.turn_to(Page::Overview),
             KeyCode::Char('1') => return self.turn_to(Page::Overview),
             KeyCode::Char('2') => return self.turn_to(Page::Flows),
@@ -351,7 +351,7 @@ impl Top {
     }
 
     /// Moves the selection by `steps` rows; an instance's page follows it.
-    fn step(&mut self, steps: isize) -> Option<Wish> {
+    fn step(&mut self, steps: isize) -> Option<KeyAction> {
         self.select(steps);
         match (self.page, &self.selected) {
             (Page::Instance(_), Some(Row::Instance(id))) => {
@@ -362,15 +362,15 @@ impl Top {
         }
     }
 
-    fn turn_to(&mut self, page: Page) -> Option<Wish> {
+    fn turn_to(&mut self, page: Page) -> Option<KeyAction> {
         let before = std::mem::replace(&mut self.page, page);
-        self.seen.flows.clear();
+        self.observed.flows.clear();
         match (before, page) {
             (_, Page::Instance(id)) => {
                 self.selected = Some(Row::Instance(id));
-                Some(Wish::LookAt(Some(id)))
+                Some(KeyAction::LookAt(Some(id)))
             }
-            (Page::Instance(_), _) => Some(Wish::LookAt(None)),
+            (Page::Instance(_), _) => Some(KeyAction::LookAt(None)),
             _ => None,
         }
     }
@@ -379,7 +379,7 @@ impl Top {
         let row = self.selected_instance()?;
         Some(Prompt::Confirm {
             question: format!(
-                "Drain instance {} of {}? It gets no new flows, and goes when its {} have ended.",
+                "Drain instance {} of {}? It gets no new flows and is removed when its {} have ended.",
                 row.id, row.service, row.live_flows
             ),
             action: Action::Drain { instance: row.id },
@@ -389,7 +389,7 @@ impl Top {
     fn ask_undrain(&self) -> Option<Prompt> {
         let row = self.selected_instance()?;
         Some(Prompt::Confirm {
-            question: format!("Take the drain of instance {} of {} back?", row.id, row.service),
+            question: format!("Cancel the drain of instance {} of {}?", row.id, row.service),
             action: Action::Undrain { instance: row.id },
         })
     }
@@ -403,7 +403,7 @@ impl Top {
         let row = self.selected_service()?;
         Some(Prompt::Confirm {
             question: format!(
-                "Let {} decide again how many instances {} has?",
+                "Let {} decide the number of instances of {} again?",
                 row.autoscaler, row.name
             ),
             action: Action::Scale {
@@ -414,14 +414,14 @@ impl Top {
     }
 
     /// Handles a key during a prompt. Only `y` and Enter trigger an action.
-    fn answer(&mut self, key: KeyCode) -> Option<Wish> {
+    fn answer(&mut self, key: KeyCode) -> Option<KeyAction> {
         let mut prompt = self.prompt.take()?;
         if matches!(key, KeyCode::Esc) {
             return None;
         }
         match &mut prompt {
             Prompt::Confirm { action, .. } => match key {
-                KeyCode::Char('y' | 'Y') => return Some(Wish::Act(action.clone())),
+                KeyCode::Char('y' | 'Y') => return Some(KeyAction::Act(action.clone())),
                 KeyCode::Char('n' | 'N' | 'q') => return None,
                 _ => {}
             },
@@ -462,7 +462,7 @@ impl Top {
 fn ask_count(service: &str, count: u32) -> Prompt {
     Prompt::Confirm {
         question: format!(
-            "Set {service} to {count} by hand? The autoscaler stops deciding until you press a."
+            "Set {service} to {count} manually? The autoscaler does not decide until you press a."
         ),
         action: Action::Scale {
             service: service.to_owned(),
@@ -481,7 +481,7 @@ fn ask_policy(service: &str, kind: &str, name: &str) -> Prompt {
         _ => (None, Some(choice)),
     };
     Prompt::Confirm {
-        question: format!("Give {service} the {kind} {name}, with its defaults? No pinned flow moves."),
+        question: format!("Set the {kind} of {service} to {name}, with its defaults? No pinned flow moves."),
         action: Action::Policy {
             service: service.to_owned(),
             scheduler,

@@ -17,16 +17,16 @@ use display::table::{self, grouped, or_dash, percent, short, span_ms};
 
 /// The terminal's capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct Theme {
     /// The sixteen standard colours.
     pub(super) colours: bool,
     /// Unicode blocks and boxes; otherwise ASCII.
     pub(super) unicode: bool,
 }
 
-impl Look {
+impl Theme {
     /// From the environment: `NO_COLOR`, `TERM` and the locale. `ascii` disables Unicode.
-    pub(super) fn of(ascii: bool) -> Look {
+    pub(super) fn of(ascii: bool) -> Theme {
         let variable = |name: &str| std::env::var(name).unwrap_or_default();
         // The first of these variables that is set names the character set.
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
@@ -35,7 +35,7 @@ impl Look {
             .find(|value| !value.is_empty())
             .unwrap_or_default()
             .to_ascii_lowercase();
-        Look {
+        Theme {
             colours: variable("NO_COLOR").is_empty() && variable("TERM") != "dumb",
             unicode: !ascii && (locale.contains("utf-8") || locale.contains("utf8")),
         }
@@ -80,26 +80,26 @@ impl Look {
 }
 
 /// Draws the current page.
-pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, look: Look) {
+pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, theme: Theme) {
     let [head, page, foot] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)])
             .areas(frame.area());
-    draw_head(frame, head, top, look);
+    draw_head(frame, head, top, theme);
     match top.page {
-        Page::Overview => draw_overview(frame, page, top, look),
-        Page::Flows => draw_flows(frame, page, top, look),
-        Page::Events => draw_events(frame, page, top, look, "EVENTS"),
-        Page::Instance(id) => draw_instance(frame, page, top, look, id),
-        Page::Help => draw_help(frame, page, look),
+        Page::Overview => draw_overview(frame, page, top, theme),
+        Page::Flows => draw_flows(frame, page, top, theme),
+        Page::Events => draw_events(frame, page, top, theme, "EVENTS"),
+        Page::Instance(id) => draw_instance(frame, page, top, theme, id),
+        Page::Help => draw_help(frame, page, theme),
     }
-    draw_foot(frame, foot, top, look);
+    draw_foot(frame, foot, top, theme);
     if let Some(prompt) = &top.prompt {
-        draw_prompt(frame, page, prompt, look);
+        draw_prompt(frame, page, prompt, theme);
     }
 }
 
-fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
-    let status = &top.seen.status;
+fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
+    let status = &top.observed.status;
     let mut lines = Vec::new();
     if top.was_seen {
         let engine = if status.engine.up {
@@ -108,24 +108,24 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             let down = span_ms(status.engine.down_ms);
             Span::styled(
                 format!("engine {} DOWN for {down}", status.engine.driver),
-                look.alarm(),
+                theme.alarm(),
             )
         };
         lines.push(Line::from(vec![
-            Span::styled(format!("inco {}", status.version), look.heading()),
+            Span::styled(format!("inco {}", status.version), theme.heading()),
             Span::raw(format!(
                 "  {}  up {}  ",
                 cut(&status.file, 30),
                 span_ms((status.uptime_s * 1000.0) as u64)
             )),
             engine,
-            Span::styled(narrowed(top), look.heading()),
+            Span::styled(narrowed(top), theme.heading()),
         ]));
         let sum = |rate: fn(&api::types::UplinkRow) -> f64| status.uplinks.iter().map(rate).sum::<f64>();
         let lost = Span::styled(
             format!("lost {}/s", short(top.lost_pps.round())),
             if top.lost_pps >= 1.0 {
-                look.alarm()
+                theme.alarm()
             } else {
                 Style::new()
             },
@@ -147,7 +147,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         if !down.is_empty() {
             line.push(Span::styled(
                 format!("  DOWN: {}", plain(&down.join(" "))),
-                look.alarm(),
+                theme.alarm(),
             ));
         }
         line.push(Span::raw(format!(
@@ -158,7 +158,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         )));
         lines.push(Line::from(line));
     } else {
-        lines.push(Line::styled("inco top", look.heading()));
+        lines.push(Line::styled("inco top", theme.heading()));
     }
     frame.render_widget(Paragraph::new(lines), area);
 }
@@ -180,7 +180,7 @@ const KEYS: [&str; 10] = [
     "? help",
     "q quit",
     "Tab page",
-    "Enter look",
+    "Enter view",
     "/ filter",
     "o sort",
     "d drain",
@@ -203,32 +203,32 @@ fn keys_within(columns: usize) -> String {
     text
 }
 
-fn draw_foot(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+fn draw_foot(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let columns = usize::from(area.width);
     let line = match (&top.gone, &top.outcome) {
         (Some(reason), _) => {
             let words = if top.was_seen {
-                format!("NO ANSWER, these are the last figures: {reason}")
+                format!("NO ANSWER, showing the last figures: {reason}")
             } else {
                 format!("waiting: {reason}")
             };
             Line::styled(
                 cut(&words, columns),
-                look.alarm().add_modifier(Modifier::REVERSED),
+                theme.alarm().add_modifier(Modifier::REVERSED),
             )
         }
         _ if top.is_filtering => Line::raw(format!(
-            "filter: {}_   Enter keep  Esc clear",
+            "filter: {}_   Enter apply  Esc clear",
             cut(&top.filter, columns.saturating_sub(34))
         )),
-        (None, Some(Ok(result))) => Line::styled(cut(result, columns), look.colour(Color::Green)),
-        (None, Some(Err(error))) => Line::styled(cut(&format!("REFUSED: {error}"), columns), look.alarm()),
+        (None, Some(Ok(result))) => Line::styled(cut(result, columns), theme.colour(Color::Green)),
+        (None, Some(Err(error))) => Line::styled(cut(&format!("REFUSED: {error}"), columns), theme.alarm()),
         (None, None) => Line::raw(keys_within(columns)),
     };
     frame.render_widget(Paragraph::new(line), area);
 }
 
-fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let services = top.services().count() as u16 + 1;
     let instances = top.instances().len() as u16 + 1;
     // Instances have priority: services get at most a third, events the rest, and at least four lines if possible.
@@ -238,9 +238,9 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         Constraint::Min(if area.height >= 14 { 5 } else { 0 }),
     ])
     .areas(area);
-    draw_services(frame, services_area, top, look);
-    draw_instances(frame, instances_area, top, look);
-    draw_events(frame, events_area, top, look, "EVENTS");
+    draw_services(frame, services_area, top, theme);
+    draw_instances(frame, instances_area, top, theme);
+    draw_events(frame, events_area, top, theme, "EVENTS");
 }
 
 /// The range of lines that fits and includes the selected one.
@@ -259,7 +259,7 @@ fn list(
     heading: String,
     lines: Vec<Line<'_>>,
     selected: Option<usize>,
-    look: Look,
+    theme: Theme,
 ) {
     let Some(height) = usize::from(area.height).checked_sub(1) else {
         return;
@@ -271,7 +271,7 @@ fn list(
     } else {
         String::new()
     };
-    let mut all = vec![Line::styled(format!("{heading}{more}"), look.heading())];
+    let mut all = vec![Line::styled(format!("{heading}{more}"), theme.heading())];
     all.extend(lines.into_iter().skip(shown.start).take(shown.len()));
     frame.render_widget(Paragraph::new(all), area);
 }
@@ -288,7 +288,7 @@ fn lit(is_selected: bool) -> Style {
     }
 }
 
-fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let heading = format!(
         "  {:<10}{:>9}{:>7}{:>6}{:>9}{:>9}{:>6} {}",
         "SERVICE", "ACTIVE", "LIMITS", "LOAD", "OFFERED", "BACK", "FLOWS", "POLICIES"
@@ -319,7 +319,7 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         Line::styled(cut(&text, usize::from(area.width)), lit(is_selected(row)))
     });
     let selected = top.services().position(is_selected);
-    list(frame, area, heading, lines.collect(), selected, look);
+    list(frame, area, heading, lines.collect(), selected, theme);
 }
 
 /// Columns of each of the four small charts in an instance's row: a quarter of the space beside the text.
@@ -327,7 +327,7 @@ fn chart_columns(width: u16) -> usize {
     usize::from(width.saturating_sub(54) / 4).clamp(3, 40)
 }
 
-fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let columns = chart_columns(area.width);
     let heading = format!(
         "  {:>4} {:<9}{:<9}{:>7} {:columns$} {:>6} {:columns$} {:>5} {:columns$} {:>5} {:columns$}",
@@ -350,9 +350,9 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     let empty = History::default();
     let lines = shown.iter().map(|row| {
         let history = top.histories.of(row.id).unwrap_or(&empty);
-        let (base, which, state) = instance_cells(row, is_selected(row), look);
+        let (base, which, state) = instance_cells(row, is_selected(row), theme);
         let lost = history.lost_pps();
-        let chart = |values: &VecDeque<f64>, most| spark(values, columns, most, look);
+        let chart = |values: &VecDeque<f64>, most| spark(values, columns, most, theme);
         Line::from(vec![
             which,
             state,
@@ -363,7 +363,7 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             Span::styled(
                 format!("{:>6} {} ", short(lost.round()), chart(&history.lost, losses)),
                 if lost >= 1.0 {
-                    base.patch(look.alarm())
+                    base.patch(theme.alarm())
                 } else {
                     base
                 },
@@ -387,31 +387,35 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         ])
     });
     let selected = shown.iter().position(|row| is_selected(row));
-    list(frame, area, heading, lines.collect(), selected, look);
+    list(frame, area, heading, lines.collect(), selected, theme);
 }
 
 /// The style of an instance's line, and its first cells: which one it is, and its state.
-fn instance_cells(row: &InstanceRow, is_selected: bool, look: Look) -> (Style, Span<'static>, Span<'static>) {
+fn instance_cells(
+    row: &InstanceRow,
+    is_selected: bool,
+    theme: Theme,
+) -> (Style, Span<'static>, Span<'static>) {
     let base = lit(is_selected);
     let which = format!("{}{:>4} {:<9}", mark(is_selected), row.id.0, cut(&row.service, 8));
     let state = format!("{:<9}", row.state.name());
     (
         base,
         Span::styled(which, base),
-        Span::styled(state, base.patch(look.state(row.state))),
+        Span::styled(state, base.patch(theme.state(row.state))),
     )
 }
 
 /// Flows of each instance now and in the past: one row per instance, one column per point, all on one scale.
-fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let shown = top.instances();
-    let total: u64 = top.seen.instances.iter().map(|row| row.live_flows).sum();
+    let total: u64 = top.observed.instances.iter().map(|row| row.live_flows).sum();
     let bar = (usize::from(area.width.saturating_sub(42)) / 3).clamp(6, 40);
     let columns = usize::from(area.width).saturating_sub(42 + bar).max(4);
     let most = top.histories.most_flows();
     let heading = format!(
         "  {:>4} {:<9}{:<9}{:>6}{:>7}  {:<bar$}  {}",
-        "ID", "INSTANCE", "STATE", "FLOWS", "SHARE", "NOW", "BEFORE, newest right"
+        "ID", "INSTANCE", "STATE", "FLOWS", "SHARE", "NOW", "HISTORY, newest right"
     );
     let empty = History::default();
     let is_selected = |row: &InstanceRow| top.selected == Some(Row::Instance(row.id));
@@ -422,7 +426,7 @@ fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         } else {
             0.0
         };
-        let (base, which, state) = instance_cells(row, is_selected(row), look);
+        let (base, which, state) = instance_cells(row, is_selected(row), theme);
         Line::from(vec![
             which,
             state,
@@ -431,43 +435,43 @@ fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
                     "{:>6}{:>7}  {}  {}",
                     grouped(row.live_flows),
                     percent(share),
-                    level(row.live_flows as f64, most, bar, look),
-                    spark(&history.flows, columns, most, look)
+                    level(row.live_flows as f64, most, bar, theme),
+                    spark(&history.flows, columns, most, theme)
                 ),
                 base,
             ),
         ])
     });
     let selected = shown.iter().position(|row| is_selected(row));
-    list(frame, area, heading, lines.collect(), selected, look);
+    list(frame, area, heading, lines.collect(), selected, theme);
 }
 
-fn draw_events(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, heading: &str) {
-    event_list(frame, area, top, look, heading, |_| true);
+fn draw_events(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, heading: &str) {
+    event_list(frame, area, top, theme, heading, |_| true);
 }
 
 fn event_list(
     frame: &mut Frame<'_>,
     area: Rect,
     top: &Top,
-    look: Look,
+    theme: Theme,
     heading: &str,
-    is_meant: impl Fn(&model::Event) -> bool,
+    is_selected_by_filter: impl Fn(&model::Event) -> bool,
 ) {
     let Some(height) = usize::from(area.height).checked_sub(1) else {
         return;
     };
-    let mut lines = vec![Line::styled(heading.to_owned(), look.heading())];
+    let mut lines = vec![Line::styled(heading.to_owned(), theme.heading())];
     // Newest first, because users look for recent events.
     for event in top
         .events
         .iter()
         .rev()
-        .filter(|event| is_meant(event))
+        .filter(|event| is_selected_by_filter(event))
         .take(height)
     {
         lines.push(Line::from(vec![
-            Span::styled(clock(event.unix_ms), look.colour(Color::DarkGray)),
+            Span::styled(clock(event.unix_ms), theme.colour(Color::DarkGray)),
             Span::raw(" "),
             Span::raw(cut(
                 &event_sentence(event),
@@ -478,9 +482,9 @@ fn event_list(
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: InstanceId) {
+fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id: InstanceId) {
     let Some(row) = top.instance(id) else {
-        let text = format!("Instance {id} is gone; Esc leads back.");
+        let text = format!("Instance {id} is removed; press Esc to go back.");
         frame.render_widget(Paragraph::new(text), area);
         return;
     };
@@ -495,9 +499,9 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: I
         Line::from(vec![
             Span::styled(
                 format!("INSTANCE {id} of {}  ", plain(&row.service)),
-                look.heading(),
+                theme.heading(),
             ),
-            Span::styled(row.state.name(), look.state(row.state)),
+            Span::styled(row.state.name(), theme.state(row.state)),
             Span::raw(format!(" for {} ({})", span_ms(row.state_ms), plain(&row.reason))),
         ]),
         Line::raw(format!(
@@ -505,7 +509,7 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: I
             or_dash(row.container.as_deref(), plain),
             or_dash(row.pid, |pid| pid.to_string()),
             or_dash(row.slot, |slot| slot.to_string()),
-            if row.adopted { "  taken over" } else { "" }
+            if row.adopted { "  adopted" } else { "" }
         )),
         Line::raw(format!(
             "capacity {} pps  CPU {} of {}  memory {}",
@@ -515,16 +519,16 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: I
             or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
         )),
         Line::raw(format!(
-            "packets {} to it, {} back, {} dropped",
+            "packets {} in, {} out, {} dropped",
             grouped(row.to_packets),
             grouped(row.back_packets),
             grouped(row.dropped_packets),
         )),
     ];
     frame.render_widget(Paragraph::new(lines), words);
-    draw_figures(frame, charts, top, row, look);
+    draw_figures(frame, charts, top, row, theme);
     let heading = format!("LARGEST FLOWS{:>42}{:>9}{:>14}", "PPS", "+-", "PACKETS");
-    let lines = top.seen.flows.iter().map(|flow| {
+    let lines = top.observed.flows.iter().map(|flow| {
         Line::raw(format!(
             "{:<46}{:>9}{:>9}{:>14}",
             cut(&flow.flow, 46),
@@ -533,14 +537,14 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: I
             grouped(flow.packets[0].saturating_add(flow.packets[1]))
         ))
     });
-    list(frame, flows, heading, lines.collect(), None, look);
-    event_list(frame, events, top, look, "ITS EVENTS", |event| {
+    list(frame, flows, heading, lines.collect(), None, theme);
+    event_list(frame, events, top, theme, "EVENTS OF THE INSTANCE", |event| {
         event.instance == Some(id)
     });
 }
 
 /// The four figures of an instance, each two lines high.
-fn draw_figures(frame: &mut Frame<'_>, area: Rect, top: &Top, row: &InstanceRow, look: Look) {
+fn draw_figures(frame: &mut Frame<'_>, area: Rect, top: &Top, row: &InstanceRow, theme: Theme) {
     let empty = History::default();
     let history = top.histories.of(row.id).unwrap_or(&empty);
     let columns = usize::from(area.width).saturating_sub(26);
@@ -579,48 +583,48 @@ fn draw_figures(frame: &mut Frame<'_>, area: Rect, top: &Top, row: &InstanceRow,
         } else {
             format!("{}{unit}", short(most))
         };
-        let [upper, lower] = tall_spark(values, columns, most, look);
+        let [upper, lower] = tall_spark(values, columns, most, theme);
         lines.push(Line::raw(format!("{name:<6}{now:>10} {upper} {full}")));
         lines.push(Line::raw(format!("{:<16} {lower} 0", "")));
     }
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn draw_help(frame: &mut Frame<'_>, area: Rect, look: Look) {
+fn draw_help(frame: &mut Frame<'_>, area: Rect, theme: Theme) {
     let keys = [
         ("q, Ctrl-C", "quit"),
         ("Tab, 1 2 3", "next page; overview, flows, events"),
         ("up down, j k", "select a service or an instance"),
-        ("Enter, right", "look at an instance and its largest flows"),
+        ("Enter, right", "view an instance and its largest flows"),
         ("Esc, left", "back to the overview"),
-        ("d / u", "drain the instance / take its drain back"),
+        ("d / u", "drain the instance / cancel its drain"),
         (
             "+ - s",
-            "one instance more, one fewer, or so many, of the service",
+            "add an instance, remove one, or set the number, of the service",
         ),
-        ("/", "show only what contains a text: service/id and state"),
+        ("/", "show only rows that contain a text: service/id and state"),
         ("o", "sort instances by id, rate, losses, flows or ring"),
         ("a", "let the autoscaler decide again"),
-        ("p", "give the service another scheduler or autoscaler"),
-        ("y / n", "do what is asked / do not"),
+        ("p", "change the scheduler or autoscaler of the service"),
+        ("y / n", "confirm / cancel"),
     ];
-    let mut lines = vec![Line::styled("KEYS", look.heading())];
+    let mut lines = vec![Line::styled("KEYS", theme.heading())];
     lines.extend(keys.map(|(key, what)| Line::raw(format!("  {key:<14}{what}"))));
     lines.push(Line::raw(""));
     lines.push(Line::raw(
-        "Charts grow from left to right, a column for each look. Rates, losses and flows of all instances are on one \
-         scale; a ring's is from empty to full. Nothing is done without a y.",
+        "Charts show one column per update, the newest at the right. Rates, losses and flows of all instances have \
+         a common scale; the scale of a ring is from empty to full. No action runs without a y.",
     ));
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), area);
 }
 
-fn draw_prompt(frame: &mut Frame<'_>, area: Rect, prompt: &Prompt, look: Look) {
+fn draw_prompt(frame: &mut Frame<'_>, area: Rect, prompt: &Prompt, theme: Theme) {
     let lines: Vec<Line<'_>> = match prompt {
         Prompt::Confirm { question, .. } => {
             vec![
                 Line::raw(plain(question)),
                 Line::raw(""),
-                Line::raw("y do it    n leave it"),
+                Line::raw("y confirm    n cancel"),
             ]
         }
         Prompt::Count { service, digits } => vec![
@@ -629,7 +633,7 @@ fn draw_prompt(frame: &mut Frame<'_>, area: Rect, prompt: &Prompt, look: Look) {
                 plain(service)
             )),
             Line::raw(""),
-            Line::raw("Enter go on    Esc leave it"),
+            Line::raw("Enter continue    Esc cancel"),
         ],
         Prompt::Policy { service, at } => {
             let all = policies();
@@ -641,7 +645,7 @@ fn draw_prompt(frame: &mut Frame<'_>, area: Rect, prompt: &Prompt, look: Look) {
                     lines.push(Line::styled(text, lit(index == *at)));
                 }
             }
-            lines.push(Line::raw("Enter go on    Esc leave it"));
+            lines.push(Line::raw("Enter continue    Esc cancel"));
             lines
         }
     };
@@ -656,7 +660,7 @@ fn draw_prompt(frame: &mut Frame<'_>, area: Rect, prompt: &Prompt, look: Look) {
         height,
     };
     let mut block = Block::bordered().padding(ratatui::widgets::Padding::horizontal(1));
-    if !look.unicode {
+    if !theme.unicode {
         block = block.border_set(ASCII_BORDER);
     }
     frame.render_widget(Clear, place);
@@ -678,8 +682,8 @@ const ASCII_BORDER: ratatui::symbols::border::Set<'_> = ratatui::symbols::border
 };
 
 /// The newest values as one sign each, right-aligned; `most` is a full one. Every value above 0 is visible.
-fn spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> String {
-    let steps = look.steps();
+fn spark(values: &VecDeque<f64>, columns: usize, most: f64, theme: Theme) -> String {
+    let steps = theme.steps();
     let full = steps.len() - 1;
     let sign = |value: &f64| {
         let step = scaled(*value, most, full);
@@ -691,8 +695,8 @@ fn spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> Strin
 }
 
 /// Like [`spark`] in two lines, the upper one first.
-fn tall_spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> [String; 2] {
-    let steps = look.steps();
+fn tall_spark(values: &VecDeque<f64>, columns: usize, most: f64, theme: Theme) -> [String; 2] {
+    let steps = theme.steps();
     let full = steps.len() - 1;
     let mut lines = [String::new(), String::new()];
     let shown: Vec<usize> = values
@@ -721,9 +725,9 @@ fn scaled(value: f64, most: f64, full: usize) -> usize {
 }
 
 /// A bar with a length proportional to the value.
-fn level(value: f64, most: f64, columns: usize, look: Look) -> String {
+fn level(value: f64, most: f64, columns: usize, theme: Theme) -> String {
     let long = scaled(value, most, columns);
-    let sign = if look.unicode { '█' } else { '#' };
+    let sign = if theme.unicode { '█' } else { '#' };
     let bar: String = std::iter::repeat_n(sign, long).collect();
     format!("{bar:<columns$}")
 }
@@ -744,7 +748,7 @@ fn cut(text: &str, columns: usize) -> String {
 mod tests {
     use super::*;
 
-    const UNICODE: Look = Look {
+    const UNICODE: Theme = Theme {
         colours: false,
         unicode: true,
     };
@@ -755,7 +759,7 @@ mod tests {
         assert_eq!(spark(&values, 6, 8.0, UNICODE), "  ▁▂▄█");
         assert_eq!(spark(&values, 2, 8.0, UNICODE), "▄█");
         assert_eq!(spark(&VecDeque::new(), 2, 8.0, UNICODE), "  ");
-        let ascii = Look {
+        let ascii = Theme {
             unicode: false,
             ..UNICODE
         };

@@ -376,14 +376,14 @@ impl Exit {
         let how = match (self.status, self.signal) {
             (Some(status), _) => format!("exited with {status}"),
             (None, Some(signal)) => format!("was ended by signal {signal}"),
-            (None, None) => "ended, nobody knows how".to_owned(),
+            (None, None) => "ended; its status is unknown".to_owned(),
         };
         let said = output
             .lines()
             .last()
             .map(str::trim)
             .filter(|line| !line.is_empty());
-        let said = said.map(|line| format!("; it said last: {line}"));
+        let said = said.map(|line| format!("; its last output: {line}"));
         EngineError::Command {
             name: name.to_owned(),
             reason: how + &said.unwrap_or_default(),

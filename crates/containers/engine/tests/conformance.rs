@@ -313,7 +313,10 @@ fn commands_run_beside_the_program(subject: &mut dyn Subject) {
     );
     if fake.is_none() {
         // With the container's environment.
-        assert!(said.contains("it said last: leaving with 7; PROBE=1"), "{said}");
+        assert!(
+            said.contains("its last output: leaving with 7; PROBE=1"),
+            "{said}"
+        );
         let missing = subject.told().ask(exec(&["/nonexistent"], 8_000)).unwrap_err();
         assert!(missing.to_string().contains("nonexistent"), "{missing}");
     }

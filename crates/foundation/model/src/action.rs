@@ -4,134 +4,134 @@ use serde::{Deserialize, Serialize};
 
 use crate::InstanceId;
 
-/// Something to do.
+/// An action.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
-    /// So many active instances, whatever the autoscaler says.
+    /// Sets the number of active instances manually, or returns the decision to the autoscaler.
     Scale {
-        /// Of which service.
+        /// The service.
         service: String,
-        /// How many; absent: the autoscaler decides again.
+        /// The number; absent: the autoscaler decides again.
         instances: Option<u32>,
     },
-    /// Another policy decides from now on, without a restart and without moving a flow. One of the two.
+    /// Sets a policy at run time: a scheduler or an autoscaler. No flow moves.
     Policy {
-        /// For which service.
+        /// The service.
         service: String,
-        /// Which instance a new flow is given to.
+        /// The new scheduler.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scheduler: Option<PolicyChoice>,
-        /// How many instances there are, and how large.
+        /// The new autoscaler.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         autoscaler: Option<PolicyChoice>,
     },
-    /// The next scheduling decisions of a service are put into the event log, with all that they rest on.
+    /// Records the next scheduling decisions of a service, with their inputs, in the event log.
     Record {
-        /// Of which service.
+        /// The service.
         service: String,
-        /// How many, at most [`Action::RECORD_LIMIT`].
+        /// Number of decisions, at most [`Action::RECORD_LIMIT`].
         decisions: u32,
     },
-    /// Every instance that a service has is replaced, one after the other: another is ready before one is drained. A
-    /// replacement that fails ends it. `ServiceRow::rollout` says how far it is.
+    /// Replaces every instance of a service, one after the other. A replacement is ready before an instance drains. A
+    /// replacement that fails aborts the rollout. `ServiceRow::rollout` has the progress.
     Rollout {
-        /// Of which service.
+        /// The service.
         service: String,
-        /// Instead: one that is under way ends.
+        /// Cancels the current rollout instead.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         cancel: bool,
     },
-    /// No new flows for an instance; it goes when its flows have ended.
+    /// Drains an instance: it gets no new flows and is removed when its flows have ended.
     Drain {
-        /// Which one.
+        /// Its id.
         instance: InstanceId,
     },
-    /// A drain is taken back.
+    /// Cancels a drain.
     Undrain {
-        /// Which one.
+        /// Its id.
         instance: InstanceId,
     },
-    /// Unpins flows: their next packets are rescheduled.
+    /// Unpins flows; their next packets are rescheduled.
     Purge {
-        /// All of this instance's, or
+        /// All flows of this instance, or
         #[serde(default, skip_serializing_if = "Option::is_none")]
         instance: Option<InstanceId>,
-        /// this one alone.
+        /// this flow only.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "schema", schema(format = "flow"))]
         flow: Option<String>,
     },
-    /// A flow is given to another instance, with all packets that are to come. Only where the service says that its
-    /// functions share or keep no state: `affinity = "relaxed"`.
+    /// Moves a flow to another instance. Requires `affinity = "relaxed"` of the service: its functions keep no state
+    /// per flow, or share it.
     Move {
-        /// Which flow: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+        /// The flow: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
         #[cfg_attr(feature = "schema", schema(format = "flow"))]
         flow: String,
-        /// To which instance.
+        /// The new instance.
         instance: InstanceId,
     },
-    /// The autoscaler may not ask for fewer instances, or may again.
+    /// Disables or enables scale-in.
     PauseIn {
-        /// Of which service.
+        /// The service.
         service: String,
-        /// Whether it is held back.
+        /// True to disable it or to begin the dry run, false to undo that.
         on: bool,
     },
-    /// The autoscaler may not ask for more instances, or may again.
+    /// Disables or enables scale-out.
     PauseOut {
-        /// Of which service.
+        /// The service.
         service: String,
-        /// Whether it is held back.
+        /// True to disable it or to begin the dry run, false to undo that.
         on: bool,
     },
-    /// The autoscaler only says what it would do, or does it again.
+    /// Begins or ends a dry run of the autoscaler: it decides, and nothing is done.
     DryRun {
-        /// Of which service.
+        /// The service.
         service: String,
-        /// Whether it is held back.
+        /// True to disable it or to begin the dry run, false to undo that.
         on: bool,
     },
-    /// The configuration file is read again and what changed in it is applied, all of it or nothing. No flow moves.
+    /// Reads the configuration file again and applies all its changes, or none. No flow moves.
     Reload {
-        /// Only tell what would change.
+        /// Only report what would change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         check: bool,
     },
-    /// A command runs in an instance's container, beside its program and confined as that is. Only for root on this
-    /// machine, over the unix socket.
+    /// Runs a command in an instance's container, confined like its program. Only for root on this machine, over the
+    /// unix socket.
     Exec {
-        /// In which one.
+        /// The instance.
         instance: InstanceId,
-        /// Program and arguments. It has 8 s.
+        /// Program and arguments. The time limit is 8 s.
         command: Vec<String>,
     },
-    /// inco ends.
+    /// Stops inco.
     Stop {
-        /// Whether containers go on running, for the next run to adopt.
+        /// Whether containers keep running, so that the next run adopts them.
         keep: bool,
     },
 }
 
-/// A policy and its parameters, as the configuration has them.
+/// A policy and its parameters, as in the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PolicyChoice {
     /// Its name.
     pub policy: String,
-    /// Its parameters; those that are not there have their defaults.
+    /// Its parameters; absent ones have their defaults.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Object))]
     pub parameters: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Action {
-    /// Decisions that can be asked for at once: each has a line per instance in the event log.
+    /// Maximum number of decisions per action: each takes a line per instance in the event log.
     pub const RECORD_LIMIT: u32 = 64;
 
-    /// The word for it.
+    /// Its name.
     pub const fn name(&self) -> &'static str {
         match self {
             Action::Scale { .. } => "scale",
@@ -151,7 +151,7 @@ impl Action {
         }
     }
 
-    /// The service and the instance that it is about.
+    /// The service and the instance that it concerns.
     pub fn target(&self) -> (Option<&str>, Option<InstanceId>) {
         match self {
             Action::Scale { service, .. }

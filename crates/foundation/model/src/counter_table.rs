@@ -38,9 +38,9 @@ macro_rules! slot_counters {
             to_packets: counter => to_packets: u64 "instance_to_packets";
             /// Bytes put into the instance's ring.
             to_bytes: counter => to_bytes: u64 "instance_to_bytes";
-            /// Packets back from the instance.
+            /// Packets returned from the instance.
             back_packets: counter => back_packets: u64 "instance_back_packets";
-            /// Bytes back from the instance.
+            /// Bytes returned from the instance.
             back_bytes: counter => back_bytes: u64 "instance_back_bytes";
             /// Packets dropped because the instance's ring was full.
             ring_drops: counter, drop "ring_full";
@@ -50,9 +50,9 @@ macro_rules! slot_counters {
             lost: counter, drop "lost";
             /// Packets that the instance took and did not return, known when it shut down in order.
             kept: counter;
-            /// Packets that the instance made itself.
+            /// Packets that the instance originated.
             originated: counter => originated_packets: u64 "instance_originated_packets";
-            /// Packets back that are of no flow of the instance.
+            /// Returned packets that match no flow of the instance.
             return_unmatched: counter => return_unmatched_packets: u64 "instance_return_unmatched_packets";
             /// Flows given to the instance.
             new_flows: counter => new_flows: u64 "instance_new_flows";
@@ -60,15 +60,15 @@ macro_rules! slot_counters {
             expected_moves: counter;
             /// Flows pinned to the instance. A gauge.
             live_flows: gauge => live_flows: u64 "instance_live_flows";
-            /// Descriptors in the ring towards the instance. A gauge.
+            /// Occupied descriptors of the ring towards the instance. A gauge.
             ring_used: gauge => ring_used: u64 "instance_ring_used_descriptors";
-            /// Descriptors that the ring towards the instance has. A gauge.
+            /// Size of the ring towards the instance, in descriptors. A gauge.
             ring_slots: gauge => ring_slots: u64 "instance_ring_descriptors";
             /// Packets in the ring back from the instance. A gauge.
             back_used: gauge;
             /// Descriptors that the instance has consumed since it was attached.
             consumed: counter;
-            /// Times that its ring was seen full, or a quarter full twice in a row.
+            /// Times that its ring was full, or a quarter full in two consecutive readings.
             hot: counter => hot: u64 "instance_hot";
         }
         others {
@@ -92,14 +92,14 @@ macro_rules! service_counters {
             unserved: counter => unserved_packets: u64;
             /// Packets sent by hash without a pin because the flow table was full.
             unpinned: counter => unpinned_packets: u64 "service_unpinned_packets";
-            /// New flows given to an instance although none fitted.
+            /// New flows that fitted no instance and went to the least loaded one.
             overcommitted: counter => overcommitted_flows: u64 "service_overcommitted_flows";
         }
         others {}
         of_instances {
-            /// Packets back from the service's instances.
+            /// Packets returned from the service's instances.
             back_packets: counter => returned_packets: u64 "service_returned_packets";
-            /// Bytes back from the service's instances.
+            /// Bytes returned from the service's instances.
             back_bytes: counter => returned_bytes: u64 "service_returned_bytes";
             /// Packets dropped at full rings of the service's instances.
             ring_drops: counter => ring_full_packets: u64;
@@ -125,13 +125,13 @@ macro_rules! uplink_counters {
             sent_packets: counter => sent_packets: u64 "uplink_sent_packets";
             /// Bytes sent to the uplink.
             sent_bytes: counter => sent_bytes: u64 "uplink_sent_bytes";
-            /// Packets for the uplink that were dropped.
+            /// Packets to the uplink that were dropped.
             dropped: counter => dropped_packets: u64 "uplink_dropped_packets";
         }
         others {
-            /// Packets that the device dropped before the switch could take them.
+            /// Packets that the device dropped before the switch received them.
             missed_packets: counter => missed_packets: u64 "uplink_missed_packets";
-            /// Packets that the device took and could not send.
+            /// Packets that the device accepted and could not transmit.
             failed_packets: counter => failed_packets: u64 "uplink_failed_packets";
         }
     } };
@@ -153,29 +153,29 @@ macro_rules! worker_counters {
             busy_turns: counter;
             /// Time in which the worker did not sleep.
             awake_ns: nanoseconds => awake_s: f64 "worker_awake_seconds";
-            /// Time in which the worker moved packets.
+            /// Time in which the worker processed packets.
             busy_ns: nanoseconds => busy_s: f64 "worker_busy_seconds";
             /// The longest time between two turns without a sleep, since it was last asked for. A gauge.
             longest_gap_ns: gauge;
             /// Packets of no service that the worker passed to an uplink.
             passed: counter => passed_packets: u64 "worker_passed_packets";
-            /// Packets that the worker handed to others.
+            /// Packets that the worker handed off to other workers.
             handed_off: counter => handed_off_packets: u64 "worker_handed_off_packets";
-            /// Packets that the worker took from others.
+            /// Packets that other workers handed off to the worker.
             taken_over: counter;
             /// Flows in the worker's table. A gauge.
             live_flows: gauge => live_flows: u64 "worker_flows";
             /// Flows that the worker's table can hold. A gauge.
             flow_limit: gauge => flow_limit: u64 "worker_flow_limit";
-            /// Packets of flows that found no place in the worker's flow table.
+            /// Packets of flows for which the worker's flow table had no free entry.
             table_full: counter => table_full_packets: u64 "worker_table_full_packets";
             /// Moves of flows whose packets were held meanwhile, in services that allow it.
             held_moves: counter;
             /// Those of them that went on before all that they had sent was back: a limit was reached.
             early_moves: counter;
-            /// Fragments that wait for their first one. A gauge.
+            /// Fragments that wait for the first fragment. A gauge.
             fragments_waiting: gauge => fragments_waiting: u64 "worker_waiting_fragments";
-            /// Events that found no room on their way to the control plane.
+            /// Events lost because the queue to the control plane was full.
             events_lost: counter => events_lost: u64 "worker_lost_events";
             /// Packets between stages: fragments and packets of moving flows, frames handed to this worker. A gauge.
             held: gauge;

@@ -82,11 +82,11 @@ kinds! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         case: Option<Box<serde_json::Value>>,
     },
-    /// An autoscaler in shadow mode would want another count.
+    /// In a dry run, the autoscaler decided on another count.
     Shadowed = "shadowed" {
         /// Wanted Active instances.
         wanted: u32,
-        /// The count that it would want.
+        /// The count on which it decided.
         would: u32,
         /// The policy's name.
         policy: String,
@@ -129,7 +129,7 @@ kinds! {
         /// The inputs of the decision, as `inco explain scheduler` takes them.
         case: Box<serde_json::Value>,
     },
-    /// A new flow fitted no instance and went to the least loaded one. Not where the capacity is not known yet.
+    /// A new flow fitted no instance and went to the least loaded one. Not reported while the capacity is unknown.
     Overcommitted = "overcommitted" {
         /// Number of such flows since the last such event.
         flows: u64,
@@ -143,13 +143,13 @@ kinds! {
         /// The peer, or why it disconnected.
         detail: String,
     },
-    /// A rollout began, got on or ended.
+    /// A rollout began, advanced or ended.
     Rollout = "rollout" {
-        /// How far it is.
+        /// Its state.
         state: RolloutState,
-        /// Instances that are replaced.
+        /// Instances already replaced.
         replaced: u32,
-        /// Instances that there were when it began.
+        /// Instances at its start.
         total: u32,
         /// What it waits for, or why it ended.
         reason: String,

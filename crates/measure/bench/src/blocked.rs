@@ -13,7 +13,7 @@ use switch::{Change, Plan, Switch as _, SwitchEvent, SwitchRequest};
 use super::facts::facts;
 use super::raw::Raw;
 use super::steering::plan;
-use super::synthetic::{Moment, Pace, Source, Synthetic};
+use super::synthetic::{Moment, Source, SourceRate, Synthetic};
 use crate::args::BlockedArgs;
 use display::output;
 use display::table::{Table, grouped};
@@ -21,14 +21,14 @@ use display::table::{Table, grouped};
 /// Instances besides the one that is added and removed: `null` ports.
 const INSTANCES: u16 = 4;
 /// The slot of that instance.
-const COMES_AND_GOES: Slot = Slot(INSTANCES);
+const CHANGED_SLOT: Slot = Slot(INSTANCES);
 /// Established flows, and their packets per second of CPU time: half of a worker's capacity.
 const FLOWS: u32 = 10_000;
 const KNOWN_PER_S: u64 = 5_000_000;
 /// New flows per second of CPU time.
 const NEW_PER_S: u64 = 200_000;
 /// CPU time of the worker after each change that is included.
-const AFTER: Duration = Duration::from_millis(10);
+const MEASURED_AFTER_CHANGE: Duration = Duration::from_millis(10);
 /// Capacity of the flow table: all new flows of a run, which do not end.
 const TABLE_FLOWS: usize = 4_000_000;
 
@@ -68,7 +68,7 @@ pub(super) fn run(args: &BlockedArgs) -> Result<()> {
         .collect();
     if names.is_empty() {
         bail!(output::WrongUsage(format!(
-            "no such scheduler; there are {}",
+            "unknown scheduler; write one of {}",
             Scheduler::NAMES.join(", ")
         )));
     }
@@ -114,14 +114,14 @@ pub(super) fn run(args: &BlockedArgs) -> Result<()> {
 }
 
 /// The plan with that instance in the given state; [`None`] for without it.
-fn with_fifth(scheduler: &str, state: Option<InstanceState>) -> Result<Plan> {
+fn with_changed_instance(scheduler: &str, state: Option<InstanceState>) -> Result<Plan> {
     let mut plan = plan(INSTANCES + 1, vec![UplinkId(0), UplinkId(1)])?;
     for service in &mut plan.services {
         service.scheduler = Scheduler::from_name(scheduler)?;
     }
     let fifth = plan
         .slots
-        .get_mut(COMES_AND_GOES.index())
+        .get_mut(CHANGED_SLOT.index())
         .context("a plan has its slots")?;
     match (state, fifth.as_mut()) {
         (Some(state), Some(slot)) => slot.state = state,
@@ -131,7 +131,7 @@ fn with_fifth(scheduler: &str, state: Option<InstanceState>) -> Result<Plan> {
 }
 
 fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
-    let pace = [Arc::new(Pace::default()), Arc::new(Pace::default())];
+    let pace = [Arc::new(SourceRate::default()), Arc::new(SourceRate::default())];
     let sources = vec![
         Source::of_known_flows(FLOWS, &pace[0])?,
         Source::of_new_flows(&pace[1])?,
@@ -143,7 +143,7 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
         pin_times: true,
     };
     let mut switch = Synthetic::start(
-        with_fifth(scheduler, Some(InstanceState::Active))?,
+        with_changed_instance(scheduler, Some(InstanceState::Active))?,
         table,
         sources,
     )?;
@@ -169,18 +169,22 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
     remove(&mut switch, scheduler)?;
     pace[0].set(KNOWN_PER_S);
     pace[1].set(NEW_PER_S);
-    switch.run_for(AFTER)?;
+    switch.run_for(MEASURED_AFTER_CHANGE)?;
     for _ in 0..changes {
-        switch.publish(with_fifth(scheduler, Some(InstanceState::Standby))?)?;
-        switch.attach(COMES_AND_GOES)?;
+        switch.publish(with_changed_instance(scheduler, Some(InstanceState::Standby))?)?;
+        switch.attach(CHANGED_SLOT)?;
         for (place, row) in rows.iter_mut().enumerate() {
             let (before, missed_before) = (switch.read()?, missed());
             match row.change {
-                "activate" => switch.publish(with_fifth(scheduler, Some(InstanceState::Active))?)?,
-                "drain" => switch.publish(with_fifth(scheduler, Some(InstanceState::Draining))?)?,
+                "activate" => {
+                    switch.publish(with_changed_instance(scheduler, Some(InstanceState::Active))?)?
+                }
+                "drain" => {
+                    switch.publish(with_changed_instance(scheduler, Some(InstanceState::Draining))?)?
+                }
                 _ => remove(&mut switch, scheduler)?,
             }
-            let (_, after) = switch.run_for(AFTER)?;
+            let (_, after) = switch.run_for(MEASURED_AFTER_CHANGE)?;
             let missed = missed() - missed_before;
             row.offered += received(&after) - received(&before) + missed;
             row.dropped += after.dropped - before.dropped;
@@ -198,10 +202,10 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
 
 /// Removes the instance together with its flows.
 fn remove(switch: &mut Synthetic, scheduler: &str) -> Result<()> {
-    switch.publish(with_fifth(scheduler, None)?)?;
-    switch.switch.request(SwitchRequest::Detach(COMES_AND_GOES))?;
+    switch.publish(with_changed_instance(scheduler, None)?)?;
+    switch.switch.request(SwitchRequest::Detach(CHANGED_SLOT))?;
     switch
-        .until("an instance is removed", |event| {
+        .wait_until("an instance is removed", |event| {
             matches!(event, SwitchEvent::Detached { .. })
         })
         .map(drop)

@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Serialize;
 use traffic::{Control, Generator, Interval, MemifPort, Phase, Profile, Rate, Report, Size, Span, Verify};
 
-use super::contestant::{Clock, Contestant, Killed, go_to, median, resume, shown, suspend};
+use super::contestant::{Clock, Contestant, KilledOnDrop, command_line, median, pin_to_cpu, resume, suspend};
 use super::facts::facts;
 use super::memory::Memory;
-use super::ovs::{self, Ovs, until};
+use super::ovs::{self, Ovs, wait_until};
 use super::raw::Raw;
 use super::steer::{Folder, cpus};
 use super::steering::{Spec, Steering, Way};
@@ -40,11 +40,11 @@ const RATE: f64 = 1e9;
 /// Latency is recorded for one in this many packets; for every packet it would dominate the generator's cost.
 const LATENCY_OF_ONE_IN: u32 = 64;
 /// Duration of a test whether packets return.
-const LEAST: Duration = Duration::from_millis(20);
+const PROBE_TIME: Duration = Duration::from_millis(20);
 /// Settling time at the end of a run.
-const SETTLE: Span = Span::from_millis(20);
+const SETTLE_TIME: Span = Span::from_millis(20);
 /// Maximum time for a link to connect.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Capacity of inco's flow table beyond the bench's flows.
 const SPARE_FLOWS: usize = 10_000;
 /// Source and destination port of all flows.
@@ -80,7 +80,7 @@ struct Chain {
     /// The result of each window in the search.
     trials: [Sum; WINDOWS.len()],
     rounds: Vec<Sum>,
-    _function: Killed,
+    _function: KilledOnDrop,
 }
 
 /// The sum of several turns of a chain.
@@ -153,7 +153,7 @@ pub(super) fn run(args: &ChainArgs) -> Result<()> {
     }
     output::text(&table.text())?;
     output::line(format!(
-        "Mpps there and back by the switching thread's processor time. Every measurement: {}",
+        "Round-trip Mpps per CPU second of the switching thread. All measurements: {}",
         args.csv.display()
     ))
 }
@@ -189,7 +189,7 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
             Ok(chain) => chains.push(chain),
             // The other results are still useful.
             Err(error) => {
-                output::complain(&format!("inco: without OVS, which does not take part: {error:#}"));
+                output::complain(&format!("inco: OVS is left out: {error:#}"));
             }
         }
     }
@@ -218,7 +218,7 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
         for (chain, sum) in chains.iter_mut().zip(sums) {
             if sum.packets == 0 || sum.cpu_seconds == 0.0 {
                 bail!(
-                    "{}: no packet was there and back in round {round}; is the machine busy with something else? (started by: {})",
+                    "{}: no packet returned in round {round}; the machine may be too busy (started by: {})",
                     chain.name,
                     chain.switch.commands().join(" && ")
                 );
@@ -242,8 +242,13 @@ const OVS: &str = "ovs-exact";
 impl Chain {
     /// Sends a few packets at a time until some return.
     fn wait_until_it_forwards(&mut self, args: &ChainArgs) -> Result<()> {
-        until("the way through a function and back", || {
-            let sent = generate(&mut self.port, profile(args, LEAST, LEAST), WINDOWS[0], |_| {});
+        wait_until("the path through the function", || {
+            let sent = generate(
+                &mut self.port,
+                profile(args, PROBE_TIME, PROBE_TIME),
+                WINDOWS[0],
+                |_| {},
+            );
             sent.is_ok_and(|report| report.counts.returned_packets > 0)
         })
         .with_context(|| self.switch.commands().join(" && "))
@@ -324,7 +329,7 @@ impl Chain {
         let counts = &report.counts;
         if counts.reordered + counts.duplicated + counts.altered + counts.foreign > 0 {
             bail!(
-                "{}: {} packets came back out of order, {} twice, {} changed and {} that nobody sent",
+                "{}: {} packets returned out of order, {} duplicated, {} altered and {} unknown",
                 self.name,
                 counts.reordered,
                 counts.duplicated,
@@ -355,7 +360,7 @@ impl Chain {
 /// The generator's profile: packets of all flows in turn, with progress every `interval`.
 fn profile(args: &ChainArgs, interval: Duration, duration: Duration) -> Profile {
     Profile {
-        settle: SETTLE,
+        settle: SETTLE_TIME,
         interval: Span(interval),
         // The switch's tests check the bytes. Here the generator would take CPU time from the function.
         verify: Verify::Off,
@@ -404,7 +409,7 @@ fn generate(
 fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            go_to(cpu)?;
+            pin_to_cpu(cpu)?;
             work()
         });
         thread
@@ -414,7 +419,7 @@ fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Resul
 }
 
 /// Starts the function on the CPU for everything else; returns its process and its socket.
-fn start_function(folder: &Path) -> Result<(Killed, PathBuf)> {
+fn start_function(folder: &Path) -> Result<(KilledOnDrop, PathBuf)> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let socket = folder.join("function.sock");
     let mut command = Command::new(find_inco_nf()?);
@@ -424,10 +429,10 @@ fn start_function(folder: &Path) -> Result<(Killed, PathBuf)> {
     let child = on_cpu(control, || {
         command
             .spawn()
-            .with_context(|| format!("cannot start {}", shown(&command)))
+            .with_context(|| format!("cannot start {}", command_line(&command)))
     })?;
-    let function = Killed::when_done(child);
-    until("the function's socket", || socket.exists())?;
+    let function = KilledOnDrop::new(child);
+    wait_until("the function's socket", || socket.exists())?;
     Ok((function, socket))
 }
 
@@ -450,7 +455,7 @@ fn start_inco(folder: &Path, args: &ChainArgs, return_counters: bool) -> Result<
         name: if return_counters { "inco-counting" } else { "inco" },
         return_counters,
         switch: Box::new(switch),
-        port: [MemifPort::connect(&uplink, 0, PATIENCE)?],
+        port: [MemifPort::connect(&uplink, 0, TIMEOUT)?],
         window: WINDOWS[0],
         trials: Default::default(),
         rounds: Vec::new(),
@@ -466,7 +471,7 @@ fn start_ovs(folder: &Path, args: &ChainArgs, memory: &Memory) -> Result<Chain> 
         name: OVS,
         return_counters: false,
         switch: Box::new(switch),
-        port: [MemifPort::connect(&uplink, 0, PATIENCE)?],
+        port: [MemifPort::connect(&uplink, 0, TIMEOUT)?],
         window: WINDOWS[0],
         trials: Default::default(),
         rounds: Vec::new(),
@@ -491,8 +496,8 @@ mod tests {
 
     #[test]
     fn rules_are_about_the_flows_that_are_sent() {
-        let generator = Generator::new(profile(&args(3), LEAST, LEAST)).unwrap();
-        let generator = generator.in_closed_loop(30, Span(LEAST));
+        let generator = Generator::new(profile(&args(3), PROBE_TIME, PROBE_TIME)).unwrap();
+        let generator = generator.in_closed_loop(30, Span(PROBE_TIME));
         let mut port = [traffic::LoopbackPort::new(64)];
         let report = generator.run(&mut port, &Control::new(), |_| {}).unwrap();
         let sent: Vec<&str> = report.flows.iter().map(|flow| flow.name.as_str()).collect();

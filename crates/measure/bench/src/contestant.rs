@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::undo::Undo;
+use super::cleanup::Cleanup;
 
 /// Time that a contestant runs after each stop before it is measured, to warm caches and branch predictors.
 const WARM_UP: Duration = Duration::from_millis(150);
@@ -95,7 +95,7 @@ impl Clock {
         let longest = self.elapsed_ns()?;
         if packets == 0 || longest == 0 {
             bail!(
-                "{} moved no packet (started by: {})",
+                "{} processed no packet (started by: {})",
                 contestant.name(),
                 contestant.commands().join(" && ")
             );
@@ -121,15 +121,15 @@ fn signal(pid: u32, signal: Signal) -> Result<()> {
     let pid = i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
-        .context("a process without a number")?;
+        .context("the process has no id")?;
     kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))
 }
 
 /// Pins this thread, and the threads that it starts, to one CPU.
-pub(super) fn go_to(cpu: usize) -> Result<()> {
+pub(super) fn pin_to_cpu(cpu: usize) -> Result<()> {
     let mut cpus = rustix::thread::CpuSet::new();
     cpus.set(cpu);
-    rustix::thread::sched_setaffinity(None, &cpus).with_context(|| format!("cannot go to CPU {cpu}"))
+    rustix::thread::sched_setaffinity(None, &cpus).with_context(|| format!("cannot move to CPU {cpu}"))
 }
 
 /// CPU time of each thread of a process, in nanoseconds.
@@ -161,24 +161,24 @@ pub(super) fn on_cpu_ns(name: &str) -> Result<u64> {
         let is_it = fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
         if is_it && let Ok(text) = fs::read_to_string(task.join("schedstat")) {
             let first = text.split_whitespace().next().and_then(|n| n.parse().ok());
-            return first.context("the kernel does not say how long threads ran");
+            return first.context("the kernel does not report the CPU time of threads");
         }
     }
-    bail!("there is no thread {name}")
+    bail!("no thread is named {name}")
 }
 
 /// A child process that is killed when this is dropped.
-pub(super) struct Killed {
+pub(super) struct KilledOnDrop {
     pid: u32,
-    _killed: Undo,
+    _killed: Cleanup,
 }
 
-impl Killed {
+impl KilledOnDrop {
     /// Takes ownership of the child.
-    pub(super) fn when_done(mut child: Child) -> Killed {
-        Killed {
+    pub(super) fn new(mut child: Child) -> KilledOnDrop {
+        KilledOnDrop {
             pid: child.id(),
-            _killed: Undo::by(move || {
+            _killed: Cleanup::by(move || {
                 // SIGKILL also ends a stopped process. It fails only for one that has already ended.
                 let _ended = child.kill();
                 let _status = child.wait();
@@ -193,7 +193,7 @@ impl Killed {
 }
 
 /// A command as typed in a shell.
-pub(super) fn shown(command: &std::process::Command) -> String {
+pub(super) fn command_line(command: &std::process::Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|word| {
@@ -247,6 +247,6 @@ mod tests {
     fn commands_can_be_pasted() {
         let mut command = std::process::Command::new("a");
         command.args(["b c", "d"]);
-        assert_eq!(shown(&command), "a 'b c' d");
+        assert_eq!(command_line(&command), "a 'b c' d");
     }
 }

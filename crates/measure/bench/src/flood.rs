@@ -14,7 +14,7 @@ use super::contestant::median;
 use super::facts::facts;
 use super::raw::Raw;
 use super::steering::plan;
-use super::synthetic::{Moment, Pace, Source, Synthetic};
+use super::synthetic::{Moment, Source, SourceRate, Synthetic};
 use crate::args::FloodArgs;
 use display::output;
 use display::table::{Table, short};
@@ -86,13 +86,13 @@ pub(super) fn run(args: &FloodArgs) -> Result<()> {
     ]);
     output::text(&table.text())?;
     output::line(format!(
-        "Mpps of one core. Every measurement: {}",
+        "Mpps of one core. All measurements: {}",
         args.csv.display()
     ))
 }
 
 fn measure(args: &FloodArgs, raw: &mut Raw) -> Result<Row> {
-    let (pace, flood) = (Arc::new(Pace::default()), Arc::new(Pace::default()));
+    let (pace, flood) = (Arc::new(SourceRate::default()), Arc::new(SourceRate::default()));
     let sources = vec![
         Source::of_known_flows(args.flows, &pace)?,
         Source::of_new_flows(&flood)?,
@@ -104,7 +104,7 @@ fn measure(args: &FloodArgs, raw: &mut Raw) -> Result<Row> {
         pin_times: true,
     };
     let mut switch = Synthetic::start(two_services()?, table, sources)?;
-    pace.set(Pace::UNLIMITED);
+    pace.set(SourceRate::UNLIMITED);
     switch.run_for(WARM_UP)?;
     let (before, after) = switch.run_for(WINDOW)?;
     let steer = rates(&before, &after).established;
@@ -113,7 +113,10 @@ fn measure(args: &FloodArgs, raw: &mut Raw) -> Result<Row> {
     pace.set(offered);
     let (mut alone, mut flooded) = (Vec::new(), Vec::new());
     for round in 1..=args.rounds {
-        for (part, rate, all) in [("alone", 0, &mut alone), ("flood", Pace::UNLIMITED, &mut flooded)] {
+        for (part, rate, all) in [
+            ("alone", 0, &mut alone),
+            ("flood", SourceRate::UNLIMITED, &mut flooded),
+        ] {
             flood.set(rate);
             switch.run_for(WARM_UP)?;
             let missed = pace.missed();
@@ -186,7 +189,7 @@ fn pins(switch: &mut Synthetic, flows: u32) -> Result<HashMap<FlowKey, [Slot; 2]
         filter,
         limit: flows as usize,
     })?;
-    let told = switch.until("the flows are listed", |event| {
+    let told = switch.wait_until("the flows are listed", |event| {
         matches!(event, SwitchEvent::Flows { .. })
     })?;
     let SwitchEvent::Flows { rows, .. } = told else {

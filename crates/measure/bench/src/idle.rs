@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::contestant::{Killed, process_ns};
+use super::contestant::{KilledOnDrop, process_ns};
 use super::steer::Folder;
 use crate::args::IdleArgs;
 use display::output;
 
 /// Maximum time until it answers.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time without measurement after the start: workers go to sleep in stages.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// The result.
 #[derive(Clone, Debug, Serialize)]
@@ -42,10 +42,11 @@ fn measure(instances: u16, time: Duration) -> Result<Row> {
     let folder = Folder::new()?;
     let file = folder.path.join("idle.toml");
     let text = format!(
-        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n\n[service.sink]\nport = \"null\"\ninstances = {instances}\n"
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n\n[service.sink]\nport = \"null\"\n\
+         instances = {instances}\n"
     );
     std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-    let program = std::env::current_exe().context("cannot find inco's own program")?;
+    let program = std::env::current_exe().context("cannot find inco's own executable")?;
     let command = |args: &[&str]| {
         let mut command = Command::new(&program);
         command
@@ -59,20 +60,20 @@ fn measure(instances: u16, time: Duration) -> Result<Row> {
     let child = command(&["run", "-f", &file.to_string_lossy()])
         .spawn()
         .context("cannot start inco run")?;
-    let inco = Killed::when_done(child);
+    let inco = KilledOnDrop::new(child);
     let started = Instant::now();
     while !command(&["status"]).status().is_ok_and(|status| status.success()) {
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > TIMEOUT {
             bail!(
                 "inco does not answer after {} s; `INCO_RUN_DIR={} inco run -f {}` says why",
-                PATIENCE.as_secs(),
+                TIMEOUT.as_secs(),
                 folder.path.display(),
                 file.display()
             );
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(SETTLE_TIME);
     let (before, began) = (process_ns(inco.pid())?, Instant::now());
     std::thread::sleep(time);
     let used = process_ns(inco.pid())?.saturating_sub(before);

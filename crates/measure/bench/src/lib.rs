@@ -13,6 +13,7 @@
 mod args;
 mod blocked;
 mod chain;
+mod cleanup;
 mod contestant;
 mod facts;
 mod flood;
@@ -30,7 +31,6 @@ mod steering;
 mod synthetic;
 mod testpmd;
 mod traffic;
-mod undo;
 
 use anyhow::{Context as _, Result};
 
@@ -43,7 +43,7 @@ pub use args::{BenchArgs, BenchCommand};
 pub fn run(command: &BenchCommand) -> Result<()> {
     // A contestant ends with its parent.
     if !matches!(command, BenchCommand::Contestant(_)) {
-        undo::on_signals()?;
+        cleanup::on_signals()?;
     }
     match command {
         BenchCommand::Steer(args) => steer::run(args),

@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use memif::{Link, Listener, ServerConfig};
 
-use super::contestant::go_to;
+use super::contestant::pin_to_cpu;
 
 /// Packets taken from one instance before the next one.
 const BURST: usize = 256;
 /// Turns without a packet before it sleeps.
-const DRY_TURNS: u32 = 1000;
-const REST: Duration = Duration::from_micros(50);
+const EMPTY_POLLS: u32 = 1000;
+const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// Largest packet, in bytes.
 const PACKET_BYTES: usize = 2048;
 
@@ -46,7 +46,7 @@ impl MemifSinks {
                 let stop = Arc::clone(&stop);
                 move || {
                     // On another CPU it would compete with the measured thread.
-                    let _stays = go_to(cpu);
+                    let _stays = pin_to_cpu(cpu);
                     empty(listeners, &stop);
                 }
             })
@@ -99,8 +99,8 @@ fn empty(mut waiting: Vec<Listener>, stop: &AtomicBool) {
             }
         }
         dry = if taken > 0 { 0 } else { dry + 1 };
-        if dry > DRY_TURNS {
-            std::thread::sleep(REST);
+        if dry > EMPTY_POLLS {
+            std::thread::sleep(IDLE_SLEEP);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use dpdk::MempoolConfig;
 
-use super::undo::Undo;
+use super::cleanup::Cleanup;
 
 /// The kernel's number of 2 MiB pages.
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
@@ -21,7 +21,7 @@ const OVS_MIB: usize = 1088;
 
 /// Hugepages reserved for a bench; released when dropped and when the bench is interrupted.
 pub(super) struct Memory {
-    pages: Option<Undo>,
+    pages: Option<Cleanup>,
 }
 
 impl Memory {
@@ -47,7 +47,7 @@ impl Memory {
                 let _given_back = fs::write(COUNT, before.to_string());
             };
             return Memory {
-                pages: Some(Undo::by(give_back)),
+                pages: Some(Cleanup::by(give_back)),
             };
         }
         let _as_before = fs::write(COUNT, before.to_string());

@@ -7,7 +7,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::contestant::{Contestant, Killed, shown};
+use super::contestant::{Contestant, KilledOnDrop, command_line};
 use super::memory::Memory;
 use super::traffic::Ip;
 
@@ -66,7 +66,7 @@ pub(super) fn compile(folder: &Path) -> Result<PathBuf> {
 
 /// The running program.
 pub(super) struct Naive {
-    child: Killed,
+    child: KilledOnDrop,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     commands: Vec<String>,
@@ -98,7 +98,7 @@ impl Naive {
             Ip::V6 => "6",
         });
         command.args([sinks.into(), slots(flows), Memory::mbufs(flows)].map(|n: usize| n.to_string()));
-        let commands = vec![shown(&command)];
+        let commands = vec![command_line(&command)];
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -108,7 +108,7 @@ impl Naive {
         let input = child.stdin.take().context("naive has no input")?;
         let output = BufReader::new(child.stdout.take().context("naive has no output")?);
         let mut started = Naive {
-            child: Killed::when_done(child),
+            child: KilledOnDrop::new(child),
             input,
             output,
             commands,
@@ -120,7 +120,7 @@ impl Naive {
 
     /// Packets received and flows in its table.
     fn read(&mut self) -> Result<(u64, u64)> {
-        writeln!(self.input).context("naive takes no questions any more")?;
+        writeln!(self.input).context("naive does not accept commands any more")?;
         loop {
             let mut line = String::new();
             if self

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::contestant::{Contestant, Killed, shown};
+use super::contestant::{Contestant, KilledOnDrop, command_line};
 use super::memory::Memory;
 use super::traffic::{Ip, ends};
 
@@ -21,8 +21,8 @@ const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Maximum number of a capture's frames: OVS's pool has 262,144 mbufs.
 pub(super) const FRAMES_LIMIT: usize = 200_000;
 /// Maximum time for a daemon to start or to read a file of rules.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum sleep of its poller between memif ports, in microseconds.
 const POLLER_SLEEP_US: u32 = 100;
 /// Slots of its memif rings as a power of two, as in `inco traffic`.
@@ -42,8 +42,8 @@ pub(super) enum Rules {
 /// A running OVS with its database, in its own folder.
 pub(super) struct Ovs {
     folder: PathBuf,
-    daemon: Killed,
-    _database: Killed,
+    daemon: KilledOnDrop,
+    _database: KilledOnDrop,
     rules: Rules,
     commands: Vec<String>,
 }
@@ -104,8 +104,8 @@ impl Ovs {
             devargs: format!("net_pcap0,rx_pcap={},infinite_rx=1", capture.display()),
             queues: 1,
         })?;
-        until("OVS's source", || ovs.packets().is_ok_and(|packets| packets > 0))
-            .with_context(|| ovs.complaints())?;
+        wait_until("OVS's source", || ovs.packets().is_ok_and(|packets| packets > 0))
+            .with_context(|| ovs.log_tail())?;
         Ok(ovs)
     }
 
@@ -137,7 +137,7 @@ impl Ovs {
             writeln!(rules, "in_port={instance},actions=output:{number}")?;
         }
         ovs.add_rules(&rules)?;
-        until("OVS's uplink", || uplink.exists()).with_context(|| ovs.complaints())?;
+        wait_until("OVS's uplink", || uplink.exists()).with_context(|| ovs.log_tail())?;
         Ok(ovs)
     }
 
@@ -164,7 +164,7 @@ impl Ovs {
             .arg("--log-file=/dev/null")
             .arg(&database);
         let server = spawn(&folder, &mut server)?;
-        until("the database of OVS", || socket.exists())?;
+        wait_until("the database of OVS", || socket.exists())?;
         let (memory_key, extra) = memory.ovs_options();
         let mut options = vec![
             "dpdk-init=true".to_owned(),
@@ -192,7 +192,7 @@ impl Ovs {
             .arg(format!("--unixctl={}", folder.join("vs.ctl").display()))
             .arg(format!("--log-file={}", folder.join("vs.log").display()));
         let daemon = spawn(&folder, &mut daemon)?;
-        until("OVS", || folder.join("vs.ctl").exists())?;
+        wait_until("OVS", || folder.join("vs.ctl").exists())?;
         let mut bridge = vsctl(&folder);
         bridge.args(["--timeout=60", "add-br", "br0", "--"]).args([
             "set",
@@ -218,7 +218,7 @@ impl Ovs {
     }
 
     fn command(&mut self, command: &mut Command) -> Result<()> {
-        run(&self.folder, &mut self.commands, command).with_context(|| self.complaints())
+        run(&self.folder, &mut self.commands, command).with_context(|| self.log_tail())
     }
 
     fn add_port(&mut self, port: &NewPort) -> Result<()> {
@@ -243,7 +243,7 @@ impl Ovs {
     }
 
     /// The last lines of its log.
-    fn complaints(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(self.folder.join("vs.log")).unwrap_or_default();
         let last: Vec<&str> = log
             .lines()
@@ -251,7 +251,7 @@ impl Ovs {
             .filter(|line| ["ERR", "WARN", "EMER"].iter().any(|word| line.contains(word)))
             .take(5)
             .collect();
-        format!("OVS says: {}", last.join(" | "))
+        format!("OVS reports: {}", last.join(" | "))
     }
 
     /// Replaces the rules per flow by one group that selects by hash.
@@ -340,11 +340,11 @@ fn vsctl(folder: &Path) -> Command {
 
 /// Runs a command to its end; appends it to `commands`.
 fn run(folder: &Path, commands: &mut Vec<String>, command: &mut Command) -> Result<()> {
-    commands.push(shown(command));
+    commands.push(command_line(command));
     finish(folder, command)
 }
 
-fn spawn(folder: &Path, command: &mut Command) -> Result<Killed> {
+fn spawn(folder: &Path, command: &mut Command) -> Result<KilledOnDrop> {
     let child = command
         .env("OVS_RUNDIR", folder)
         .stdin(Stdio::null())
@@ -354,10 +354,10 @@ fn spawn(folder: &Path, command: &mut Command) -> Result<Killed> {
         .with_context(|| {
             format!(
                 "cannot start {}; `scripts/setup.sh bench` installs it",
-                shown(command)
+                command_line(command)
             )
         })?;
-    Ok(Killed::when_done(child))
+    Ok(KilledOnDrop::new(child))
 }
 
 fn finish(folder: &Path, command: &mut Command) -> Result<()> {
@@ -365,11 +365,11 @@ fn finish(folder: &Path, command: &mut Command) -> Result<()> {
         .env("OVS_RUNDIR", folder)
         .stdin(Stdio::null())
         .output()
-        .with_context(|| format!("cannot run {}", shown(command)))?;
+        .with_context(|| format!("cannot run {}", command_line(command)))?;
     if !output.status.success() {
         bail!(
             "{} failed: {}",
-            shown(command),
+            command_line(command),
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }
@@ -377,13 +377,13 @@ fn finish(folder: &Path, command: &mut Command) -> Result<()> {
 }
 
 /// Waits for a condition of a started process.
-pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so() {
-        if start.elapsed() > PATIENCE {
-            bail!("{what} is not there after {} s", PATIENCE.as_secs());
+        if start.elapsed() > TIMEOUT {
+            bail!("timed out after {} s: {what} does not exist", TIMEOUT.as_secs());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -392,7 +392,7 @@ pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
 fn ask(socket: &Path, method: &str) -> Result<String> {
     let of = || format!("OVS does not answer at {}", socket.display());
     let mut stream = UnixStream::connect(socket).with_context(of)?;
-    stream.set_read_timeout(Some(PATIENCE)).with_context(of)?;
+    stream.set_read_timeout(Some(TIMEOUT)).with_context(of)?;
     let request = serde_json::json!({ "id": 0, "method": method, "params": [] });
     stream
         .write_all(request.to_string().as_bytes())
@@ -408,7 +408,7 @@ fn ask(socket: &Path, method: &str) -> Result<String> {
                 let result = answer["result"].as_str();
                 return result
                     .map(str::to_owned)
-                    .with_context(|| format!("OVS says no to {method}: {error}"));
+                    .with_context(|| format!("OVS refuses {method}: {error}"));
             }
             Err(error) if error.is_eof() && count > 0 => {}
             Err(error) => bail!("OVS's answer to {method} is not JSON: {error}"),

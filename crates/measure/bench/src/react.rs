@@ -11,36 +11,36 @@ use model::{InstanceId, InstanceState};
 use serde::Serialize;
 use traffic::{Control, Generator, LengthSource, MemifPort, Phase, Port, Profile, Rate, Span, Verify};
 
+use super::cleanup::Cleanup;
 use super::facts::facts;
 use super::raw::Raw;
-use super::undo::Undo;
 use crate::args::{AddedFrom, ReactArgs};
 use display::output;
 use display::table::Table;
 use images::EngineName;
-use testbed::{FORWARD_IMAGE, Ground, Interrupt, Session, SwitchName, make_image};
+use testbed::{Environment, FORWARD_IMAGE, Interrupt, Session, SwitchName, make_image};
 
 /// Configured capacity of an instance, in packets per second. It is far below the actual capacity: the bench measures
 /// when the next instance serves, not packet loss until then.
 const CAPACITY_PPS: f64 = 20e3;
 /// Packets per second before the load step and after it.
-const CALM_PPS: f64 = 5e3;
+const BASE_PPS: f64 = 5e3;
 const STEP_PPS: f64 = 200e3;
-const CALM_FLOWS: u32 = 8;
+const BASE_FLOWS: u32 = 8;
 const STEP_FLOWS: u32 = 32;
 /// New flows per second from the step on, of one packet each. The added instance gets some of them.
 const ARRIVALS: f64 = 10e3;
 /// Time before the step.
-const CALM: Duration = Duration::from_millis(400);
+const BASE_TIME: Duration = Duration::from_millis(400);
 /// Address ranges (`10.N.0.1` and following) of the flows before the step and after it.
-const CALM_GROUP: u8 = 0;
+const BASE_GROUP: u8 = 0;
 const STEP_GROUP: u8 = 1;
 const ARRIVALS_GROUP: u8 = 64;
 /// Maximum time to wait for the added instance.
-const LONGEST: Duration = Duration::from_secs(5);
+const REACTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time until only one instance is active again.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Nice value of the generator. It yields the CPU to inco, because it stands for a network, which takes no CPU time.
 const GENERATOR_NICE: i32 = 10;
 /// Maximum discarded rounds per counted round; beyond it the machine is too busy to measure.
@@ -103,7 +103,7 @@ pub(super) fn run(args: &ReactArgs) -> Result<()> {
             Ok(times) => times,
             // The other origins are still useful, unless this one was requested.
             Err(error) if args.from.is_empty() => {
-                output::complain(&format!("inco: without {}: {error:#}", from.name()));
+                output::complain(&format!("inco: {} is left out: {error:#}", from.name()));
                 continue;
             }
             Err(error) => return Err(error),
@@ -133,7 +133,8 @@ pub(super) fn run(args: &ReactArgs) -> Result<()> {
     }
     output::text(&table.text())?;
     output::line(format!(
-        "From the first packet beyond capacity to the first one that the added instance gave back. Every reaction: {}",
+        "Time from the first packet above the capacity to the first packet that the added instance returned. All \
+         reactions: {}",
         args.csv.display()
     ))
 }
@@ -188,18 +189,18 @@ autoscaler = {{ policy = "ladder", window = "100ms", calm = "100ms", burst = "10
 /// Reaction times, in milliseconds.
 fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
     make_image(from.engine())?;
-    let ground = Ground::new(from.engine(), SwitchName::Soft, false, Interrupt::default())?;
+    let ground = Environment::new(from.engine(), SwitchName::Soft, false, Interrupt::default())?;
     let directory = ground.directory().to_owned();
     // If the bench is interrupted; inco itself ends with this process.
-    let _removed = Undo::by(move || {
+    let _removed = Cleanup::by(move || {
         let _gone = std::fs::remove_dir_all(directory);
     });
     let text = configuration(from, ground.engine_word());
     let mut session = Session::start(&ground, &format!("react-{}", from.name()), &text, 1)?;
-    let mut port = [Watched::new(session.uplink()?)];
+    let mut port = [TimestampingPort::new(session.uplink()?)];
     let (mut times, mut false_starts) = (Vec::new(), 0);
     while times.len() < rounds as usize {
-        let serving = wait_for_calm(&mut session, from)?;
+        let serving = wait_for_one_instance(&mut session, from)?;
         match react(&mut port, serving)? {
             Reaction::After(ms) => times.push(ms),
             // After a time without a CPU, the switch processes a backlog at more than an instance's capacity.
@@ -207,16 +208,16 @@ fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
         }
         if false_starts > rounds * FALSE_STARTS {
             bail!(
-                "in {false_starts} rounds an instance was added before the load rose ({} counted): other programs take the CPUs; \
-                 measure on a machine that does nothing else",
+                "in {false_starts} rounds an instance was added before the load rose ({} rounds counted): other \
+                 programs use the CPUs; measure on an idle machine",
                 times.len()
             );
         }
     }
     if false_starts > 0 {
         output::complain(&format!(
-            "inco: {}: {false_starts} more rounds do not count: an instance was added before the load rose, as happens where other \
-             programs take the CPUs",
+            "inco: {}: {false_starts} more rounds do not count: an instance was added before the load rose, because \
+             other programs use the CPUs",
             from.name()
         ));
     }
@@ -229,7 +230,7 @@ fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
 }
 
 /// Waits for one active instance and all standbys; returns the active one.
-fn wait_for_calm(session: &mut Session<'_>, from: AddedFrom) -> Result<InstanceId> {
+fn wait_for_one_instance(session: &mut Session<'_>, from: AddedFrom) -> Result<InstanceId> {
     let (standby, _) = from.standby();
     let since = Instant::now();
     loop {
@@ -251,13 +252,10 @@ fn wait_for_calm(session: &mut Session<'_>, from: AddedFrom) -> Result<InstanceI
         {
             return Ok(active.id);
         }
-        if since.elapsed() > PATIENCE {
-            bail!(
-                "there is still more than one instance after {} s",
-                PATIENCE.as_secs()
-            );
+        if since.elapsed() > TIMEOUT {
+            bail!("more than one instance is left after {} s", TIMEOUT.as_secs());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -271,7 +269,7 @@ enum Reaction {
 }
 
 /// Raises the load above the capacity of `serving` until another instance serves.
-fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reaction> {
+fn react(port: &mut [TimestampingPort<MemifPort>; 1], serving: InstanceId) -> Result<Reaction> {
     let phase = |group: u8, start: Duration, duration: Duration| Phase {
         start: Span(start),
         duration: Span(duration),
@@ -284,21 +282,21 @@ fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reac
         verify: Verify::Off,
         phases: vec![
             Phase {
-                flows: CALM_FLOWS,
-                rate: Some(Rate(CALM_PPS)),
-                ..phase(CALM_GROUP, Duration::ZERO, CALM + LONGEST)
+                flows: BASE_FLOWS,
+                rate: Some(Rate(BASE_PPS)),
+                ..phase(BASE_GROUP, Duration::ZERO, BASE_TIME + REACTION_TIMEOUT)
             },
             Phase {
                 flows: STEP_FLOWS,
                 rate: Some(Rate(STEP_PPS)),
-                ..phase(STEP_GROUP, CALM, LONGEST)
+                ..phase(STEP_GROUP, BASE_TIME, REACTION_TIMEOUT)
             },
             Phase {
-                flows: (ARRIVALS * LONGEST.as_secs_f64()) as u32,
+                flows: (ARRIVALS * REACTION_TIMEOUT.as_secs_f64()) as u32,
                 arrivals: Some(ARRIVALS),
                 lengths: Some(LengthSource::Packets(1)),
                 rate_per_flow: Some(Rate(ARRIVALS)),
-                ..phase(ARRIVALS_GROUP, CALM, LONGEST)
+                ..phase(ARRIVALS_GROUP, BASE_TIME, REACTION_TIMEOUT)
             },
         ],
         ..Profile::default()
@@ -326,8 +324,8 @@ fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reac
     })?;
     let waited = || {
         format!(
-            "no second instance gave a packet back within {} s",
-            LONGEST.as_secs()
+            "no second instance returned a packet within {} s",
+            REACTION_TIMEOUT.as_secs()
         )
     };
     seen.reaction().with_context(waited)
@@ -335,12 +333,12 @@ fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reac
 
 /// Times of the two packets on the monotonic clock, in ns; 0 for not yet.
 #[derive(Debug, Default)]
-struct Seen {
+struct StepTimes {
     beyond_ns: AtomicU64,
     served_ns: AtomicU64,
 }
 
-impl Seen {
+impl StepTimes {
     fn is_complete(&self) -> bool {
         self.reaction().is_some()
     }
@@ -358,15 +356,15 @@ impl Seen {
 
 /// A port that records when the first packet of the step is sent and when the first packet of another instance
 /// returns.
-struct Watched<P> {
+struct TimestampingPort<P> {
     port: P,
     serving: u32,
-    seen: Arc<Seen>,
+    seen: Arc<StepTimes>,
 }
 
-impl<P: Port> Watched<P> {
-    fn new(port: P) -> Watched<P> {
-        Watched {
+impl<P: Port> TimestampingPort<P> {
+    fn new(port: P) -> TimestampingPort<P> {
+        TimestampingPort {
             port,
             serving: 0,
             seen: Arc::default(),
@@ -391,7 +389,7 @@ fn is_of_step(frame: &[u8]) -> bool {
     frame.get(27).is_some_and(|group| *group >= STEP_GROUP)
 }
 
-impl<P: Port> Port for Watched<P> {
+impl<P: Port> Port for TimestampingPort<P> {
     fn frame_bytes_limit(&self) -> usize {
         self.port.frame_bytes_limit()
     }
@@ -472,7 +470,7 @@ mod tests {
 
     #[test]
     fn an_instance_that_served_before_the_load_rose_did_not_react_to_it() {
-        let seen = |beyond: u64, served: u64| Seen {
+        let seen = |beyond: u64, served: u64| StepTimes {
             beyond_ns: beyond.into(),
             served_ns: served.into(),
         };
@@ -495,16 +493,16 @@ mod tests {
             }],
             ..Profile::default()
         };
-        let mut port = [Watched::new(LoopbackPort::new(64))];
+        let mut port = [TimestampingPort::new(LoopbackPort::new(64))];
         port[0].watch_for(InstanceId(3));
-        let send = |port: &mut [Watched<LoopbackPort>; 1], group| {
+        let send = |port: &mut [TimestampingPort<LoopbackPort>; 1], group| {
             let generator = Generator::new(profile(group)).unwrap();
             generator.run(port, &Control::new(), |_| {}).unwrap();
             let seen = &port[0].seen;
             let noted = |place: &AtomicU64| place.load(Relaxed) > 0;
             (noted(&seen.beyond_ns), noted(&seen.served_ns))
         };
-        assert_eq!(send(&mut port, CALM_GROUP), (false, false));
+        assert_eq!(send(&mut port, BASE_GROUP), (false, false));
         assert_eq!(
             send(&mut port, STEP_GROUP),
             (true, false),

@@ -12,7 +12,7 @@ use super::contestant::median;
 use super::facts::facts;
 use super::raw::Raw;
 use super::steering::plan;
-use super::synthetic::{Pace, STEP, Source, Synthetic};
+use super::synthetic::{STEP, Source, SourceRate, Synthetic};
 use crate::args::SetupArgs;
 use display::output;
 use display::table::{Table, grouped, short};
@@ -22,9 +22,9 @@ const FILLS: [u32; 4] = [10, 50, 90, 95];
 /// Half the width of the measured range around each occupancy, in percent.
 const HALF_WINDOW: f64 = 2.5;
 /// Maximum time to fill the table once.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Minimum duration of a measurement, in seconds: several readings of the counters.
-const SHORTEST: f64 = 2e-3;
+const MIN_MEASUREMENT_S: f64 = 2e-3;
 /// Instances: `null` ports.
 const INSTANCES: u16 = 4;
 
@@ -86,7 +86,7 @@ pub(super) fn run(args: &SetupArgs) -> Result<()> {
     }
     output::text(&table.text())?;
     output::line(format!(
-        "One core, a table for {} IPv4 flows, {} MiB. Every measurement: {}",
+        "One core, a table for {} IPv4 flows, {} MiB. All measurements: {}",
         grouped(args.flows as u64),
         bytes >> 20,
         args.csv.display()
@@ -96,11 +96,11 @@ pub(super) fn run(args: &SetupArgs) -> Result<()> {
 /// Fills an empty table; returns the number of flows set up around each occupancy, and the worker's CPU time in
 /// seconds.
 fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
-    let pace = Arc::new(Pace::default());
+    let pace = Arc::new(SourceRate::default());
     let source = Source::of_new_flows(&pace)?;
     let mut switch = Synthetic::start(plan(INSTANCES, vec![UplinkId(0)])?, *config, vec![source])?;
     let started = Instant::now();
-    pace.set(Pace::UNLIMITED);
+    pace.set(SourceRate::UNLIMITED);
     let mut samples = Vec::new();
     loop {
         let now = switch.read()?;
@@ -109,8 +109,8 @@ fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
         if flows as f64 >= config.ipv4_flows as f64 * 0.985 {
             break;
         }
-        if started.elapsed() > PATIENCE {
-            bail!("only {flows} flows are set up after {} s", PATIENCE.as_secs());
+        if started.elapsed() > TIMEOUT {
+            bail!("only {flows} flows were set up within {} s", TIMEOUT.as_secs());
         }
         std::thread::sleep(STEP);
     }
@@ -127,9 +127,9 @@ fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
             );
             let ((flows, time), (flows_after, time_after)) = from
                 .zip(to)
-                .context("the table was filled too fast to see how: let it have more --flows")?;
-            if time_after - time < SHORTEST {
-                bail!("the table was filled too fast to see how: let it have more --flows");
+                .context("the table filled too fast to measure: use a larger --flows")?;
+            if time_after - time < MIN_MEASUREMENT_S {
+                bail!("the table filled too fast to measure: use a larger --flows");
             }
             Ok((flows_after - flows, time_after - time))
         })

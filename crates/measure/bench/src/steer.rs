@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use flow_table::{FlowHasher, Ownership};
 use serde::Serialize;
 
+use super::cleanup::Cleanup;
 use super::contestant::{Contestant, Measured, measure, median, resume, suspend};
 use super::facts::facts;
 use super::memif_sinks::MemifSinks;
@@ -17,7 +18,6 @@ use super::raw::Raw;
 use super::steering::{Spec, Steering, Way, captures};
 use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
 use super::traffic::{Ip, ends, write_capture};
-use super::undo::Undo;
 use crate::args::{SinkPort, SteerArgs};
 use display::output;
 use display::table::{Table, grouped};
@@ -31,7 +31,7 @@ const OVS_SET_UPS: f64 = 12_000.0;
 /// Maximum warm-up time of OVS.
 const OVS_WARM_UP: Duration = Duration::from_secs(10);
 /// Instances that take flows, except in the cases that vary their number.
-const TAKING: u16 = 4;
+const ACTIVE_INSTANCES: u16 = 4;
 /// Capacity of the flow tables beyond the bench's flows.
 const SPARE_FLOWS: usize = 10_000;
 
@@ -202,7 +202,8 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
     }
     output::text(&table.text())?;
     output::line(format!(
-        "Mpps per core; the limit is testpmd without a lookup; naive: a plain flow table in C; ÷ first: to the first of rows measured in turn. Every measurement: {}",
+        "Mpps per core; the limit is testpmd without a lookup; naive: a plain flow table in C; ÷ first: to the \
+         first of rows measured in turn. All measurements: {}",
         args.csv.display()
     ))
 }
@@ -213,7 +214,7 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Vec<Case>> {
         flows,
         size: 64,
         ip: args.ip,
-        instances: TAKING,
+        instances: ACTIVE_INSTANCES,
         idle: 0,
         workers: 1,
         ownership: Ownership::Card,
@@ -240,9 +241,9 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Vec<Case>> {
             ..more
         });
         cases.push(on_null.to_vec());
-        let on_memif = [TAKING, 64].map(|instances| Case {
+        let on_memif = [ACTIVE_INSTANCES, 64].map(|instances| Case {
             instances,
-            idle: instances - TAKING,
+            idle: instances - ACTIVE_INSTANCES,
             port: SinkPort::Memif,
             ..more
         });
@@ -262,7 +263,7 @@ fn allowed_cpus() -> Result<Vec<usize>> {
 pub(super) fn cpus() -> Result<(usize, usize)> {
     match allowed_cpus()?.as_slice() {
         [first, .., last] => Ok((*first, *last)),
-        _ => anyhow::bail!("a bench needs two CPUs: one that is measured, one for everything else"),
+        _ => anyhow::bail!("a bench needs two CPUs: one for the measured thread, one for everything else"),
     }
 }
 
@@ -273,7 +274,7 @@ fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
     let first = all.len().checked_sub(workers);
     let last = first.and_then(|first| all.get(first..));
     Ok(last
-        .with_context(|| format!("{workers} workers need as many CPUs; there are {}", all.len()))?
+        .with_context(|| format!("{workers} workers need {workers} CPUs; available: {}", all.len()))?
         .to_vec())
 }
 
@@ -313,7 +314,7 @@ fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Ve
     };
     let mut bouts = Vec::new();
     for (number, case) in cases.iter().enumerate() {
-        bouts.push(Bout::start(
+        bouts.push(Comparison::start(
             *case,
             &folder.path.join(number.to_string()),
             naive.as_deref(),
@@ -332,7 +333,7 @@ fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Ve
     };
     let mut rows = Vec::new();
     for mut bout in bouts {
-        bout.steering_is_right()?;
+        bout.check_steering()?;
         let hash = match args.json {
             true => None,
             false => bout.hash(args.rounds, raw)?,
@@ -352,7 +353,7 @@ struct Round {
 }
 
 /// The contestants of a case. Only the measured one runs.
-struct Bout {
+struct Comparison {
     case: Case,
     limit: Testpmd,
     tuning: Tuning,
@@ -364,14 +365,14 @@ struct Bout {
     _sinks: Option<MemifSinks>,
 }
 
-impl Bout {
+impl Comparison {
     fn start(
         case: Case,
         folder: &Path,
         naive: Option<&Path>,
         memory: &Memory,
         raw: &mut Raw,
-    ) -> Result<Bout> {
+    ) -> Result<Comparison> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (control, cpu) = cpus()?;
         let worker_cpus = worker_cpus(case.workers)?;
@@ -433,12 +434,10 @@ impl Bout {
             match started {
                 Ok(started) => ovs = Some(started),
                 // The other results are still useful.
-                Err(error) => {
-                    output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
-                }
+                Err(error) => output::complain(&format!("inco: OVS is left out: {error:#}")),
             }
         }
-        Ok(Bout {
+        Ok(Comparison {
             case,
             limit,
             tuning,
@@ -481,7 +480,7 @@ impl Bout {
     }
 
     /// Checks that the packets reached the right instances.
-    fn steering_is_right(&mut self) -> Result<()> {
+    fn check_steering(&mut self) -> Result<()> {
         let case = self.case;
         resume(&self.steering)?;
         // A worker without a CPU of its own cannot process all packets handed to it, nor can the thread that empties
@@ -497,7 +496,7 @@ impl Bout {
             let known = known?;
             anyhow::ensure!(
                 known == u64::from(case.flows),
-                "the plain flow table knows {known} of {} flows",
+                "the plain flow table has {known} of {} flows",
                 case.flows
             );
         }
@@ -531,7 +530,8 @@ impl Bout {
         let is_valid = reached >= naive::floor(case.flows);
         if self.naive.is_some() && !is_valid {
             output::complain(&format!(
-                "inco: {case}: no ratio to the plain flow table: it reached {reached:.2} of the limit, and must reach {:.2}",
+                "inco: {case}: no ratio to the plain flow table: it reached {reached:.2} of the I/O limit; {:.2} is \
+                 required",
                 naive::floor(case.flows)
             ));
         }
@@ -596,7 +596,7 @@ fn best_limit(
         }
         last = Some((limit, cache));
     }
-    let (_, tuning) = best.context("the limit was never measured")?;
+    let (_, tuning) = best.context("the I/O limit was not measured")?;
     let mut limit = match last.take() {
         Some((limit, cache)) if cache == tuning.cache => limit,
         other => {
@@ -613,7 +613,7 @@ fn best_limit(
 /// A folder for captures and databases, removed when dropped.
 pub(super) struct Folder {
     pub(super) path: std::path::PathBuf,
-    _removed: Undo,
+    _removed: Cleanup,
 }
 
 impl Folder {
@@ -624,7 +624,7 @@ impl Folder {
         let removed = path.clone();
         Ok(Folder {
             path,
-            _removed: Undo::by(move || {
+            _removed: Cleanup::by(move || {
                 let _gone = std::fs::remove_dir_all(removed);
             }),
         })

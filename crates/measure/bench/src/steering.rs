@@ -20,7 +20,7 @@ use switch::{
 };
 
 use super::args::SinkPort;
-use super::contestant::{Contestant, Killed, go_to, shown};
+use super::contestant::{Contestant, KilledOnDrop, command_line, pin_to_cpu};
 use super::memory::Memory;
 use display::output;
 
@@ -90,7 +90,7 @@ pub(super) struct Reading {
 
 /// The running process.
 pub(super) struct Steering {
-    child: Killed,
+    child: KilledOnDrop,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     commands: Vec<String>,
@@ -99,10 +99,10 @@ pub(super) struct Steering {
 impl Steering {
     /// Starts the process and waits until it forwards.
     pub(super) fn start(spec: &Spec) -> Result<Steering> {
-        let program = std::env::current_exe().context("cannot find inco's own program")?;
+        let program = std::env::current_exe().context("cannot find inco's own executable")?;
         let mut command = Command::new(program);
         command.args(["bench", "contestant", "--spec", &serde_json::to_string(spec)?]);
-        let commands = vec![shown(&command)];
+        let commands = vec![command_line(&command)];
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -111,7 +111,7 @@ impl Steering {
         let input = child.stdin.take().context("the contestant has no input")?;
         let output = BufReader::new(child.stdout.take().context("the contestant has no output")?);
         let mut started = Steering {
-            child: Killed::when_done(child),
+            child: KilledOnDrop::new(child),
             input,
             output,
             commands,
@@ -122,7 +122,7 @@ impl Steering {
 
     /// Requests all figures.
     pub(super) fn read(&mut self) -> Result<Reading> {
-        writeln!(self.input, "read").context("inco's contestant takes no questions any more")?;
+        writeln!(self.input, "read").context("inco's contestant does not accept commands any more")?;
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
             bail!(
@@ -166,7 +166,7 @@ impl Contestant for Steering {
 }
 
 /// Maximum time for the switch to attach its instances.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two turns of the switch's control side.
 const STEP: Timespec = Timespec {
     tv_sec: 0,
@@ -176,7 +176,7 @@ const SERVICE: ServiceId = ServiceId(0);
 
 /// The process itself: `inco bench contestant`.
 pub(super) fn serve(spec: &Spec) -> Result<()> {
-    go_to(spec.control_cpu)?;
+    pin_to_cpu(spec.control_cpu)?;
     let mut switch: Box<dyn Switch> = match &spec.way {
         Way::Sinks {
             captures,
@@ -321,8 +321,8 @@ impl Spec {
         let socket = self.sockets.get(usize::from(instance));
         Ok(PortSpec {
             ring_slots: 1 << MEMIF_LOG2_SLOTS,
-            deadline: Nanos::from_secs(PATIENCE.as_secs()),
-            ..PortSpec::new(PortKind::Memif, socket.context("an instance without a socket")?)
+            deadline: Nanos::from_secs(TIMEOUT.as_secs()),
+            ..PortSpec::new(PortKind::Memif, socket.context("the instance has no socket")?)
         })
     }
 
@@ -365,11 +365,11 @@ fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
             }
         }
         switch.read(&mut reading);
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > TIMEOUT {
             bail!(
                 "{attached} of {} instances are attached after {} s",
                 spec.instances,
-                PATIENCE.as_secs()
+                TIMEOUT.as_secs()
             );
         }
         std::thread::sleep(Duration::from_millis(1));

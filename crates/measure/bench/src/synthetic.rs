@@ -26,7 +26,7 @@ const WORKER: &str = "inco-worker-0";
 /// Interval between two turns of the switch's control side.
 pub(super) const STEP: Duration = Duration::from_micros(500);
 /// Maximum time for the switch to process a request.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Ring size of a source, in frames; further frames are dropped, as in a card's ring.
 const RING_FRAMES: f64 = 1024.0;
 
@@ -90,12 +90,12 @@ impl FrameMemory for Frames {
 
 /// A source's rate and drops, shared with it.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct SourceRate {
     per_second: AtomicU64,
     missed: AtomicU64,
 }
 
-impl Pace {
+impl SourceRate {
     /// As fast as the worker receives.
     pub(super) const UNLIMITED: u64 = u64::MAX;
 
@@ -113,7 +113,7 @@ impl Pace {
 /// A port that generates packets.
 pub(super) struct Source {
     flows: Flows,
-    pace: Arc<Pace>,
+    pace: Arc<SourceRate>,
     /// Packets in its ring, and the CPU time of that value.
     waiting: f64,
     looked_ns: u64,
@@ -143,13 +143,13 @@ impl Flows {
 
 impl Source {
     /// A source of new flows: each packet begins one.
-    pub(super) fn of_new_flows(pace: &Arc<Pace>) -> Result<Source> {
+    pub(super) fn of_new_flows(pace: &Arc<SourceRate>) -> Result<Source> {
         Ok(Source::of(Flows::New(NewFlows::new()?), pace))
     }
 
     /// A source of `count` established flows in turn, at most 2^24. They differ from the flows of
     /// [`Source::of_new_flows`].
-    pub(super) fn of_known_flows(count: u32, pace: &Arc<Pace>) -> Result<Source> {
+    pub(super) fn of_known_flows(count: u32, pace: &Arc<SourceRate>) -> Result<Source> {
         let frames = (0..count).map(|flow| frame(Ip::V4, flow, SIZE)?.try_into().ok().context("64 bytes"));
         Ok(Source::of(
             Flows::Known {
@@ -160,7 +160,7 @@ impl Source {
         ))
     }
 
-    fn of(flows: Flows, pace: &Arc<Pace>) -> Source {
+    fn of(flows: Flows, pace: &Arc<SourceRate>) -> Source {
         Source {
             flows,
             pace: Arc::clone(pace),
@@ -172,7 +172,7 @@ impl Source {
     /// Packets that may be received now, at most `limit`.
     fn due(&mut self, limit: usize) -> usize {
         let per_second = self.pace.per_second.load(Ordering::Relaxed);
-        if per_second == Pace::UNLIMITED {
+        if per_second == SourceRate::UNLIMITED {
             return limit;
         }
         if self.waiting < limit as f64 {
@@ -320,7 +320,7 @@ impl Synthetic {
     pub(super) fn attach(&mut self, slot: Slot) -> Result<()> {
         self.switch
             .request(attach(slot, PortSpec::new(PortKind::Null, "")))?;
-        self.until(
+        self.wait_until(
             "an instance is attached",
             |event| matches!(event, SwitchEvent::Attached { slot: s, .. } if *s == slot),
         )
@@ -336,22 +336,29 @@ impl Synthetic {
         while self.reading.acknowledged < generation {
             self.go_on();
             self.switch.read(&mut self.reading);
-            if started.elapsed() > PATIENCE {
-                bail!("the worker does not take a plan in {} s", PATIENCE.as_secs());
+            if started.elapsed() > TIMEOUT {
+                bail!(
+                    "the worker did not acknowledge a plan within {} s",
+                    TIMEOUT.as_secs()
+                );
             }
         }
         Ok(())
     }
 
     /// Waits for a matching event and returns it.
-    pub(super) fn until(&mut self, what: &str, is_it: impl Fn(&SwitchEvent) -> bool) -> Result<SwitchEvent> {
+    pub(super) fn wait_until(
+        &mut self,
+        what: &str,
+        is_it: impl Fn(&SwitchEvent) -> bool,
+    ) -> Result<SwitchEvent> {
         let started = Instant::now();
         loop {
             if let Some(place) = self.events.iter().position(&is_it) {
                 return Ok(self.events.swap_remove(place));
             }
-            if started.elapsed() > PATIENCE {
-                bail!("waited {} s until {what}", PATIENCE.as_secs());
+            if started.elapsed() > TIMEOUT {
+                bail!("timed out after {} s: {what}", TIMEOUT.as_secs());
             }
             self.events.clear();
             self.go_on();
@@ -387,10 +394,10 @@ impl Synthetic {
             if used >= time.as_secs_f64() {
                 return Ok((before, self.read()?));
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!(
-                    "the worker had {used:.1} s of processor time in {} s",
-                    PATIENCE.as_secs()
+                    "the worker used {used:.1} s of CPU time in {} s",
+                    TIMEOUT.as_secs()
                 );
             }
         }
@@ -411,8 +418,8 @@ mod tests {
 
     #[test]
     fn every_packet_is_right_and_of_another_flow() {
-        let pace = Arc::new(Pace::default());
-        pace.set(Pace::UNLIMITED);
+        let pace = Arc::new(SourceRate::default());
+        pace.set(SourceRate::UNLIMITED);
         let mut frames = Vec::new();
         Source::of_new_flows(&pace).unwrap().receive(&mut frames, 10_000);
         Source::of_known_flows(1000, &pace)
@@ -427,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_source_keeps_its_pace_and_says_what_it_lost() {
-        let pace = Arc::new(Pace::default());
+        let pace = Arc::new(SourceRate::default());
         let mut source = Source::of_known_flows(3, &pace).unwrap();
         let mut frames = Vec::new();
         source.receive(&mut frames, 64);

@@ -6,7 +6,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::contestant::{Contestant, Killed, shown};
+use super::contestant::{Contestant, KilledOnDrop, command_line};
 use super::memory::Memory;
 
 /// The program.
@@ -26,7 +26,7 @@ pub(super) const CACHES: [u16; 2] = [256, 512];
 
 /// A `testpmd` that forwards from captures to sinks.
 pub(super) struct Testpmd {
-    child: Killed,
+    child: KilledOnDrop,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     ports: usize,
@@ -66,7 +66,7 @@ impl Testpmd {
             format!("--mbuf-size={}", Memory::MBUF_ROOM),
             format!("--total-num-mbufs={}", Memory::mbufs(frames)),
         ]);
-        let commands = vec![shown(&command)];
+        let commands = vec![command_line(&command)];
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -76,7 +76,7 @@ impl Testpmd {
         let input = child.stdin.take().context("testpmd has no input")?;
         let output = BufReader::new(child.stdout.take().context("testpmd has no output")?);
         let mut started = Testpmd {
-            child: Killed::when_done(child),
+            child: KilledOnDrop::new(child),
             input,
             output,
             ports: captures.len(),
@@ -89,7 +89,7 @@ impl Testpmd {
 
     /// Changes the burst at run time.
     pub(super) fn set_burst(&mut self, burst: u16) -> Result<()> {
-        writeln!(self.input, "set burst {burst}").context("testpmd takes no commands any more")
+        writeln!(self.input, "set burst {burst}").context("testpmd does not accept commands any more")
     }
 }
 
@@ -110,7 +110,8 @@ impl Contestant for Testpmd {
         let mut sum = 0;
         // Ports alternate between capture and sink; sinks receive nothing.
         for port in 0..2 * self.ports {
-            writeln!(self.input, "show port stats {port}").context("testpmd takes no commands any more")?;
+            writeln!(self.input, "show port stats {port}")
+                .context("testpmd does not accept commands any more")?;
             sum += self.next_count()?;
         }
         Ok(sum)
@@ -125,11 +126,11 @@ impl Testpmd {
             if self
                 .output
                 .read_line(&mut line)
-                .context("cannot read what testpmd says")?
+                .context("cannot read the output of testpmd")?
                 == 0
             {
                 bail!(
-                    "testpmd ended; it said: {seen}; it was started by: {}",
+                    "testpmd ended; its last output: {seen}; it was started by: {}",
                     self.commands.join(" ")
                 );
             }

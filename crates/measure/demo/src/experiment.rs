@@ -9,10 +9,10 @@ use traffic::{Phase, Profile, Rate, Size, Span, Verify};
 use super::args::DemoArgs;
 use super::live::Live;
 use super::loss;
-use super::measure::{self, LOOK_MS, Recording, Sample};
+use super::measure::{self, Recording, SAMPLE_MS, Sample};
 use display::table::short;
 use testbed::FORWARD_IMAGE;
-use testbed::{Ground, Service, Session};
+use testbed::{Environment, Service, Session};
 
 /// CPUs of one instance: a tenth, so that more instances add capacity on a small machine too.
 pub(super) const CPUS: f64 = 0.1;
@@ -44,9 +44,9 @@ const FLOW_IDLE: Duration = Duration::from_secs(3);
 /// Fewer instances must suffice for this long before the autoscaler removes one.
 const SCALE_DOWN_WINDOW: Duration = Duration::from_secs(3);
 /// Time from the end of most flows until their instances are gone: idle timeout, scale-down, removal, and a margin.
-const TAIL: Duration = Duration::from_secs(10);
+const SCALE_IN_TIME: Duration = Duration::from_secs(10);
 /// Minimum time of the last scale-up: the autoscaler's window and a container's start.
-const HOLD: Duration = Duration::from_secs(5);
+const MIN_PEAK_TIME: Duration = Duration::from_secs(5);
 /// Calibration: offered rate in packets per second, and duration. The first third of the duration is not measured.
 const CALIBRATION_PPS: f64 = 20_000.0;
 const CALIBRATION: Duration = Duration::from_secs(3);
@@ -89,7 +89,7 @@ pub(super) fn forward(capacity_pps: f64, instances: (u32, u32, u32), scheduler: 
 /// A profile of these phases with the demo's settings.
 pub(super) fn profile(phases: Vec<Phase>, verify: Verify) -> Profile {
     Profile {
-        interval: Span::from_millis(LOOK_MS),
+        interval: Span::from_millis(SAMPLE_MS),
         tick: Span(TICK),
         uplink_wait: Span(UPLINK_WAIT),
         settle: Span::from_millis(1000),
@@ -124,7 +124,7 @@ impl Calibration {
     ///
     /// # Errors
     /// Returns an error if inco does not run or the machine is too busy.
-    pub(super) fn measure(ground: &Ground, live: &mut Live) -> Result<Calibration> {
+    pub(super) fn measure(ground: &Environment, live: &mut Live) -> Result<Calibration> {
         let mut session = Session::of(ground, &forward(CALIBRATION_PPS, (1, 1, 0), "round-robin"))?;
         let phase = Phase {
             rate: Some(Rate(CALIBRATION_PPS)),
@@ -145,7 +145,7 @@ impl Calibration {
         });
         if sustained_pps < SUSTAINED_MIN {
             bail!(
-                "one instance gave back {sustained_pps:.0} packets/s: this machine is too busy for a demo ({})",
+                "one instance returned only {sustained_pps:.0} packets/s: this machine is too busy for the demo ({})",
                 loss::loss_text(&recording)
             );
         }
@@ -198,14 +198,14 @@ impl Experiment {
             None if is_long => Duration::from_secs(1),
             None => SHORT_INTERVAL,
         };
-        let keep_from = interval * (FLOWS - 1) + HOLD + 3 * interval;
+        let keep_from = interval * (FLOWS - 1) + MIN_PEAK_TIME + 3 * interval;
         Experiment {
             schedulers,
             capacity_pps,
             rate_per_flow: LOAD * f64::from(INSTANCES.1) * capacity_pps / f64::from(FLOWS),
             interval,
             keep_from,
-            duration: keep_from + TAIL,
+            duration: keep_from + SCALE_IN_TIME,
         }
     }
 
@@ -213,9 +213,10 @@ impl Experiment {
     pub(super) fn text(&self) -> String {
         let (min, max, _) = INSTANCES;
         format!(
-            "{FLOWS} flows of {} packets/s each, one more every {} s, on {min} to {max} instances of a tenth of a CPU; then all but\n\
-             {KEPT_FLOWS} flows end. At the top they offer {} packets/s: {:.0} % of what {max} instances can take, so no packet need be\n\
-             lost, and more than 7 instances at the autoscaler's target of {:.0} %, so all {max} are wanted.\n",
+            "{FLOWS} flows of {} packets/s each; one begins every {} s. The service has {min} to {max} instances of \
+             a tenth of a CPU.\nThen all but {KEPT_FLOWS} flows end. The peak load is {} packets/s: {:.0} % of the \
+             capacity of {max} instances, so all packets\ncan be served. At the autoscaler's target of {:.0} %, it \
+             needs more than 7 instances, so all {max} become active.\n",
             short(self.rate_per_flow),
             self.interval.as_secs_f64(),
             short(self.rate_per_flow * f64::from(FLOWS)),
@@ -239,7 +240,7 @@ impl Experiment {
     ///
     /// # Errors
     /// Returns the errors of [`measure::run`].
-    pub(super) fn run(&self, ground: &Ground, scheduler: &str, live: &mut Live) -> Result<Recording> {
+    pub(super) fn run(&self, ground: &Environment, scheduler: &str, live: &mut Live) -> Result<Recording> {
         let mut session = Session::of(ground, &forward(self.capacity_pps, INSTANCES, scheduler))?;
         let title = format!(
             "{scheduler}, {} engine, {:.0} s",

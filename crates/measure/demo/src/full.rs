@@ -14,7 +14,7 @@ use super::measure::{self, Recording};
 use super::summary::RunSummary;
 use display::table::{percent, short};
 use images::TESTPMD;
-use testbed::{Ground, Service, Session};
+use testbed::{Environment, Service, Session};
 
 /// Figure 6: offered rate ÷ sustained rate of one instance.
 const STEPS: [f64; 8] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0];
@@ -86,7 +86,7 @@ fn wire_bits(size_bytes: u16) -> f64 {
 }
 
 /// The figures that show the limits of `forward`.
-pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Live) -> Result<Figures> {
+pub(super) fn figures(ground: &Environment, calibration: &Calibration, live: &mut Live) -> Result<Figures> {
     let most = INSTANCES.1;
     let mut figures = Figures::default();
     // Each phase uses new addresses: the flows of the previous one keep their pins.
@@ -112,13 +112,9 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             },
         )?;
         let run = RunSummary::of(&recording, "round-robin", ground.engine_word(), "forward");
-        broken.extend(
-            run.broken_promises()
-                .iter()
-                .map(|what| format!("{title}: {what}")),
-        );
+        broken.extend(run.failed_checks().iter().map(|what| format!("{title}: {what}")));
         let step = Step::of(&recording, size, length);
-        live.say(&format!(
+        live.print_line(&format!(
             "{title}: offered {}/s, returned {}/s; {}",
             short(step.offered_pps),
             short(step.returned_pps),
@@ -126,7 +122,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
         ));
         Ok(step)
     };
-    live.say("\nFigure 6: one instance is offered more and more");
+    live.print_line("\nFigure 6: one instance under increasing load");
     let mut session = Session::of(
         ground,
         &forward(calibration.capacity_pps, (1, 1, 0), "round-robin"),
@@ -136,11 +132,11 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             rate: Some(Rate(share * calibration.sustained_pps)),
             ..flows(0, FLOWS_EACH, STEP, 64)
         };
-        let title = format!("{share} of what it sustains");
+        let title = format!("{share} of its capacity");
         figures.saturation.push(step(&mut session, live, &title, phase)?);
     }
     let mut left = session.stop()?;
-    live.say("\nFigure 7: more and more instances, each offered more than it can take");
+    live.print_line("\nFigure 7: an increasing number of overloaded instances");
     let mut session = Session::of(
         ground,
         &forward(calibration.capacity_pps, (1, most, 0), "round-robin"),
@@ -159,8 +155,8 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             phase,
         )?);
     }
-    live.say(&format!(
-        "\nFigure 10: packets of 64, 512 and 1500 bytes; {most} instances offered more than they can take"
+    live.print_line(&format!(
+        "\nFigure 10: packets of 64, 512 and 1500 bytes; {most} overloaded instances"
     ));
     for size in SIZES {
         let rate = SATURATION * f64::from(most) * calibration.sustained_pps;
@@ -173,9 +169,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             .push(step(&mut session, live, &format!("{size} B"), phase)?);
     }
     left.extend(session.stop()?);
-    live.say(
-        "\nFigure 10: the same number of bits per second, and as many instances as the autoscaler wants",
-    );
+    live.print_line("\nFigure 10: a constant bit rate; the autoscaler sets the number of instances");
     for size in SIZES {
         let mut session = Session::of(
             ground,
@@ -228,19 +222,19 @@ impl Figures {
         };
         vec![
             (
-                "One instance, more and more packets (figure 6)",
+                "One instance, increasing load (figure 6)",
                 table(&self.saturation),
             ),
             (
-                "More and more instances, each offered more than it can take (figure 7)",
+                "Increasing number of overloaded instances (figure 7)",
                 table(&self.instances),
             ),
             (
-                "Packet sizes, all instances offered more than they can take (figure 10)",
+                "Packet sizes, all instances overloaded (figure 10)",
                 table(&self.sizes),
             ),
             (
-                "Packet sizes, the same number of bits, scaled by load (figure 10)",
+                "Packet sizes, constant bit rate, scaled by load (figure 10)",
                 table(&self.sizes_scaled),
             ),
         ]
@@ -249,12 +243,12 @@ impl Figures {
 
 /// Runs with `dpdk-testpmd` as the instance, once for each of two forwarding modes. Returns [`None`] if it is not
 /// installed.
-pub(super) fn testpmd(ground: &Ground, live: &mut Live) -> Result<Option<Vec<RunSummary>>> {
+pub(super) fn testpmd(ground: &Environment, live: &mut Live) -> Result<Option<Vec<RunSummary>>> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !std::env::split_paths(&path).any(|directory| directory.join(TESTPMD).is_file()) {
         return Ok(None);
     }
-    live.say(&format!("\nDPDK's own {TESTPMD}, unmodified, as instance ..."));
+    live.print_line(&format!("\nDPDK's own {TESTPMD}, unmodified, as instance ..."));
     let name = ImageRef::from(TESTPMD_IMAGE);
     let image = match images::store().resolve(&name) {
         Ok((_, image)) => image,
@@ -303,11 +297,11 @@ fn testpmd_service(mode: &str) -> Result<Service> {
     let on = cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let lcores = format!("0@({on}),1@({on})");
     let own = orchestrator::load::parse(TESTPMD_EXAMPLE, "examples/testpmd.toml")
-        .map_err(|problems| anyhow!("examples/testpmd.toml, as it was when this was built: {problems:?}"))?;
+        .map_err(|problems| anyhow!("examples/testpmd.toml of this build is invalid: {problems:?}"))?;
     let service = own
         .services
         .first()
-        .context("examples/testpmd.toml had no service when this was built")?;
+        .context("examples/testpmd.toml of this build has no service")?;
     let command = service.command.iter().map(|word| match word.as_str() {
         word if word.starts_with("--forward-mode=") => format!("--forward-mode={mode}"),
         word if word.starts_with("0@") => lcores.clone(),

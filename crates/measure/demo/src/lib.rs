@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use display::output::{self, WrongUsage};
 use display::table::short;
 use images::EngineName;
-use testbed::{Ground, Interrupt, make_image};
+use testbed::{Environment, Interrupt, make_image};
 
 pub use args::DemoArgs;
 use experiment::{CPUS, Calibration, Experiment};
@@ -36,21 +36,22 @@ use summary::{RunSummary, Summary};
 pub fn run(args: &DemoArgs) -> Result<()> {
     if args.engine == EngineName::Oci && !rustix::process::geteuid().is_root() {
         return Err(WrongUsage(
-            "inco: the demo's containers need root: run it with sudo, or with --engine docker as a member of the group docker"
+            "inco: the demo's containers need root: run it as root, or with --engine docker as a member of the \
+             group docker"
                 .to_owned(),
         )
         .into());
     }
     let interrupt = Interrupt::listen()?;
     make_image(args.engine)?;
-    let ground = Ground::new(args.engine, args.switch, args.keep_dir, interrupt)?;
+    let ground = Environment::new(args.engine, args.switch, args.keep_dir, interrupt)?;
     let mut live = Live::new(args.json);
     let result = show(args, &ground, &mut live);
     live.end();
     let (summary, report) = result?;
     std::fs::write(&args.report, report).with_context(|| {
         format!(
-            "cannot write the report to {}; name a file with --report",
+            "cannot write the report to {}; name another file with --report",
             args.report.display()
         )
     })?;
@@ -66,25 +67,25 @@ pub fn run(args: &DemoArgs) -> Result<()> {
             ))?;
         }
     }
-    let broken = summary.broken_promises();
+    let broken = summary.failed_checks();
     if !broken.is_empty() {
-        bail!("what inco promises was not kept: {}", broken.join("; "));
+        bail!("the demo failed these checks: {}", broken.join("; "));
     }
     Ok(())
 }
 
 /// Runs and displays all parts; returns the summary and the report's HTML.
-fn show(args: &DemoArgs, ground: &Ground, live: &mut Live) -> Result<(Summary, String)> {
-    live.say(&format!(
-        "inco demo: packets come in on an uplink, each new flow is given to one of several containers and stays there,\n\
-         and containers come and go as the load moves. All of it is real: inco itself, its {} engine, its {} switch, its\n\
-         containers.\n",
+fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summary, String)> {
+    live.print_line(&format!(
+        "inco demo: packets arrive on an uplink. A scheduler pins each new flow to one of several containers.\nThe \
+         number of containers follows the load. inco, its engine ({}), its switch ({}) and its containers are \
+         real.\n",
         ground.engine_word(),
         ground.switch_word(),
     ));
     let calibration = calibrate(ground, live)?;
     let experiment = Experiment::new(args, calibration.capacity_pps);
-    live.say(&experiment.text());
+    live.print_line(&experiment.text());
     let mut summary = Summary::new(&calibration, &experiment);
     let mut recordings = Vec::new();
     for scheduler in &experiment.schedulers {
@@ -111,13 +112,13 @@ fn show(args: &DemoArgs, ground: &Ground, live: &mut Live) -> Result<(Summary, S
     Ok((summary, report))
 }
 
-fn calibrate(ground: &Ground, live: &mut Live) -> Result<Calibration> {
-    live.say(&format!(
-        "Calibration: what does one instance sustain with {CPUS} of a CPU? ..."
+fn calibrate(ground: &Environment, live: &mut Live) -> Result<Calibration> {
+    live.print_line(&format!(
+        "Calibration: the capacity of one instance with {CPUS} of a CPU ..."
     ));
     let calibration = Calibration::measure(ground, live)?;
-    live.say(&format!(
-        "It was offered {} packets/s and gave back {}. {:.0} % of that, {} packets/s, count as its capacity.\n",
+    live.print_line(&format!(
+        "Offered {} packets/s, returned {}. Its capacity is taken as {:.0} % of that: {} packets/s.\n",
         short(calibration.offered_pps),
         short(calibration.sustained_pps),
         100.0 * experiment::CAPACITY_SHARE,

@@ -47,7 +47,7 @@ impl Live {
     }
 
     /// Prints text that stays visible.
-    pub(super) fn say(&mut self, text: &str) {
+    pub(super) fn print_line(&mut self, text: &str) {
         self.clear();
         self.write(&format!("{text}\n"));
     }
@@ -56,7 +56,7 @@ impl Live {
     pub(super) fn sample(&mut self, title: &str, sample: &Sample, seen: &Recording) {
         if self.terminal {
             self.note_events(sample, seen);
-            let lines = picture(title, sample, &self.events);
+            let lines = lines_of(title, sample, &self.events);
             self.draw(&lines);
         } else if sample.at_s - self.last_line_s >= 1.0 || sample.at_s < self.last_line_s {
             self.last_line_s = sample.at_s;
@@ -69,14 +69,14 @@ impl Live {
         self.events.clear();
         self.last_line_s = f64::NEG_INFINITY;
         let counts = &recording.report.counts;
-        self.say(&format!(
+        self.print_line(&format!(
             "{title}: {} packets offered, {} returned; {}",
             grouped(counts.offered_packets),
             grouped(counts.returned_packets),
             loss_text(recording),
         ));
         for left in &recording.left {
-            self.say(&format!("  left behind: {left}"));
+            self.print_line(&format!("  left behind: {left}"));
         }
     }
 
@@ -157,7 +157,7 @@ fn bar(value: f64, whole: f64) -> String {
 }
 
 /// The screen for one sample, in at most 23 lines.
-fn picture(title: &str, sample: &Sample, events: &[String]) -> Vec<String> {
+fn lines_of(title: &str, sample: &Sample, events: &[String]) -> Vec<String> {
     let whole = sample.offered_pps.max(sample.returned_pps).max(1.0);
     let mut lines = vec![
         format!(
@@ -184,7 +184,7 @@ fn picture(title: &str, sample: &Sample, events: &[String]) -> Vec<String> {
             sample.latency_us.p99 / 1e3,
         ),
         format!(
-            "instances: {} active of {} wanted, {} standby, {} starting, {} draining",
+            "instances: {} active, target {}, {} standby, {} starting, {} draining",
             sample.active, sample.wanted, sample.standby, sample.starting, sample.draining
         ),
         format!(
@@ -264,7 +264,7 @@ mod tests {
     fn the_picture_fits_a_terminal_of_80_by_24() {
         for instances in [0, 3, 8, 30] {
             let events = vec!["x".repeat(200); EVENTS_SHOWN];
-            let lines = picture("best-fit", &sample(instances), &events);
+            let lines = lines_of("best-fit", &sample(instances), &events);
             assert_eq!(lines.len(), 22);
             let own = lines.iter().filter(|line| !line.contains("xxx"));
             for line in own {

@@ -83,7 +83,7 @@ pub(super) fn loss_text(recording: &Recording) -> String {
     let lost = Lost::of(recording);
     let mut text = format!("lost {}", drops_text(&recording.status.drops, lost.uplink));
     if lost.other != 0 {
-        let _ = write!(text, ", and {} that no counter saw", lost.other);
+        let _ = write!(text, ", and {} without a counter", lost.other);
     }
     text
 }

@@ -13,11 +13,11 @@ use traffic::{Control, Generator, Interval, LatencyUs, Profile, Report};
 use testbed::Session;
 
 /// Sampling interval while traffic runs, in milliseconds.
-pub(super) const LOOK_MS: u64 = 200;
+pub(super) const SAMPLE_MS: u64 = 200;
 /// Interval between two comparisons of pins, for packets without a stamp.
 const PINS_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum time in flight of packets that the generator counts as lost.
-const REST_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// An instance in one sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -267,7 +267,7 @@ impl Watch {
         loop {
             let status = session.client()?.status()?;
             let rests = status.accounting.in_flight == 0 && status.accounting.gap() == 0;
-            if rests || since.elapsed() > REST_LIMIT {
+            if rests || since.elapsed() > DRAIN_LIMIT {
                 self.recording.status = passed(status, &self.before);
                 break;
             }

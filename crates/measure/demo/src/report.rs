@@ -25,10 +25,11 @@ pub(super) fn html(summary: &Summary, experiment: &Experiment, runs: &[(String, 
     section(
         &mut page,
         "Flows and load of each instance",
-        "As in figure 8 of SmartINCO's paper: what each instance gives back, and the flows that it has. Round-robin gives old \
-         instances more, since they were there when the first flows came; best-fit fills one before it takes the next; \
-         worst-fit evens out as far as flows may not move. As in the paper there is no slow start (inco's default of 1 s would \
-         bring a new instance up to its share by and by), and a full instance has its turn like any other (no spill).",
+        "Figure 8 of SmartINCO's paper: returned packet rate and flows of each instance. Round-robin gives older \
+         instances more flows, because they were active when the first flows arrived. Best-fit fills one instance \
+         before it uses the next. Worst-fit balances the load as far as it can without moving flows. As in the \
+         paper there is no slow start (inco's default is 1 s), and a full instance has its turn like any other (no \
+         spill).",
         runs.iter()
             .flat_map(|(name, recording)| per_instance(name, recording, experiment))
             .collect(),
@@ -36,7 +37,7 @@ pub(super) fn html(summary: &Summary, experiment: &Experiment, runs: &[(String, 
     section(
         &mut page,
         "Throughput, loss and instances",
-        "As in figure 9 of the paper: all instances together. What is offered is the same in each run.",
+        "Figure 9 of the paper: all instances together. The offered load is the same in each run.",
         together(runs),
     );
     if let Some(full) = &summary.full {
@@ -60,13 +61,13 @@ fn introduction(page: &mut String, summary: &Summary, experiment: &Experiment) {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let _ = write!(
         page,
-        "<h1>inco demo</h1><p>SmartINCO's experiment on this machine ({cpus} CPUs), with real containers. Packets come in on an \
-         uplink, each new flow is given to one of several containers and stays there, every packet is counted, containers come \
-         and go as the load moves, and the packets go back out.</p>\
-         <p>One instance of <code>forward</code> with a tenth of a CPU sustained {} packets/s; {} count as its capacity. \
-         {FLOWS} flows of {} packets/s each came one by one, {} s apart, on {min} to {max} instances; then all but a few ended. \
-         At the top they offered {} packets/s, less than {max} instances can take, so that no packet need be lost, and more than \
-         they should have by the autoscaler's target, so that all {max} were wanted.</p>",
+        "<h1>inco demo</h1><p>SmartINCO's experiment on this machine ({cpus} CPUs), with real containers. Packets \
+         come in on an uplink, each new flow is given to one of several containers and stays there, every packet is \
+         counted, containers come and go as the load moves, and the packets go back out.</p><p>One instance of \
+         <code>forward</code> with a tenth of a CPU sustained {} packets/s; {} count as its capacity. {FLOWS} flows \
+         of {} packets/s each came one by one, {} s apart, on {min} to {max} instances; then all but a few ended. At \
+         the top they offered {} packets/s, less than {max} instances can take, so that no packet need be lost, and \
+         more than they should have by the autoscaler's target, so that all {max} were wanted.</p>",
         short(summary.sustained_pps),
         short(summary.capacity_pps),
         short(summary.rate_per_flow_pps),
@@ -167,7 +168,7 @@ fn together(runs: &[(String, Recording)]) -> Vec<Chart> {
             series(|sample| f64::from(sample.active)),
         ),
         chart(
-            "Instances wanted",
+            "Target number of instances",
             "instances",
             Style::Step,
             series(|sample| f64::from(sample.wanted)),
@@ -225,7 +226,7 @@ fn figures(page: &mut String, full: &Figures) {
             ],
         ),
         lines(
-            "More and more instances (figure 7)",
+            "Increasing number of instances (figure 7)",
             "instances",
             "packets/s",
             vec![
@@ -250,7 +251,7 @@ fn figures(page: &mut String, full: &Figures) {
             )],
         ),
         lines(
-            "Packet sizes, as many bits (figure 10)",
+            "Packet sizes, constant bit rate (figure 10)",
             "bytes",
             "instances",
             vec![Series::new(
@@ -263,8 +264,8 @@ fn figures(page: &mut String, full: &Figures) {
     section(
         page,
         "Limits",
-        "Where one instance saturates, how several add up, and what packet sizes change: a function's work is per packet, so \
-         large packets need fewer instances for as many bits.",
+        "Saturation of one instance, scaling over several instances, and the effect of packet size. A function's \
+         work is per packet, so large packets need fewer instances at the same bit rate.",
         charts,
     );
     for (title, rows) in full.tables() {
@@ -279,7 +280,7 @@ fn events(page: &mut String, name: &str, recording: &Recording) {
     for (_, event) in &all {
         let kind = match event.kind {
             EventKind::Scaled { .. } => "scaling decisions",
-            EventKind::State { .. } => "changes of state",
+            EventKind::State { .. } => "state changes",
             EventKind::Hot { .. } => "hot rings",
             EventKind::Failure { .. } => "failures",
             _ => "others",

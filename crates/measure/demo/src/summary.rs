@@ -161,14 +161,14 @@ impl RunSummary {
     }
 
     /// The promises that the run broke, as sentences.
-    pub(super) fn broken_promises(&self) -> Vec<String> {
+    pub(super) fn failed_checks(&self) -> Vec<String> {
         let counts = [
             ("packets mis-steered", self.mis_steered),
             ("duplicated", self.duplicated),
             ("reordered", self.reordered),
             ("altered", self.altered),
-            ("lost where no counter saw it", self.lost.other.unsigned_abs()),
-            ("still under way", self.in_flight),
+            ("lost without a counter", self.lost.other.unsigned_abs()),
+            ("still in flight", self.in_flight),
             ("left behind", self.left_behind.len() as u64),
         ];
         let broken = counts.iter().filter(|(_, count)| *count > 0);
@@ -214,8 +214,8 @@ impl Summary {
     }
 
     /// The promises that any run broke, as sentences.
-    pub(super) fn broken_promises(&self) -> Vec<String> {
-        let runs = self.runs.iter().flat_map(RunSummary::broken_promises);
+    pub(super) fn failed_checks(&self) -> Vec<String> {
+        let runs = self.runs.iter().flat_map(RunSummary::failed_checks);
         let figures = self
             .full
             .iter()
@@ -274,7 +274,7 @@ impl Summary {
             }));
         }
         rows.extend([
-            row("  seen by no counter", &|run| run.lost.other.to_string()),
+            row("  without a counter", &|run| run.lost.other.to_string()),
             row("latency p50", &|run| latency(run.latency_us.p50)),
             row("latency p99", &|run| latency(run.latency_us.p99)),
             row("latency p99.9", &|run| latency(run.latency_us.p999)),
@@ -437,7 +437,7 @@ pub(super) mod tests {
             json["reaction_ms"],
             serde_json::json!({ "detect": null, "activate": 0.25, "create": null })
         );
-        assert!(run.broken_promises().is_empty());
+        assert!(run.failed_checks().is_empty());
     }
 
     #[test]
@@ -446,11 +446,10 @@ pub(super) mod tests {
         recording.report.counts.mis_steered = 1;
         recording.report.lost += 2;
         recording.left = vec!["process 7".to_owned()];
-        let broken = RunSummary::of(&recording, "best-fit", "oci", "forward").broken_promises();
+        let broken = RunSummary::of(&recording, "best-fit", "oci", "forward").failed_checks();
         assert_eq!(broken.len(), 3, "{broken:?}");
         assert!(
-            broken[0].contains("1 packets mis-steered")
-                && broken[1].contains("2 lost where no counter saw it")
+            broken[0].contains("1 packets mis-steered") && broken[1].contains("2 lost without a counter")
         );
     }
 

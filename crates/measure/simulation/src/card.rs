@@ -25,11 +25,11 @@ use crate::scenario::Scenario;
 use crate::time::seconds;
 
 /// The card's clock at the start of the scenario: by then it is connected and its first rules are written.
-const LEAD: Nanos = Nanos::from_secs(2);
+const START_TIME: Nanos = Nanos::from_secs(2);
 /// The live driver's maximum sleep.
-const SLEEP: Nanos = Nanos::from_micros(500);
+const MAX_SLEEP: Nanos = Nanos::from_micros(500);
 /// A packet in transit for longer than this is lost.
-const PATIENCE: Nanos = Nanos::from_secs(5);
+const PACKET_TIMEOUT: Nanos = Nanos::from_secs(5);
 /// Ports of the card.
 const UPLINK: u32 = 1;
 const MONITOR: u32 = 2;
@@ -87,7 +87,7 @@ impl Card {
 
 /// A packet in transit through the card.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Passing {
+pub(crate) struct PacketInTransit {
     /// The number of its flow.
     pub(crate) number: u64,
     pub(crate) flow: Option<u32>,
@@ -99,7 +99,7 @@ pub(crate) struct Passing {
 
 /// The arrivals of a flow's packets.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct FlowArrivals {
     slot: Slot,
     /// The highest packet number that arrived.
     newest: u64,
@@ -113,8 +113,8 @@ pub(crate) struct CardSwitch {
     turned: Nanos,
     /// Times at which the connection goes down or up.
     changes: VecDeque<(Nanos, bool)>,
-    known: BTreeMap<u64, Known>,
-    passing: BTreeMap<u64, Passing>,
+    known: BTreeMap<u64, FlowArrivals>,
+    passing: BTreeMap<u64, PacketInTransit>,
     next: u64,
     /// Counters of the slot's earlier instances.
     before: BTreeMap<Slot, SlotFigures>,
@@ -140,7 +140,7 @@ impl CardSwitch {
         );
         joined.connect(Nanos::ZERO);
         let cuts = card.cut.iter().flat_map(|(at_s, lasts_s)| {
-            let from = LEAD + seconds(*at_s);
+            let from = START_TIME + seconds(*at_s);
             [(from, false), (from + seconds(*lasts_s), true)]
         });
         Ok(CardSwitch {
@@ -153,7 +153,7 @@ impl CardSwitch {
             passing: BTreeMap::new(),
             next: 0,
             before: BTreeMap::new(),
-            counted_from: LEAD + seconds(scenario.warm_up_s),
+            counted_from: START_TIME + seconds(scenario.warm_up_s),
             mis_steered: 0,
             reordered: 0,
             duplicated: 0,
@@ -166,8 +166,8 @@ impl CardSwitch {
 
     /// Writes the first rules before the scenario starts.
     pub(crate) fn settle(&mut self) {
-        while self.turned < LEAD {
-            self.turn((self.turned + SLEEP).min(LEAD));
+        while self.turned < START_TIME {
+            self.turn((self.turned + MAX_SLEEP).min(START_TIME));
         }
     }
 
@@ -231,7 +231,7 @@ impl CardSwitch {
                 capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                 load: load as f32,
                 weight: row.weight,
-                active_since: LEAD + row.active_since.since(control.zero),
+                active_since: START_TIME + row.active_since.since(control.zero),
             };
             self.joined.steering.set_terms(slot, terms);
         }
@@ -240,16 +240,18 @@ impl CardSwitch {
     // ---- packets -------------------------------------------------------------------------------------------------
 
     /// A packet of a flow arrives.
-    pub(crate) fn send(&mut self, packet: Passing) {
+    pub(crate) fn send(&mut self, packet: PacketInTransit) {
         let id = self.next;
         self.next += 1;
-        self.known.entry(packet.number).or_insert(Known {
+        self.known.entry(packet.number).or_insert(FlowArrivals {
             slot: Slot::NONE,
             newest: 0,
         });
         self.passing.insert(id, packet);
         if let Some(frame) = frame_of(packet.number, id) {
-            self.joined.nic.packet(UPLINK, &frame, LEAD + Nanos(packet.at));
+            self.joined
+                .nic
+                .packet(UPLINK, &frame, START_TIME + Nanos(packet.at));
         }
     }
 
@@ -260,19 +262,19 @@ impl CardSwitch {
 
     /// When the card's next turn is due, in scenario time.
     pub(crate) fn next_at(&self) -> u64 {
-        let sleep = self.turned + SLEEP;
+        let sleep = self.turned + MAX_SLEEP;
         let next = self.joined.nic.next_delivery();
         let next = next.map_or(sleep, |at| at.min(sleep));
         // Time always advances, whatever is due.
-        next.max(Nanos(self.turned.0 + 1)).since(LEAD).0
+        next.max(Nanos(self.turned.0 + 1)).since(START_TIME).0
     }
 
     /// A turn at a scenario time; returns arrived packets with their instance.
-    pub(crate) fn turn_at(&mut self, at: u64) -> Vec<(Slot, Passing)> {
-        self.turn(LEAD + Nanos(at))
+    pub(crate) fn turn_at(&mut self, at: u64) -> Vec<(Slot, PacketInTransit)> {
+        self.turn(START_TIME + Nanos(at))
     }
 
-    fn turn(&mut self, now: Nanos) -> Vec<(Slot, Passing)> {
+    fn turn(&mut self, now: Nanos) -> Vec<(Slot, PacketInTransit)> {
         while let Some((at, comes)) = self.changes.front().copied()
             && at <= now
         {
@@ -295,7 +297,7 @@ impl CardSwitch {
             let slot = Slot(slot as u16);
             match self.passing.remove(&id) {
                 Some(packet) => {
-                    self.look(slot, id, &packet);
+                    self.classify(slot, id, &packet);
                     arrived.push((slot, packet));
                 }
                 None => self.duplicated += u64::from(now >= self.counted_from),
@@ -305,8 +307,8 @@ impl CardSwitch {
     }
 
     /// Checks that a packet arrived at its flow's instance, and in order.
-    fn look(&mut self, slot: Slot, id: u64, packet: &Passing) {
-        let is_counted = LEAD + Nanos(packet.at) >= self.counted_from;
+    fn classify(&mut self, slot: Slot, id: u64, packet: &PacketInTransit) {
+        let is_counted = START_TIME + Nanos(packet.at) >= self.counted_from;
         let Some(known) = self.known.get_mut(&packet.number) else {
             return;
         };
@@ -322,10 +324,10 @@ impl CardSwitch {
 
     /// The card's losses since the last call.
     pub(crate) fn count(&mut self, interval: &mut Interval) {
-        let is_lost = |packet: &Passing| self.turned > LEAD + Nanos(packet.at) + PATIENCE;
+        let is_lost = |packet: &PacketInTransit| self.turned > START_TIME + Nanos(packet.at) + PACKET_TIMEOUT;
         let mut lost = 0_u64;
         while let Some(first) = self.passing.first_entry().filter(|first| is_lost(first.get())) {
-            lost += u64::from(LEAD + Nanos(first.get().at) >= self.counted_from);
+            lost += u64::from(START_TIME + Nanos(first.get().at) >= self.counted_from);
             first.remove();
         }
         interval.lost_unserved += lost as f64;
@@ -340,7 +342,7 @@ impl CardSwitch {
         self.on_bucket += flows.saturating_sub(rules) as f64;
     }
 
-    pub(crate) fn tell(&self, recorder: &mut Recorder) {
+    pub(crate) fn record_result(&self, recorder: &mut Recorder) {
         let figures = self.joined.steering.figures();
         let share = |part: f64, of: f64| if of > 0.0 { part / of } else { 0.0 };
         for (name, value) in [

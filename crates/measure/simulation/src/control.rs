@@ -33,7 +33,7 @@ const TICK: Nanos = Nanos::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotChange {
     /// A new instance has it.
-    Fresh(Slot),
+    NewFlows(Slot),
     /// Its flows are unpinned.
     Unpinned(Slot),
     /// Its instance failed: packets in its ring are lost, and its flows are unpinned.
@@ -238,7 +238,7 @@ impl ControlLoop {
     }
 
     /// The wanted number of Active instances.
-    pub(crate) fn wanted(&self) -> u32 {
+    pub(crate) fn target(&self) -> u32 {
         self.controller
             .services()
             .next()
@@ -370,7 +370,7 @@ impl ControlLoop {
                 // At the earliest in the next turn.
                 let delay = whole_ms(after).max(TICK);
                 self.switch.delays().connect = Delay::always(delay);
-                self.changes.push(SlotChange::Fresh(*slot));
+                self.changes.push(SlotChange::NewFlows(*slot));
             }
             SwitchRequest::Publish(plan) => self.plan = Arc::clone(plan),
             SwitchRequest::Probe(slot) => self.raw.slots[slot.index()].consumed += 1,

@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// A file cannot be read.
-    #[error("{}: it cannot be read ({source})", path.display())]
+    #[error("{}: cannot read it ({source})", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -14,7 +14,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A trace, mixture or capture of the scenario is absent from the data folder.
-    #[error("{}: no such file; set the data folder with INCO_DATA or --data", path.display())]
+    #[error("{}: the file does not exist; set the data folder with INCO_DATA or --data", path.display())]
     NoData {
         /// The expected path.
         path: PathBuf,

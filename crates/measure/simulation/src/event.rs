@@ -8,11 +8,11 @@ use model::{Nanos, Slot};
 use traffic::Random;
 
 use crate::Error;
-use crate::card::{CardSwitch, Passing};
+use crate::card::{CardSwitch, PacketInTransit};
 use crate::control::{ControlLoop, SERVICE, SlotChange};
 use crate::load::Compiled;
 use crate::outcome::{Interval, Recorder};
-use crate::queue::{Job, Station};
+use crate::queue::{Request, Station};
 use crate::scenario::{Scenario, Work};
 use crate::steering::Steering;
 use crate::time::whole_ms;
@@ -24,7 +24,7 @@ const SOURCES_LIMIT: usize = 16;
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
+enum SimulationEvent {
     /// A server of that slot's instance has finished its job. The instance's number identifies it after the
     /// slot is reused.
     Done { slot: u16, instance: u32, server: u32 },
@@ -73,7 +73,7 @@ type Members = Vec<Member>;
 struct Events<'a> {
     scenario: &'a Scenario,
     compiled: Compiled,
-    heap: BinaryHeap<Reverse<(u64, Happening)>>,
+    heap: BinaryHeap<Reverse<(u64, SimulationEvent)>>,
     places: Vec<Option<Place>>,
     instances: u32,
     flows: Vec<Flow>,
@@ -134,7 +134,7 @@ pub(crate) fn run(
         });
     }
     recorder.finish(&control);
-    events.tell(recorder);
+    events.record_result(recorder);
     Ok(())
 }
 
@@ -186,7 +186,7 @@ impl<'a> Events<'a> {
     fn take_over(&mut self, control: &mut ControlLoop) {
         for change in std::mem::take(&mut control.changes) {
             match change {
-                SlotChange::Fresh(slot) => {
+                SlotChange::NewFlows(slot) => {
                     if self.places.len() <= slot.index() {
                         self.places.resize_with(slot.index() + 1, || None);
                     }
@@ -289,7 +289,7 @@ impl<'a> Events<'a> {
         slot
     }
 
-    fn unlive(&mut self, number: u64, slot: Slot) {
+    fn remove_live(&mut self, number: u64, slot: Slot) {
         if let Some(card) = &mut self.card {
             card.forget(number);
         }
@@ -331,13 +331,13 @@ impl<'a> Events<'a> {
             self.heap.pop();
             self.events += 1;
             match happening {
-                Happening::Done {
+                SimulationEvent::Done {
                     slot,
                     instance,
                     server,
                 } => self.done(at, slot, instance, server),
-                Happening::Single { flow, use_of } => self.single_packet(at, flow, use_of),
-                Happening::Aggregate { index, rate } => self.aggregate_packet(at, index, rate),
+                SimulationEvent::Single { flow, use_of } => self.single_packet(at, flow, use_of),
+                SimulationEvent::Aggregate { index, rate } => self.aggregate_packet(at, index, rate),
             }
         }
         self.count(control);
@@ -397,7 +397,7 @@ impl<'a> Events<'a> {
                     let count = self.members[index][class].len();
                     let at = (self.random.bits() % count as u64) as usize;
                     let member = self.members[index][class].swap_remove(at);
-                    self.unlive(member.number, member.slot);
+                    self.remove_live(member.number, member.slot);
                 }
             }
             if self.rates[index].0 != pps {
@@ -413,7 +413,7 @@ impl<'a> Events<'a> {
             let after = (self.random.exponential() / pps * 1e9) as u64;
             self.heap.push(Reverse((
                 now + after,
-                Happening::Aggregate {
+                SimulationEvent::Aggregate {
                     index: index as u32,
                     rate,
                 },
@@ -433,7 +433,7 @@ impl<'a> Events<'a> {
             1e-3
         };
         let at = now + (wait_s * 1e9) as u64;
-        let flow = Happening::Single {
+        let flow = SimulationEvent::Single {
             flow: index as u32,
             use_of: flow.use_of,
         };
@@ -477,7 +477,7 @@ impl<'a> Events<'a> {
         let single = self.compiled.singles[flow.single];
         self.flows[index].lives = false;
         self.free.push(index);
-        self.unlive(flow.number, flow.slot);
+        self.remove_live(flow.number, flow.slot);
         if now >= self.counted_from
             && let Some(finished) = self.finished.get_mut(single.source)
         {
@@ -501,7 +501,7 @@ impl<'a> Events<'a> {
                 slot = self.pin(flow.number, single.dscp);
                 self.flows[index].slot = slot;
             }
-            let packet = Passing {
+            let packet = PacketInTransit {
                 number: flow.number,
                 flow: Some(index as u32),
                 source: single.source,
@@ -549,7 +549,7 @@ impl<'a> Events<'a> {
                 slot = self.pin(self.numbers, 0);
                 self.members[place][class][member].slot = slot;
             }
-            let packet = Passing {
+            let packet = PacketInTransit {
                 number,
                 flow: None,
                 source,
@@ -561,12 +561,12 @@ impl<'a> Events<'a> {
         self.next_aggregate(place, at);
     }
 
-    fn bytes_of(&self, packet: &Passing) -> u64 {
+    fn bytes_of(&self, packet: &PacketInTransit) -> u64 {
         self.compiled.bytes.get(packet.source).copied().unwrap_or(0.0) as u64
     }
 
     /// A packet of a flow pinned to `slot`, unless a card's rules steer it.
-    fn packet(&mut self, slot: Slot, packet: Passing) {
+    fn packet(&mut self, slot: Slot, packet: PacketInTransit) {
         self.offered += 1;
         self.offered_bytes += self.bytes_of(&packet);
         self.interval.offered += 1.0;
@@ -581,7 +581,7 @@ impl<'a> Events<'a> {
     }
 
     /// A packet arrives at an instance.
-    fn arrive(&mut self, at: u64, slot: Slot, packet: Passing) {
+    fn arrive(&mut self, at: u64, slot: Slot, packet: PacketInTransit) {
         let bytes = self.bytes_of(&packet);
         let Some(Some(place)) = self.places.get_mut(slot.index()) else {
             self.interval.lost_failed += 1.0;
@@ -609,7 +609,7 @@ impl<'a> Events<'a> {
                 Some(1e3 * if is_long { long_us } else { short_us })
             }
         };
-        let job = Job {
+        let job = Request {
             arrived: packet.at,
             work_ns: work.unwrap_or_else(|| place.station.work_ns()),
             actor,
@@ -625,7 +625,7 @@ impl<'a> Events<'a> {
             return;
         }
         while let Some((server, until)) = place.station.start(at) {
-            let done = Happening::Done {
+            let done = SimulationEvent::Done {
                 slot: slot.0,
                 instance: place.instance,
                 server,
@@ -649,7 +649,7 @@ impl<'a> Events<'a> {
         place.busy_ns += worked;
         self.interval.served += 1.0;
         while let Some((server, until)) = place.station.start(at) {
-            let done = Happening::Done {
+            let done = SimulationEvent::Done {
                 slot,
                 instance,
                 server,
@@ -721,7 +721,7 @@ impl<'a> Events<'a> {
         std::mem::take(&mut self.interval)
     }
 
-    fn tell(&self, recorder: &mut Recorder) {
+    fn record_result(&self, recorder: &mut Recorder) {
         let mut put = |name: String, value: f64| {
             recorder.extra.insert(name, value);
         };
@@ -745,7 +745,7 @@ impl<'a> Events<'a> {
         }
         put("events".to_owned(), self.events as f64);
         if let Some(card) = &self.card {
-            card.tell(recorder);
+            card.record_result(recorder);
         }
     }
 }

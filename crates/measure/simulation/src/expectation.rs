@@ -111,7 +111,7 @@ impl Check {
     ///
     /// # Errors
     /// Returns [`Error::Value`] for an unknown variant or metric.
-    pub fn look(&self, metrics: &BTreeMap<String, BTreeMap<String, f64>>) -> Result<Checked, Error> {
+    pub fn evaluate(&self, metrics: &BTreeMap<String, BTreeMap<String, f64>>) -> Result<Checked, Error> {
         let value = |operand: &Operand| match &operand.figure {
             None => Ok(operand.factor),
             Some((variant, metric)) => {
@@ -120,7 +120,7 @@ impl Check {
                     Error::value(
                         "expectation.checks",
                         format!(
-                            "{:?}: there is no variant {variant:?}; there are {}",
+                            "{:?}: unknown variant {variant:?}; write one of {}",
                             self.text,
                             known.join(", ")
                         ),
@@ -131,7 +131,7 @@ impl Check {
                     Error::value(
                         "expectation.checks",
                         format!(
-                            "{:?}: there is no metric {metric:?}; there are {}",
+                            "{:?}: unknown metric {metric:?}; write one of {}",
                             self.text,
                             known.join(", ")
                         ),
@@ -190,7 +190,7 @@ mod tests {
             ("0 < b-1.lost", true),
             ("a.lost < 10", false),
         ] {
-            let checked = Check::parse(text).unwrap().look(&metrics()).unwrap();
+            let checked = Check::parse(text).unwrap().evaluate(&metrics()).unwrap();
             assert_eq!(checked.met, met, "{text}");
         }
     }
@@ -209,15 +209,15 @@ mod tests {
         }
         let error = Check::parse("c.lost < 1")
             .unwrap()
-            .look(&metrics())
+            .evaluate(&metrics())
             .unwrap_err()
             .to_string();
-        assert!(error.contains("\"c\"; there are a, b-1"), "{error}");
+        assert!(error.contains("\"c\"; write one of a, b-1"), "{error}");
         let error = Check::parse("a.won < 1")
             .unwrap()
-            .look(&metrics())
+            .evaluate(&metrics())
             .unwrap_err()
             .to_string();
-        assert!(error.contains("\"won\"; there are lost"), "{error}");
+        assert!(error.contains("\"won\"; write one of lost"), "{error}");
     }
 }

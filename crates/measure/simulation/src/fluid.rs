@@ -65,7 +65,7 @@ struct Live {
 
 /// An aggregate's new flows in a step.
 #[derive(Clone, Debug, Default)]
-struct Fresh {
+struct NewFlows {
     /// Flows per pick, by class.
     each: Vec<f64>,
     /// By slot: 1 if picked, else 0.
@@ -74,7 +74,7 @@ struct Fresh {
     again: Vec<Slot>,
 }
 
-impl Fresh {
+impl NewFlows {
     fn clear(&mut self, slots: usize) {
         self.each.clear();
         self.again.clear();
@@ -135,7 +135,7 @@ impl Live {
 
     /// A step of one aggregate's flows, whose classes start at `from`: adds the new ones, weighs those
     /// present during the step, applies the decay of each class, and adds the rest to the sums.
-    fn step(&mut self, classes: &[Class], from: usize, fresh: &Fresh, left: &[f64]) {
+    fn step(&mut self, classes: &[Class], from: usize, fresh: &NewFlows, left: &[f64]) {
         self.weights.fill(0.0);
         let mut rows = self.flows.chunks_exact_mut(self.slots.max(1)).skip(from);
         let mut index = 0;
@@ -256,7 +256,7 @@ pub(crate) struct Fluid<'a> {
     /// Accumulated fractions of new flows, by aggregate.
     part: Vec<f64>,
     /// By aggregate.
-    fresh: Vec<Fresh>,
+    fresh: Vec<NewFlows>,
     next_single: usize,
     flows: Vec<Flow>,
     free: Vec<usize>,
@@ -358,7 +358,7 @@ impl<'a> Fluid<'a> {
             live: Live::default(),
             homeless: vec![0.0; classes],
             part: vec![0.0; compiled.aggregates.len()],
-            fresh: vec![Fresh::default(); compiled.aggregates.len()],
+            fresh: vec![NewFlows::default(); compiled.aggregates.len()],
             next_single: 0,
             flows: Vec::new(),
             free: Vec::new(),
@@ -401,7 +401,7 @@ impl<'a> Fluid<'a> {
     fn take_over(&mut self, control: &mut ControlLoop) {
         for change in std::mem::take(&mut control.changes) {
             match change {
-                SlotChange::Fresh(slot) => {
+                SlotChange::NewFlows(slot) => {
                     if self.places.len() <= slot.index() {
                         self.places.resize_with(slot.index() + 1, Place::default);
                     }

@@ -260,7 +260,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                 if most <= 0.0 {
                     return Err(Error::Data {
                         path,
-                        problem: format!("it has no packets from second {from_s} on"),
+                        problem: format!("the trace has no packets after second {from_s}"),
                     });
                 }
                 let scale = peak_pps.map_or(1.0, |peak| peak / most);
@@ -469,7 +469,7 @@ impl Compiled {
             bytes += captured.frame.len() as u64;
         }
         if flows.is_empty() {
-            return Err(data("no packet of it belongs to a flow".to_owned()));
+            return Err(data("no packet of the capture belongs to a flow".to_owned()));
         }
         if let Some(of_source) = self.bytes.get_mut(source) {
             *of_source = bytes as f64 / packets as f64;
@@ -496,7 +496,7 @@ impl Compiled {
             }
             if self.singles.len() > FLOWS_LIMIT {
                 return Err(data(format!(
-                    "with these repetitions it has more than {FLOWS_LIMIT} flows"
+                    "with its repetitions the capture has more than {FLOWS_LIMIT} flows"
                 )));
             }
             round = round + length;
@@ -607,7 +607,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 fn read_text(path: &Path) -> Result<String, Error> {
     String::from_utf8(read(path)?).map_err(|_| Error::Data {
         path: path.to_owned(),
-        problem: "it is not UTF-8 text".to_owned(),
+        problem: "the file is not UTF-8 text".to_owned(),
     })
 }
 

@@ -202,7 +202,7 @@ impl Recorder {
             add(&mut self.total, interval);
             self.instance_s += f64::from(running) * dt_s;
             self.active_s += f64::from(active) * dt_s;
-            self.wanted_s += f64::from(control.wanted()) * dt_s;
+            self.wanted_s += f64::from(control.target()) * dt_s;
             self.active_max = self.active_max.max(active);
             if let Some([idle, each]) = self.power {
                 self.energy_j += (idle + each * f64::from(running)) * dt_s;
@@ -287,7 +287,7 @@ impl Recorder {
             offered_pps: sum.offered / dt_s,
             served_pps: sum.served / dt_s,
             lost_pps: sum.lost() / dt_s,
-            wanted: control.wanted(),
+            wanted: control.target(),
             active: control.active,
             running: control.running,
             instances,

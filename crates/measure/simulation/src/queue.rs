@@ -15,7 +15,7 @@ const GROUP_WINDOW_NS: u64 = 10_000_000;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job {
+pub(crate) struct Request {
     pub(crate) arrived: u64,
     pub(crate) work_ns: f64,
     pub(crate) actor: u32,
@@ -25,14 +25,14 @@ pub(crate) struct Job {
 
 #[derive(Clone, Copy, Debug)]
 struct Running {
-    job: Job,
+    job: Request,
     since: u64,
 }
 
 /// Statistics of an actor.
 #[derive(Clone, Debug, Default)]
 struct Actor {
-    mailbox: VecDeque<Job>,
+    mailbox: VecDeque<Request>,
     is_drr: bool,
     deficit_ns: f64,
     mean_ns: f64,
@@ -53,7 +53,7 @@ impl Actor {
 pub(crate) struct Station {
     discipline: Discipline,
     ring: usize,
-    line: VecDeque<Job>,
+    line: VecDeque<Request>,
     actors: Vec<Actor>,
     /// Actors with jobs under deficit round-robin, in order; the first is next.
     round: VecDeque<u32>,
@@ -150,7 +150,7 @@ impl Station {
     }
 
     /// Enqueues a job; false if the ring is full.
-    pub(crate) fn take(&mut self, job: Job) -> bool {
+    pub(crate) fn take(&mut self, job: Request) -> bool {
         if self.waiting >= self.ring {
             return false;
         }
@@ -201,7 +201,7 @@ impl Station {
 
     /// Deficit round-robin: each actor with jobs gets the quantum in its turn, and is served while its
     /// deficit covers its mean service time.
-    fn next_in_round(&mut self) -> Option<Job> {
+    fn next_in_round(&mut self) -> Option<Request> {
         // Terminates: each round adds a quantum to each actor, so at the latest when the deficit covers the longest
         // mean service time.
         loop {
@@ -245,7 +245,7 @@ impl Station {
     }
 
     /// Completes a server's job; returns the job and its service time in nanoseconds.
-    pub(crate) fn finish(&mut self, server: u32, now: u64) -> Option<(Job, u64)> {
+    pub(crate) fn finish(&mut self, server: u32, now: u64) -> Option<(Request, u64)> {
         let running = self.running.get_mut(server as usize)?.take()?;
         self.in_service -= 1;
         self.free.push(server);
@@ -257,7 +257,7 @@ impl Station {
     /// Updates the hybrid's statistics and moves actors (iPipe §3.2, algorithms 1 and 2, as described in its text):
     /// the actor with the highest dispersion moves to DRR, the one with the lowest moves back. Migration to the host
     /// is not modelled.
-    fn learn(&mut self, server: u32, job: &Job, worked: u64, now: u64) {
+    fn learn(&mut self, server: u32, job: &Request, worked: u64, now: u64) {
         let response = (now - job.arrived) as f64;
         let servers = self.running.len();
         let Some(actor) = self.actors.get_mut(job.actor as usize) else {
@@ -348,7 +348,7 @@ impl Station {
         actor.is_drr = true;
         self.drr_actors += 1;
         self.drr_servers = self.drr_servers.max(1);
-        let (moved, kept): (VecDeque<Job>, VecDeque<Job>) =
+        let (moved, kept): (VecDeque<Request>, VecDeque<Request>) =
             self.line.drain(..).partition(|job| job.actor == id);
         self.line = kept;
         if !moved.is_empty() {
@@ -380,8 +380,8 @@ impl Station {
 mod tests {
     use super::*;
 
-    fn job(arrived: u64, work_ns: f64, actor: u32) -> Job {
-        Job {
+    fn job(arrived: u64, work_ns: f64, actor: u32) -> Request {
+        Request {
             arrived,
             work_ns,
             actor,

@@ -49,7 +49,7 @@ impl Recording {
         let rises = |pair: &[(f64, f64, f64)]| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1;
         if recording.samples.len() < 2 || !recording.samples.windows(2).all(rises) {
             return Err(data(
-                "it needs at least two samples with increasing times and packets".to_owned(),
+                "a recording needs at least two samples with increasing times and packets".to_owned(),
             ));
         }
         Ok(recording)

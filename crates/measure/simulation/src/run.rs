@@ -171,7 +171,7 @@ pub fn run(
     result.checks = expectation
         .checks
         .iter()
-        .map(|check| check.look(&means))
+        .map(|check| check.evaluate(&means))
         .collect::<Result<_, _>>()?;
     Ok(result)
 }

@@ -711,7 +711,7 @@ impl ScenarioFile {
             let known: Vec<&str> = self.variants().collect();
             return Err(Error::value(
                 "variant",
-                format!("there is no variant {name:?}; there are {}", known.join(", ")),
+                format!("unknown variant {name:?}; write one of {}", known.join(", ")),
             ));
         }
         self.variants.retain(|(name, _)| names.contains(name));

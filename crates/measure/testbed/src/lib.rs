@@ -1,6 +1,6 @@
 //! Runs a complete inco as a child process with real containers, for the demo and the benches.
 //!
-//! 1. [`Ground`]: the directory of the runs, and an Open vSwitch if that forwards.
+//! 1. [`Environment`]: the directory of the runs, and an Open vSwitch if that forwards.
 //! 2. [`Session`]: a running inco, controlled over its API. Dropping it stops inco and checks that nothing remains.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
@@ -20,7 +20,7 @@ use images::EngineName;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 pub use open_vswitch::OpenVSwitch;
-pub use session::{Ground, Service, Session};
+pub use session::{Environment, Service, Session};
 
 /// What forwards packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail};
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Maximum time for a daemon to start.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Memory for DPDK's buffers, in MiB, from ordinary pages.
 const MEMORY_MIB: u32 = 512;
 /// Maximum sleep of its poller without packets, in microseconds: leaves CPU time for other processes.
@@ -48,7 +48,7 @@ impl OpenVSwitch {
     /// Returns an error if it is not installed or does not start.
     pub fn start(folder: PathBuf) -> Result<OpenVSwitch> {
         if !Path::new(SWITCH).exists() {
-            bail!("there is no {SWITCH}: apt-get install openvswitch-switch-dpdk");
+            bail!("{SWITCH} is not installed: run `apt-get install openvswitch-switch-dpdk`");
         }
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut of = OpenVSwitch {
@@ -56,7 +56,7 @@ impl OpenVSwitch {
             database: None,
             switch: Mutex::new(None),
         };
-        of.must(
+        of.run_checked(
             Command::new("ovsdb-tool")
                 .arg("create")
                 .arg(of.path("conf.db"))
@@ -70,11 +70,11 @@ impl OpenVSwitch {
             .arg("--log-file=/dev/null")
             .arg(of.path("conf.db"));
         of.database = Some(of.spawn(database)?);
-        until("the database of Open vSwitch", || {
+        wait_until("the database of Open vSwitch", || {
             UnixStream::connect(&socket).is_ok()
         })?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        of.must(
+        of.run_checked(
             of.vsctl()
                 .args(["--no-wait", "init", "--", "set", "Open_vSwitch", "."])
                 .arg("other_config:dpdk-init=true")
@@ -85,7 +85,8 @@ impl OpenVSwitch {
                 .arg(format!("other_config:max-idle={ENTRY_IDLE_MS}"))
                 // Without `--legacy-mem` Open vSwitch adds an option that excludes ordinary pages.
                 .arg(format!(
-                    "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m {MEMORY_MIB} --file-prefix=inco-demo-{}\"",
+                    "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m {MEMORY_MIB} \
+                     --file-prefix=inco-demo-{}\"",
                     std::process::id()
                 )),
         )?;
@@ -104,20 +105,20 @@ impl OpenVSwitch {
             .arg(format!("--unixctl={}", self.path("switch.ctl").display()))
             .arg(format!("--log-file={}", self.path("switch.log").display()));
         *self.switch() = Some(self.spawn(switch)?);
-        until("Open vSwitch", || self.check().is_err() || self.answers())?;
+        wait_until("Open vSwitch", || self.check().is_err() || self.answers())?;
         self.check()
     }
 
     /// Returns an error if the switch has ended by itself.
     pub fn check(&self) -> Result<()> {
         match self.switch().as_mut().map(Child::try_wait) {
-            Some(Ok(Some(status))) => bail!("Open vSwitch has ended ({status}): {}", self.last_words()),
+            Some(Ok(Some(status))) => bail!("Open vSwitch has ended ({status}): {}", self.log_tail()),
             _ => Ok(()),
         }
     }
 
     /// The last lines of its log.
-    fn last_words(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(self.path("switch.log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
@@ -155,7 +156,7 @@ impl OpenVSwitch {
         command
             .arg(format!("--target={}", self.path("switch.ctl").display()))
             .arg("coverage/show");
-        let said = self.must(&mut command)?;
+        let said = self.run_checked(&mut command)?;
         let total = |name: &str| {
             let line = said
                 .lines()
@@ -192,12 +193,14 @@ impl OpenVSwitch {
     }
 
     /// Runs a command and returns its output; an exit status other than 0 is an error.
-    fn must(&self, command: &mut Command) -> Result<String> {
+    fn run_checked(&self, command: &mut Command) -> Result<String> {
         let output = command
             .env("OVS_RUNDIR", &self.folder)
             .stdin(Stdio::null())
             .output()
-            .with_context(|| format!("cannot run {command:?}; apt-get install openvswitch-switch-dpdk"))?;
+            .with_context(|| {
+                format!("cannot run {command:?}; run `apt-get install openvswitch-switch-dpdk`")
+            })?;
         if !output.status.success() {
             bail!(
                 "{command:?} failed: {}",
@@ -234,13 +237,13 @@ fn end(daemon: &mut Option<Child>) {
     }
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so() {
-        if start.elapsed() > PATIENCE {
-            bail!("{what} is not there after {} s", PATIENCE.as_secs());
+        if start.elapsed() > TIMEOUT {
+            bail!("timed out after {} s: {what} does not exist", TIMEOUT.as_secs());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

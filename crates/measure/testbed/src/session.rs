@@ -30,15 +30,15 @@ const STOP_LIMIT: Duration = Duration::from_secs(75);
 /// Maximum time until the uplink accepts a connection.
 const UPLINK_LIMIT: Duration = Duration::from_secs(5);
 /// Polling interval for conditions.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time that removed resources may stay in the kernel's lists.
-const GONE_LIMIT: Duration = Duration::from_secs(2);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Lines of its log quoted in an error.
 const LOG_LINES: usize = 8;
 
 /// The environment of the inco processes, which run one after the other.
 #[derive(Debug)]
-pub struct Ground {
+pub struct Environment {
     directory: PathBuf,
     engine: EngineName,
     keep: bool,
@@ -46,9 +46,14 @@ pub struct Ground {
     interrupt: Interrupt,
 }
 
-impl Ground {
+impl Environment {
     /// Creates a new directory below `$INCO_RUN_DIR`, or next to `/run/inco`.
-    pub fn new(engine: EngineName, switch: SwitchName, keep: bool, interrupt: Interrupt) -> Result<Ground> {
+    pub fn new(
+        engine: EngineName,
+        switch: SwitchName,
+        keep: bool,
+        interrupt: Interrupt,
+    ) -> Result<Environment> {
         let name = format!("inco-demo-{}", std::process::id());
         let parent = match std::env::var_os("INCO_RUN_DIR").filter(|given| !given.is_empty()) {
             Some(given) => PathBuf::from(given),
@@ -58,7 +63,7 @@ impl Ground {
         let directory = parent.join(&name);
         fs::create_dir_all(&directory).with_context(|| {
             format!(
-                "cannot make {}; run this as root, or set INCO_RUN_DIR to a directory of yours",
+                "cannot make {}; run this as root, or set INCO_RUN_DIR to a directory of your own",
                 directory.display()
             )
         })?;
@@ -66,7 +71,7 @@ impl Ground {
             SwitchName::Soft => None,
             SwitchName::Openflow => Some(OpenVSwitch::start(parent.join(format!("{name}-ovs")))?),
         };
-        Ok(Ground {
+        Ok(Environment {
             directory,
             engine,
             keep,
@@ -112,7 +117,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for Environment {
     fn drop(&mut self) {
         self.open_vswitch = None;
         if !self.keep {
@@ -208,18 +213,18 @@ impl Service {
 
 /// A running inco. Dropping it stops it.
 pub struct Session<'g> {
-    ground: &'g Ground,
+    ground: &'g Environment,
     child: Child,
     /// `None` only between the start and the first answer.
     client: Option<Client>,
     log: PathBuf,
-    seen: Traces,
+    seen: HeldResources,
     ended: bool,
 }
 
 /// Resources that running containers hold in the system.
 #[derive(Debug, Default)]
-struct Traces {
+struct HeldResources {
     pids: BTreeSet<u32>,
     cgroups: BTreeSet<String>,
 }
@@ -229,7 +234,7 @@ impl<'g> Session<'g> {
     ///
     /// # Errors
     /// Returns the errors of [`Session::start`].
-    pub fn of(ground: &'g Ground, service: &Service) -> Result<Session<'g>> {
+    pub fn of(ground: &'g Environment, service: &Service) -> Result<Session<'g>> {
         let name = format!("{}-{}", service.name, service.scheduler);
         let text = service.configuration(ground.engine_word(), ground.database().as_deref());
         Session::start(ground, &name, &text, service.instances.0)
@@ -239,7 +244,7 @@ impl<'g> Session<'g> {
     ///
     /// # Errors
     /// Returns an error with the end of inco's log if it does not start in time.
-    pub fn start(ground: &'g Ground, name: &str, text: &str, instances: u32) -> Result<Session<'g>> {
+    pub fn start(ground: &'g Environment, name: &str, text: &str, instances: u32) -> Result<Session<'g>> {
         let file = ground.directory.join(format!("{name}.toml"));
         let log = ground.directory.join("inco.log");
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
@@ -265,7 +270,7 @@ impl<'g> Session<'g> {
             child,
             client: None,
             log,
-            seen: Traces::default(),
+            seen: HeldResources::default(),
             ended: false,
         };
         let since = Instant::now();
@@ -274,12 +279,12 @@ impl<'g> Session<'g> {
             session.check()?;
             if since.elapsed() > START_LIMIT {
                 bail!(
-                    "its instances were not there within {} s{}",
+                    "its instances were not active within {} s{}",
                     START_LIMIT.as_secs(),
                     session.log_end()
                 );
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(session)
     }
@@ -296,7 +301,11 @@ impl<'g> Session<'g> {
 
     /// Returns an error if inco or its Open vSwitch has ended by itself.
     pub fn check(&mut self) -> Result<()> {
-        if let Some(status) = self.child.try_wait().context("cannot look after `inco run`")? {
+        if let Some(status) = self
+            .child
+            .try_wait()
+            .context("cannot query the state of `inco run`")?
+        {
             self.ended = true;
             bail!("`inco run` has ended ({status}){}", self.log_end());
         }
@@ -347,12 +356,12 @@ impl<'g> Session<'g> {
             self.check()?;
             if since.elapsed() > START_LIMIT {
                 bail!(
-                    "there are no {instances} instances after {} s{}",
+                    "the number of instances is not {instances} after {} s{}",
                     START_LIMIT.as_secs(),
                     self.log_end()
                 );
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -376,10 +385,10 @@ impl<'g> Session<'g> {
         let since = Instant::now();
         loop {
             let left = self.left();
-            if left.is_empty() || since.elapsed() > GONE_LIMIT {
+            if left.is_empty() || since.elapsed() > REMOVAL_TIMEOUT {
                 return Ok(left);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -408,7 +417,7 @@ impl<'g> Session<'g> {
                         self.log_end()
                     );
                 }
-                Ok(None) => std::thread::sleep(LOOK),
+                Ok(None) => std::thread::sleep(POLL_INTERVAL),
                 Err(error) => return Err(error).context("cannot wait for `inco run`"),
             }
         }
@@ -452,7 +461,7 @@ impl<'g> Session<'g> {
             .unwrap_or_default();
         let mut end = String::new();
         if !last.is_empty() {
-            end.push_str("; it said:");
+            end.push_str("; its last output:");
             for line in last {
                 let _ = write!(end, "\n  {line}");
             }

@@ -27,7 +27,8 @@ pub enum Error {
     },
     /// A frame too small for the test field, or too large.
     #[error(
-        "size: {size} is not from {minimum} to {limit} bytes on the wire ({form:?} needs at least {minimum} for the test field)"
+        "size: {size} is not from {minimum} to {limit} bytes on the wire ({form:?} needs at least {minimum} for the \
+         test field)"
     )]
     FrameSize {
         /// The requested size, in bytes on the wire.
@@ -90,7 +91,7 @@ pub enum Error {
         given: usize,
     },
     /// A frame larger than its uplink can carry.
-    #[error("a frame of {frame_bytes} bytes does not fit uplink {uplink}, which takes up to {limit}")]
+    #[error("a frame of {frame_bytes} bytes is too long for uplink {uplink}, whose limit is {limit} bytes")]
     UplinkFrame {
         /// Bytes in memory.
         frame_bytes: usize,

@@ -299,7 +299,7 @@ impl Measurement {
             }
             // The declaration may come late.
             for record in self.records.iter_mut().filter(|record| record.pin.home() == mark) {
-                let forgiven = record.pin.forgive_move();
+                let forgiven = record.pin.allow_single_move();
                 if forgiven > 0 {
                     record.mis_steered = record.mis_steered.saturating_sub(forgiven);
                     record.expected_moves += 1;

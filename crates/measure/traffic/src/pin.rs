@@ -56,7 +56,7 @@ impl PinTracker {
 
     /// The flow's instance was declared failed after the fact: packets to one other instance since then were
     /// the flow's one move, not mis-steers. Returns their number.
-    pub fn forgive_move(&mut self) -> u64 {
+    pub fn allow_single_move(&mut self) -> u64 {
         if self.strayed == 0 || self.strayed_to == 0 {
             return 0;
         }
@@ -68,7 +68,7 @@ impl PinTracker {
     }
 
     /// Counts a mis-steer.
-    fn strays(&mut self, sequence: u64, instance: u32) -> Steer {
+    fn mis_steers(&mut self, sequence: u64, instance: u32) -> Steer {
         if self.strayed == 0 {
             self.strayed_to = instance;
             self.strayed_at = sequence;
@@ -109,7 +109,7 @@ impl PinTracker {
             return if instance == self.previous && sequence < self.moved_at {
                 Steer::Kept
             } else {
-                self.strays(sequence, instance)
+                self.mis_steers(sequence, instance)
             };
         }
         if came_back {
@@ -178,11 +178,11 @@ mod tests {
     #[test]
     fn a_move_declared_late_is_not_a_mis_steer() {
         let mut pin = PinTracker::default();
-        assert_eq!(pin.forgive_move(), 0);
+        assert_eq!(pin.allow_single_move(), 0);
         for (sequence, instance) in [(1, 7), (2, 7), (3, 9), (4, 9)] {
             pin.returned(sequence, instance);
         }
-        assert_eq!((pin.forgive_move(), pin.home()), (2, 9));
+        assert_eq!((pin.allow_single_move(), pin.home()), (2, 9));
         assert_eq!(pin.returned(5, 9), Steer::Kept);
         assert_eq!(pin.returned(6, 7), Steer::MisSteered, "it moved, and stays there");
         // One move is allowed, not several.
@@ -190,6 +190,6 @@ mod tests {
         for (sequence, instance) in [(1, 7), (2, 8), (3, 9)] {
             pin.returned(sequence, instance);
         }
-        assert_eq!((pin.forgive_move(), pin.home()), (0, 7));
+        assert_eq!((pin.allow_single_move(), pin.home()), (0, 7));
     }
 }

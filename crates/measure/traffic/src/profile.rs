@@ -388,7 +388,7 @@ impl Phase {
             ));
         }
         if self.keep.is_some() != self.keep_from.is_some() {
-            return Err(wrong("keep", "`keep` and `keep_from` go together"));
+            return Err(wrong("keep", "write both `keep` and `keep_from`, or neither"));
         }
         match (self.arrivals, &self.lengths) {
             (None, None) => {}
@@ -397,13 +397,18 @@ impl Phase {
                     return Err(wrong("arrivals", "must be above 0 flows per second"));
                 }
                 if self.keep.is_some() || !self.ramp.0.is_zero() {
-                    return Err(wrong("arrivals", "goes with neither `ramp` nor `keep`"));
+                    return Err(wrong("arrivals", "cannot be combined with `ramp` or `keep`"));
                 }
             }
-            _ => return Err(wrong("arrivals", "`arrivals` and `lengths` go together")),
+            _ => {
+                return Err(wrong(
+                    "arrivals",
+                    "write both `arrivals` and `lengths`, or neither",
+                ));
+            }
         }
         if self.src.is_ipv4() != self.dst.is_ipv4() {
-            return Err(wrong("dst", "must be of the same family as `src`"));
+            return Err(wrong("dst", "must have the same IP version as `src`"));
         }
         if self.vlan.len() > 2 || self.vlan.iter().any(|id| *id > 4095) {
             return Err(wrong("vlan", "at most two ids up to 4095"));
@@ -490,7 +495,10 @@ mod tests {
         has(message("\"imix\"", "63"), &["phase[0].size", "63", "64"]);
         has(message("\"imix\"", "64\nvlan = [5]"), &["68"]);
         has(message("\"imix\"", "64\nprotocol = \"tcp\""), &["76"]);
-        has(message("\"imix\"", "64\nsrc = \"fd00::1\""), &["dst", "family"]);
+        has(
+            message("\"imix\"", "64\nsrc = \"fd00::1\""),
+            &["dst", "IP version"],
+        );
         has(message("\"fast\"", "\"fast\"\nspeed = 2"), &["capture[0].timing"]);
         has(
             Profile::parse("seed = 1").unwrap_err().to_string(),

@@ -252,8 +252,8 @@ impl fmt::Display for Table<'_> {
         let g = &r.generator;
         writeln!(
             f,
-            "generator: at most {:.1} us late ({} packets more than 100 us), {:.0} of {:.0} pps sent, {} packets not sent \
-             because the uplink was full, {:.0} % of a CPU",
+            "generator: at most {:.1} us late ({} packets more than 100 us), {:.0} of {:.0} pps sent, {} packets not \
+             sent because the uplink was full, {:.0} % of a CPU",
             g.max_lateness_us,
             g.late_packets,
             g.achieved_pps,

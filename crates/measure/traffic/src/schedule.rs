@@ -526,9 +526,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn packets_are_in_order_and_within_their_phase(
-            phases in prop::collection::vec((1u32..20, 0u64..50, 1u64..300, 10.0f64..20_000.0, any::<bool>(), 0u64..200, prop::option::of((0u32..5, 0u64..300)), prop::option::of(1u32..20)), 1..4),
+            phases in prop::collection::vec(
+                (1u32..20, 0u64..50, 1u64..300, 10.0f64..20_000.0, any::<bool>(), 0u64..200,
+                 prop::option::of((0u32..5, 0u64..300)), prop::option::of(1u32..20)),
+                1..4,
+            ),
         ) {
-            let phases: Vec<Phase> = phases.into_iter().map(|(flows, ramp, duration, rate, each, start, keep, lengths)| {
+            let phases = phases.into_iter();
+            let phases: Vec<Phase> = phases.map(|(flows, ramp, duration, rate, each, start, keep, lengths)| {
                 let arrivals = lengths.filter(|_| keep.is_none() && ramp == 0);
                 Phase {
                     flows,

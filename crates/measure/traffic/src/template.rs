@@ -240,7 +240,8 @@ mod tests {
     proptest! {
         #[test]
         fn frames_are_valid_by_an_independent_parser(
-            v6: bool, tcp: bool, vlan in prop::collection::vec(0u16..4096, 0..3), extra in 0u16..1500, index in 0u32..1 << 20,
+            v6: bool, tcp: bool, vlan in prop::collection::vec(0u16..4096, 0..3), extra in 0u16..1500,
+            index in 0u32..1 << 20,
             sequence: u32, sent in 0u64..1 << 40, instance in 0u32..1 << 24, first: bool, last: bool,
         ) {
             let mut phase = Phase { vlan, src_port: 777, ..Phase::default() };
@@ -271,7 +272,8 @@ mod tests {
             // A function's stamp changes the frame into the one rendered with that instance.
             prop_assert!(stamp::stamp_instance(&mut frame, instance));
             let mut again = vec![0; template.len()];
-            template.render(&mut again, index, &Stamp { instance: stamp::instance_mark(instance), ..stamp }, Ends { first, last });
+            let stamp = Stamp { instance: stamp::instance_mark(instance), ..stamp };
+            template.render(&mut again, index, &stamp, Ends { first, last });
             prop_assert_eq!(frame, again);
         }
     }

@@ -46,20 +46,20 @@ function sentence(event) {
     ? `${event.service}/${event.instance}: `
     : event.service ? `${event.service}: ` : "";
   switch (event.event) {
-    case "started": return about + (event.adopted ? `inco started and took over ${event.adopted} containers` : "inco started");
-    case "stopping": return about + (event.keep ? "inco stops; the containers go on" : "inco stops");
+    case "started": return about + (event.adopted ? `inco started and adopted ${event.adopted} containers` : "inco started");
+    case "stopping": return about + (event.keep ? "inco stops; the containers keep running" : "inco stops");
     case "state": return about + `${event.from} → ${event.to} (${event.reason})`;
     case "scaled": return about + `${event.from} → ${event.to} instances wanted by ${event.policy} (${event.reason})`;
     case "shadowed": return about + `dry-run decision: ${event.would} instances instead of ${event.wanted} (${event.policy}: ${event.reason})`;
     case "resized": return about + `${event.to_cpus.toFixed(3)} CPUs wanted by ${event.policy} (${event.reason})`;
     case "unpinned": return about + `its flows are unpinned; they are rescheduled (${event.reason})`;
     case "hot": return about + `ring ${percent(event.occupancy)} full`;
-    case "picked": return about + `${event.flow} given to it by ${event.policy}`;
+    case "picked": return about + `${event.policy} picked it for ${event.flow}`;
     case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;
     case "uplink": return about + `uplink ${event.uplink} is ${event.up ? "up" : "down"}: ${event.detail}`;
     case "rollout": return about + `rollout ${event.state}: ${event.replaced} of ${event.total} replaced (${event.reason})`;
     case "failure": return about + `${event.what} failed: ${event.reason}`;
-    case "recovered": return about + `${event.what} works again after ${span(event.after_ms)}`;
+    case "recovered": return about + `${event.what} recovered after ${span(event.after_ms)}`;
     case "action": return about + `${event.action}: ${event.result}`;
     default: {
       const rest = Object.entries(event).filter(([key, value]) =>

@@ -1,4 +1,4 @@
-//! Who may do what: bearer tokens for TCP, and how many requests there may be.
+//! Access control: bearer tokens for TCP, and limits of requests.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,28 +13,28 @@ use axum::response::{IntoResponse as _, Response};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use subtle::ConstantTimeEq as _;
 
+use crate::connections::ConnectionPermit;
 use crate::figures::Figures;
 use crate::problem::Problem;
-use crate::seats::Seat;
 use crate::{ApiError, Caller, Limits, page};
 
 use std::sync::Arc;
 
-/// Tokens that a file may hold: one for each program that asks.
+/// Maximum number of tokens in a file: one per client program.
 pub const TOKEN_LIMIT: usize = 256;
-/// Characters of a token at least: 128 bits in hexadecimal.
+/// Minimum length of a token, in characters: 128 bits in hexadecimal.
 pub const TOKEN_LENGTH: usize = 32;
-/// Bytes of the file at most.
+/// Maximum size of the file, in bytes.
 const FILE_LIMIT: u64 = 64 * 1024;
 
-/// A token and what it allows.
+/// A token and its rights.
 struct Token {
     name: String,
     may_act: bool,
     secret: Vec<u8>,
 }
 
-/// The tokens that are taken over TCP.
+/// The tokens that are accepted over TCP.
 pub(crate) struct Tokens(Vec<Token>);
 
 impl fmt::Debug for Tokens {
@@ -46,12 +46,12 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads the file. Each line is a role (`admin` or `read`), a name for the event log, and the token, with spaces
-    /// between; what comes after `#` is a remark.
+    /// Reads the file. Each line has a role (`admin` or `read`), a name for the event log, and the token, separated
+    /// by spaces. `#` begins a comment.
     ///
     /// # Errors
-    /// [`ApiError::Tokens`] where the file cannot be read, others than its owner and group may read it, or a line is
-    /// something else.
+    /// [`ApiError::Tokens`] if the file cannot be read, if users other than its owner and group can read it, or if a
+    /// line is invalid.
     pub(crate) fn read(file: &Path) -> Result<Tokens, ApiError> {
         let wrong = |reason: String| ApiError::Tokens {
             file: file.to_owned(),
@@ -59,7 +59,7 @@ impl Tokens {
         };
         let about = std::fs::metadata(file).map_err(|error| wrong(error.to_string()))?;
         if about.permissions().mode() & 0o007 != 0 {
-            return Err(wrong("everybody may read it: chmod 0600".to_owned()));
+            return Err(wrong("every user can read it: run chmod 0600".to_owned()));
         }
         if about.len() > FILE_LIMIT {
             return Err(wrong(format!("it is longer than {FILE_LIMIT} bytes")));
@@ -78,7 +78,7 @@ impl Tokens {
                 [role, name, secret] => (*role, *name, *secret),
                 _ => {
                     return Err(format!(
-                        "line {number}: write a role, a name and a token: admin ops 6f1c..."
+                        "line {number}: write a role, a name and a token, for example: admin ops 6f1c..."
                     ));
                 }
             };
@@ -87,7 +87,7 @@ impl Tokens {
                 "read" => false,
                 other => {
                     return Err(format!(
-                        "line {number}: {other:?} is no role: write admin or read"
+                        "line {number}: unknown role {other:?}: write admin or read"
                     ));
                 }
             };
@@ -98,10 +98,14 @@ impl Tokens {
                 ));
             }
             if tokens.iter().any(|token| token.name == name) {
-                return Err(format!("line {number}: there is a token {name:?} already"));
+                return Err(format!(
+                    "line {number}: the name {name:?} is used twice: write another name"
+                ));
             }
             if tokens.len() == TOKEN_LIMIT {
-                return Err(format!("line {number}: there are more than {TOKEN_LIMIT} tokens"));
+                return Err(format!(
+                    "line {number}: more than {TOKEN_LIMIT} tokens: remove some"
+                ));
             }
             tokens.push(Token {
                 name: name.to_owned(),
@@ -110,13 +114,13 @@ impl Tokens {
             });
         }
         if tokens.is_empty() {
-            return Err("it has no token: add a line such as admin ops 6f1c...".to_owned());
+            return Err("it has no token: add a line such as: admin ops 6f1c...".to_owned());
         }
         Ok(Tokens(tokens))
     }
 
-    /// Whose token this is. Every one is compared, each in constant time, so that an answer's time says nothing of
-    /// what was right.
+    /// The caller with this token. It compares all tokens, each in constant time, so that the duration reveals
+    /// nothing about a token.
     fn caller(&self, given: &[u8]) -> Option<Caller> {
         let mut found = None;
         for token in &self.0 {
@@ -132,16 +136,16 @@ impl Tokens {
     }
 }
 
-/// Where a request came from.
+/// The origin of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
-    /// Over the unix socket, whose mode says who may.
+    /// The unix socket. Its mode controls access.
     Local(Caller),
-    /// Over TCP: the token says who.
+    /// TCP. The token identifies the caller.
     Remote,
 }
 
-/// What stands before every request of one listener.
+/// The access checks of a listener.
 pub(crate) struct Guard {
     tokens: Option<Tokens>,
     requests: DefaultDirectRateLimiter,
@@ -167,7 +171,7 @@ impl Guard {
         }
     }
 
-    /// Whether whoever asks is known: the page is for everybody.
+    /// Checks access to a path. The page needs no token.
     fn admit(&self, request: &mut Request) -> Result<bool, Problem> {
         let caller = match request.extensions().get::<Peer>() {
             Some(Peer::Local(caller)) => {
@@ -178,13 +182,19 @@ impl Guard {
                 Some(caller) => caller,
                 None => return Ok(false),
             },
-            None => return Err(Problem::new(StatusCode::FORBIDDEN, "nobody is known to ask", "")),
+            None => {
+                return Err(Problem::new(
+                    StatusCode::FORBIDDEN,
+                    "the requester is unknown",
+                    "",
+                ));
+            }
         };
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         if !reads && !caller.may_act {
             return Err(Problem::new(
                 StatusCode::FORBIDDEN,
-                format!("{} may look and not act", caller.name),
+                format!("{} has read-only access", caller.name),
                 "use a token with the role admin",
             ));
         }
@@ -195,7 +205,7 @@ impl Guard {
         Ok(true)
     }
 
-    /// Whose token a request carries; nobody's where it needs none.
+    /// The caller with the token of a request; [`None`] if the path needs no token.
     fn of_token(&self, path: &str, headers: &HeaderMap) -> Result<Option<Caller>, Problem> {
         let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let given = given.and_then(|value| {
@@ -210,31 +220,31 @@ impl Guard {
         if known.is_some() {
             return Ok(known);
         }
-        // The page itself holds no figures: it asks for a token and then for them.
+        // The page has no data. It asks the user for a token and then requests the data.
         if page::FILES.contains(&path) && given.is_none() {
             return Ok(None);
         }
         if self.failures.check().is_err() {
             return Err(too_many(
                 self.limits.failed_tokens_per_s,
-                "requests without a known token",
+                "requests without a valid token",
             ));
         }
         Err(Problem::new(
             StatusCode::UNAUTHORIZED,
             if given.is_some() {
-                "this token is not known"
+                "unknown token"
             } else {
-                "there is no token"
+                "the request has no token"
             },
-            "send Authorization: Bearer TOKEN with one from the file that `[api] tokens` names",
+            "send Authorization: Bearer TOKEN with a token of the file in `[api] tokens`",
         ))
     }
 }
 
-/// Whether the host that a request names may be this socket. A browser comes here by a port that leads to the socket;
-/// a page from elsewhere whose name suddenly means this machine (DNS rebinding) would come the same way, with its own
-/// name, which has a dot.
+/// Whether the host name of a request is permitted on the unix socket. A browser reaches the socket through a
+/// forwarded port. With DNS rebinding, a foreign page could reach it in the same way, but with its own host name,
+/// which has a dot.
 fn is_asked_for_by_name(headers: &HeaderMap) -> Result<(), Problem> {
     let Some(host) = headers.get(header::HOST) else {
         return Ok(());
@@ -250,7 +260,7 @@ fn is_asked_for_by_name(headers: &HeaderMap) -> Result<(), Problem> {
     }
     Err(Problem::new(
         StatusCode::MISDIRECTED_REQUEST,
-        "this is asked for under the name of another host",
+        "the request has the name of another host",
         "open it as http://localhost:PORT/ or http://127.0.0.1:PORT/",
     ))
 }
@@ -258,16 +268,16 @@ fn is_asked_for_by_name(headers: &HeaderMap) -> Result<(), Problem> {
 fn too_many(rate: u32, what: &str) -> Problem {
     Problem::new(
         StatusCode::TOO_MANY_REQUESTS,
-        format!("there are more than {rate} {what} per second"),
-        "ask less often: /v1/stream tells what changes, /v1/snapshot has all in one answer",
+        format!("more than {rate} {what} per second"),
+        "send fewer requests: /v1/stream sends changes, /v1/snapshot has everything in one answer",
     )
 }
 
-/// Lets a request in or refuses it, gives it up after a time, and counts it. A connection that has shown no known
-/// token does not outlast a refusal.
+/// Admits or refuses a request, applies the time limit, and counts it. A refusal closes a connection without a valid
+/// token.
 pub(crate) async fn guard(
     State(guard): State<Arc<Guard>>,
-    Extension(seat): Extension<Arc<Seat>>,
+    Extension(permit): Extension<Arc<ConnectionPermit>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -276,7 +286,7 @@ pub(crate) async fn guard(
         Ok(is_known) => {
             let answer = async {
                 if is_known {
-                    seat.admit().await;
+                    permit.admit().await;
                 }
                 next.run(request).await
             };
@@ -288,13 +298,13 @@ pub(crate) async fn guard(
                         "the request took longer than {} s",
                         guard.limits.request_time.as_secs()
                     ),
-                    "send its body at once",
+                    "send the body without pauses",
                 )
                 .into_response(),
             }
         }
     };
-    if !response.status().is_success() && !seat.is_known() {
+    if !response.status().is_success() && !permit.is_known() {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
     }
@@ -377,12 +387,12 @@ mod tests {
             ("admin ops", "line 1: write a role"),
             (
                 "\nroot ops 0123456789abcdef0123456789abcdef",
-                "line 2: \"root\" is no role",
+                "line 2: unknown role \"root\"",
             ),
             ("read x short", "shorter than 32"),
             (
                 "read x 0123456789abcdef0123456789abcdef\nread x 0123456789abcdef0123456789abcdee",
-                "line 2: there is a token \"x\" already",
+                "line 2: the name \"x\" is used twice",
             ),
         ] {
             let error = Tokens::parse(text).unwrap_err();

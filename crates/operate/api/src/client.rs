@@ -1,4 +1,4 @@
-//! The client: one question, one connection, and it blocks.
+//! The client: one connection per request; calls block.
 
 use std::io;
 use std::path::Path;
@@ -21,12 +21,12 @@ use crate::types::{
     Problem, Refusal, ServiceRow, Snapshot, Status,
 };
 
-/// How long an answer may take: a little longer than the server waits for the control loop.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Bytes of an answer: 100,000 flows are about 30 MB.
+/// Time limit of an answer: slightly longer than the server waits for the control loop.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum size of an answer, in bytes: 100,000 flows are about 30 MB.
 const ANSWER_LIMIT: usize = 256 << 20;
 
-/// Asks a running inco. Every call blocks.
+/// A client of a running inco. Calls block.
 #[derive(Debug)]
 pub struct Client {
     endpoint: Endpoint,
@@ -34,18 +34,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client for the inco on that socket.
+    /// A client of the inco on this socket.
     ///
     /// # Errors
-    /// [`ApiError::NotRunning`] where nobody listens; [`ApiError::Permission`]; [`ApiError::System`].
+    /// [`ApiError::NotRunning`] if no inco listens; [`ApiError::Permission`]; [`ApiError::System`].
     pub fn connect(socket: &Path) -> Result<Client, ApiError> {
         Client::connect_to(Endpoint::Socket(socket.to_owned()))
     }
 
-    /// A client for the inco there.
+    /// A client of the inco at this endpoint.
     ///
     /// # Errors
-    /// As [`Client::connect`]; [`ApiError::NoAnswer`] where a remote one does not answer.
+    /// As [`Client::connect`]; [`ApiError::NoAnswer`] if a remote inco does not answer.
     pub fn connect_to(endpoint: Endpoint) -> Result<Client, ApiError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -56,12 +56,12 @@ impl Client {
                 source,
             })?;
         let client = Client { endpoint, runtime };
-        // So that the absence of inco is told before anything is asked.
+        // Reports a missing inco before the first request.
         drop(client.runtime.block_on(client.open())?);
         Ok(client)
     }
 
-    /// The socket that it asks on, where it is one of this machine.
+    /// The socket, if it is on this machine.
     pub fn socket(&self) -> Option<&Path> {
         match &self.endpoint {
             Endpoint::Socket(path) => Some(path),
@@ -69,7 +69,7 @@ impl Client {
         }
     }
 
-    /// Another client for the inco at the same place, which may have been started again.
+    /// A new client of the same endpoint; inco may have been restarted.
     ///
     /// # Errors
     /// As [`Client::connect_to`].
@@ -77,16 +77,15 @@ impl Client {
         Client::connect_to(self.endpoint.clone())
     }
 
-    /// How everything is.
+    /// The status.
     ///
     /// # Errors
-    /// As all questions: [`ApiError::Refused`], [`ApiError::NoAnswer`], [`ApiError::NotUnderstood`] and those of
-    /// [`Client::connect`].
+    /// [`ApiError::Refused`], [`ApiError::NoAnswer`], [`ApiError::NotUnderstood`] and those of [`Client::connect`].
     pub fn status(&self) -> Result<Status, ApiError> {
         self.get("/v1/status")
     }
 
-    /// Every service, in the order of the configuration.
+    /// All services, in the order of the configuration.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -94,7 +93,7 @@ impl Client {
         self.get("/v1/services")
     }
 
-    /// Every key of that service as it holds now.
+    /// The settings of a service in force, defaults included.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -102,7 +101,7 @@ impl Client {
         self.get(&format!("/v1/services/{}/settings", escaped(service)))
     }
 
-    /// The containers of that service whose output is kept, by instance.
+    /// The containers of a service whose output is stored, by instance.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -110,7 +109,7 @@ impl Client {
         self.get(&format!("/v1/services/{}/logs", escaped(service)))
     }
 
-    /// What the container of that service's instance wrote, from a position on.
+    /// The output of an instance's container, from a position on.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -119,7 +118,7 @@ impl Client {
         self.get(&format!("/v1/services/{service}/logs/{instance}?from={from}"))
     }
 
-    /// Every instance, in the order of ids.
+    /// All instances, in the order of ids.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -145,7 +144,7 @@ impl Client {
         self.get(&query.path)
     }
 
-    /// Where a flow is, since when, and why there.
+    /// The instance of a flow, since when, and why.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -155,7 +154,7 @@ impl Client {
         self.get(&query.path)
     }
 
-    /// Status, services and instances of one moment.
+    /// Status, services and instances at one moment.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -171,7 +170,7 @@ impl Client {
         self.get(&format!("/v1/history?seconds={seconds}"))
     }
 
-    /// The policies that there are, and what each service uses.
+    /// All policies, and those of each service.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -179,7 +178,7 @@ impl Client {
         self.get("/v1/policies")
     }
 
-    /// Every counter.
+    /// All counters.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -204,7 +203,7 @@ impl Client {
             .collect()
     }
 
-    /// The newest events, at most `last`, and then those that come.
+    /// The newest events, at most `last`, followed by new events as they occur.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -218,7 +217,7 @@ impl Client {
         })
     }
 
-    /// Does something.
+    /// Sends an action.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -243,7 +242,7 @@ impl Client {
     }
 
     async fn open(&self) -> Result<SendRequest<Full<Bytes>>, ApiError> {
-        let connecting = tokio::time::timeout(PATIENCE, self.endpoint.connect());
+        let connecting = tokio::time::timeout(TIMEOUT, self.endpoint.connect());
         let connected = connecting.await.map_err(|error| self.no_answer(&error))?;
         let stream = connected.map_err(|error| match (&self.endpoint, error.kind()) {
             (Endpoint::Socket(socket), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -260,7 +259,7 @@ impl Client {
             .await
             .map_err(|e| self.no_answer(&e))?;
         tokio::spawn(async move {
-            // What goes wrong with it is told by the request that it breaks.
+            // The request that fails reports the connection's error.
             let _ = connection.await;
         });
         Ok(sender)
@@ -273,7 +272,7 @@ impl Client {
         }
     }
 
-    /// Sends a request; what comes back was not refused.
+    /// Sends a request and returns the answer, unless it is a refusal.
     async fn send(
         &self,
         method: Method,
@@ -285,7 +284,7 @@ impl Client {
             let mut request = Request::builder()
                 .method(method)
                 .uri(path)
-                // HTTP/1.1 wants one; inco does not read it.
+                // HTTP/1.1 requires one; inco does not read it.
                 .header(header::HOST, "inco")
                 .header(header::CONTENT_TYPE, "application/json");
             if let Some(authorization) = self.endpoint.authorization() {
@@ -299,7 +298,7 @@ impl Client {
                 .await
                 .map_err(|error| self.no_answer(&error))
         };
-        let response = tokio::time::timeout(PATIENCE, asking)
+        let response = tokio::time::timeout(TIMEOUT, asking)
             .await
             .map_err(|error| self.no_answer(&error))??;
         if response.status().is_success() {
@@ -317,7 +316,7 @@ impl Client {
 
     async fn whole(&self, response: Response<Incoming>) -> Result<Vec<u8>, ApiError> {
         let body = http_body_util::Limited::new(response.into_body(), ANSWER_LIMIT);
-        let collecting = tokio::time::timeout(PATIENCE, body.collect());
+        let collecting = tokio::time::timeout(TIMEOUT, body.collect());
         let collected = collecting.await.map_err(|error| self.no_answer(&error))?;
         let collected = collected.map_err(|error| self.no_answer(&*error))?;
         Ok(collected.to_bytes().to_vec())
@@ -330,12 +329,12 @@ fn understand<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// Events as they come.
+/// A stream of events.
 #[derive(Debug)]
 pub struct EventStream<'a> {
     client: &'a Client,
     body: Response<Incoming>,
-    /// What came and is not yet a whole line.
+    /// Received bytes of an incomplete line.
     pending: Vec<u8>,
 }
 
@@ -353,7 +352,7 @@ enum Line {
 impl Iterator for EventStream<'_> {
     type Item = Result<Event, ApiError>;
 
-    /// The next event, once there is one; [`None`] when inco has ended.
+    /// Waits for the next event; [`None`] when inco has ended.
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
@@ -371,7 +370,7 @@ impl Iterator for EventStream<'_> {
                         self.pending.extend_from_slice(&data);
                     }
                 }
-                // inco ended in the middle of it: there is nothing more to tell.
+                // inco ended within a line.
                 Err(_) => return None,
             }
         }

@@ -1,5 +1,5 @@
-//! Every counter of a running inco: what `/v1/counters` tells and what `/metrics` is made of. All count up from 0 for
-//! as long as what they are about is there, except for those called a gauge.
+//! All counters of a running inco, for `/v1/counters` and `/metrics`. A counter starts at 0 and increases while its
+//! subject exists. Gauges are marked as such.
 
 use std::collections::BTreeMap;
 
@@ -9,34 +9,34 @@ use utoipa::ToSchema;
 /// How a metric counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Up, in things.
+    /// A count.
     Counter,
-    /// Up, in seconds.
+    /// A sum of seconds.
     Seconds,
-    /// Up and down.
+    /// A gauge.
     Gauge,
 }
 
-/// A figure of a metric.
+/// A value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Number {
     Whole(u64),
     Real(f64),
 }
 
-/// The metric that a field of `T` is.
+/// The metric of a field of `T`.
 pub(crate) struct Metric<T> {
     pub(crate) kind: Kind,
     /// Without the prefix `inco_` and a counter's `_total`.
     pub(crate) name: &'static str,
     pub(crate) help: &'static str,
-    /// `None` where it is not known.
+    /// `None` if unknown.
     pub(crate) value: fn(&T) -> Option<Number>,
 }
 
-/// What counters are about: an uplink, a service, an instance, a worker.
+/// The subject of counters: an uplink, a service, an instance, a worker.
 pub(crate) trait Level: Sized + 'static {
-    /// Fields that are metrics, in their order.
+    /// The fields that are metrics, in order.
     const METRICS: &'static [Metric<Self>];
 }
 
@@ -65,7 +65,7 @@ figures! {
     Option<f64>: |n| n.map(Number::Real);
 }
 
-/// A counter of the switch as the API has it.
+/// A counter of the switch in the form of the API.
 trait Shown {
     fn shown(counted: u64) -> Self;
 }
@@ -83,7 +83,7 @@ impl Shown for f64 {
     }
 }
 
-/// The help of a metric: its field's documentation, without the full stop and without the words of a gauge.
+/// The help text of a metric: its field's documentation without the full stop and without "A gauge.".
 const fn help(documentation: &'static str, kind: Kind) -> &'static str {
     let bytes = documentation.trim_ascii().as_bytes();
     let (text, is_gauge) = match bytes.split_last_chunk() {
@@ -98,7 +98,7 @@ const fn help(documentation: &'static str, kind: Kind) -> &'static str {
     );
     match std::str::from_utf8(text) {
         Ok(text) => text,
-        // What ends before a full stop is still text.
+        // The text before the full stop is valid UTF-8.
         Err(_) => "",
     }
 }
@@ -118,10 +118,10 @@ macro_rules! kind {
     };
 }
 
-/// Declares a level. Each row is a field in the API with its documentation and, where it is a metric by itself, how
-/// that counts and its name. The level has rows of its own, and those of its table in `counter_table.rs` of `model`.
+/// Declares a level. Each row is a field of the API with its documentation. If the field is also a metric, the row
+/// has its kind and its name. A level has its own rows and those of its table in `counter_table.rs` of `model`.
 macro_rules! level {
-    // A level of a switch: `of` takes what the switch has counted.
+    // A level of a switch: `of` takes the switch's counters.
     (
         { $(#[$outer:meta])* $level:ident of $counters:ty $(, $instances:ty)? { $($own:tt)* } }
         workers { $(
@@ -145,7 +145,7 @@ macro_rules! level {
         } }
 
         impl $level {
-            /// What the switch has counted. The other fields are empty.
+            /// The switch's counters. The other fields are empty.
             pub fn of(counters: &$counters $(, instances: &$instances)?) -> $level {
                 $level {
                     $($($api: Shown::shown(counters.$name),)?)*
@@ -176,7 +176,7 @@ macro_rules! level {
     };
 }
 
-/// All counters, as they stood at about one moment. Fields that end in `_s` are in seconds, in `_bytes` in bytes.
+/// All counters, read at about the same moment. Fields that end in `_s` are in seconds, in `_bytes` in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Counters {
     /// inco's version.
@@ -191,21 +191,21 @@ pub struct Counters {
     pub instances: Vec<InstanceCounters>,
     /// By worker.
     pub workers: Vec<WorkerCounters>,
-    /// Packets dropped, by reason; every reason there is.
+    /// Packets dropped, by reason; all reasons.
     pub drops: BTreeMap<String, u64>,
-    /// Packets that functions made themselves.
+    /// Packets that functions originated.
     pub originated_packets: u64,
-    /// Packets in rings, in functions and waiting. A gauge.
+    /// Packets in rings, in functions and held by the switch. A gauge.
     pub in_flight_packets: u64,
-    /// How long reactions took, by kind.
+    /// Duration of reactions, by kind.
     pub reactions: BTreeMap<String, SpanCounts>,
     /// The engine.
     pub engine: EngineCounters,
-    /// What collects and decides.
+    /// The control loop.
     pub control: ControlCounters,
     /// Events, by kind.
     pub events: BTreeMap<String, u64>,
-    /// Actions that were asked for.
+    /// Requested actions.
     pub actions: Vec<ActionCount>,
     /// The files of the event log.
     pub event_log: EventLogCounters,
@@ -213,19 +213,19 @@ pub struct Counters {
     pub api: ApiCounters,
 }
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SpanCounts {
-    /// How many took at most so long and longer than the bucket before: upper bound in seconds, count.
+    /// The buckets: upper bound in seconds, and the number of durations above the previous bound and up to this one.
     pub buckets: Vec<(f64, u64)>,
-    /// How many took longer than all bounds.
+    /// Number of durations above all bounds.
     pub above: u64,
-    /// How long all took together, in seconds.
+    /// Sum of all durations, in seconds.
     pub sum_s: f64,
 }
 
 impl SpanCounts {
-    /// How many there were.
+    /// Number of reactions.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum::<u64>() + self.above
     }
@@ -253,27 +253,27 @@ model::uplink_counters! { level! {
 } }
 
 model::service_counters! { level! {
-    /// One service. What is counted of its instances includes those that are gone.
+    /// One service. Sums over its instances include removed ones.
     ServiceCounters of switch::ServiceCounters, switch::SlotCounters {
         /// Its name.
         name: String,
         /// Flows pinned to the service's instances. A gauge.
         live_flows: u64 = gauge "service_live_flows",
-        /// Instances by state; every state but `gone`. A gauge.
+        /// Instances by state, for every state but `gone`. A gauge.
         states: BTreeMap<String, u32>,
-        /// Active instances wanted. A gauge.
+        /// Target number of active instances. A gauge.
         desired: u32 = gauge "service_desired_instances",
-        /// Active instances at least. A gauge.
+        /// Minimum number of active instances. A gauge.
         min: u32 = gauge "service_min_instances",
-        /// Active instances at most. A gauge.
+        /// Maximum number of active instances. A gauge.
         max: u32 = gauge "service_max_instances",
-        /// Offered rate by the capacity of the active instances, where that is known. A gauge.
+        /// Offered rate divided by the capacity of the active instances, if known. A gauge.
         utilisation: Option<f64> = gauge "service_utilisation_ratio",
-        /// Packets per second that one instance processes, where that is known. A gauge.
+        /// Packets per second that one instance can process, if known. A gauge.
         capacity_pps: Option<f64> = gauge "service_instance_capacity_pps",
-        /// Whether the autoscaler is held back: `pause_in`, `pause_out`, `dry_run`. A gauge.
+        /// Restrictions of the autoscaler: `pause_in`, `pause_out`, `dry_run`. A gauge.
         held_back: BTreeMap<String, bool>,
-        /// Decisions by what they did: `out`, `in`, `resize`.
+        /// Decisions of the autoscaler, by kind: `out`, `in`, `resize`.
         decisions: BTreeMap<String, u64>,
         /// Its scheduler.
         scheduler: String,
@@ -285,7 +285,7 @@ model::service_counters! { level! {
 model::slot_counters! { level! {
     /// One instance.
     InstanceCounters of switch::SlotCounters {
-        /// Which one.
+        /// Its id.
         id: u32,
         /// Its service.
         service: String,
@@ -293,15 +293,15 @@ model::slot_counters! { level! {
         state: String,
         /// Packets dropped on the way to it or in it, by reason: `ring_full`, `too_large`, `lost`, `function`.
         drops: BTreeMap<String, u64>,
-        /// CPU time that the instance used, by the kernel's account.
+        /// CPU time that the instance used, as the kernel accounts it.
         cpu_s: Option<f64> = seconds "instance_cpu_seconds",
-        /// Time in which the function was busy, where it tells.
+        /// Time in which the function was busy, if it reports it.
         busy_s: Option<f64> = seconds "instance_busy_seconds",
-        /// Memory in use, where it is known. A gauge.
+        /// Memory in use, if known. A gauge.
         memory_bytes: Option<u64> = gauge "instance_memory_bytes",
-        /// CPUs that the instance may use, where that is limited. A gauge.
+        /// CPU limit of the instance, in CPUs, if there is one. A gauge.
         cpu_quota: Option<f64> = gauge "instance_quota_cpus",
-        /// Rate given to the instance by its capacity, where that is known. A gauge.
+        /// Offered rate of the instance divided by its capacity, if known. A gauge.
         utilisation: Option<f64> = gauge "instance_utilisation_ratio",
     }
 } }
@@ -309,7 +309,7 @@ model::slot_counters! { level! {
 model::worker_counters! { level! {
     /// One data plane worker.
     WorkerCounters of switch::WorkerTotals {
-        /// Counted from 0.
+        /// Number, from 0.
         worker: u8,
         /// The longest time between two turns without a sleep, in the last two to four seconds. A gauge.
         longest_gap_s: f64 = gauge "worker_longest_gap_seconds",
@@ -323,30 +323,30 @@ pub struct EngineCounters {
     pub driver: String,
     /// Whether it answers. A gauge.
     pub up: bool,
-    /// How long calls took until they were answered, by call.
+    /// Duration of calls, by call.
     pub calls: BTreeMap<String, SpanCounts>,
     /// Calls that failed, by call.
     pub failures: BTreeMap<String, u64>,
 }
 
 level! {
-    /// What collects and decides.
+    /// The control loop.
     ControlCounters {
-        /// Samples of all counters.
+        /// Samples that the collector took.
         samples: u64 = counter "collector_samples",
-        /// Time that sampling took.
+        /// Time spent on sampling.
         sampling_s: f64 = seconds "collector_sampling_seconds",
-        /// The longest sample. A gauge.
+        /// Duration of the longest sample. A gauge.
         longest_sample_s: f64 = gauge "collector_longest_sample_seconds",
-        /// How late each turn of the loop began.
+        /// Delay of each turn of the control loop.
         lag: SpanCounts,
-        /// The newest plan that workers were given. A gauge.
+        /// Generation of the newest published plan. A gauge.
         plan_generation: u64 = gauge "plan_generation",
-        /// The newest plan that every worker steers by. A gauge.
+        /// Generation of the newest plan that every worker uses. A gauge.
         plan_acknowledged: u64 = gauge "plan_acknowledged_generation",
-        /// Times that a changed configuration was applied.
+        /// Reloads that were applied.
         reloads: u64,
-        /// Times that one was refused.
+        /// Reloads that were refused.
         reloads_refused: u64,
     }
 }
@@ -354,11 +354,11 @@ level! {
 /// Actions of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ActionCount {
-    /// What was asked.
+    /// The action.
     pub action: String,
     /// Whether it was refused.
     pub refused: bool,
-    /// How often.
+    /// Number of requests.
     pub count: u64,
 }
 
@@ -382,6 +382,6 @@ pub struct ApiCounters {
     pub requests: BTreeMap<u16, u64>,
     /// Connections over the unix socket and over TCP. A gauge.
     pub connections: BTreeMap<String, u64>,
-    /// Connections that were closed because they took nothing or sent nothing for too long, or spoke no TLS.
+    /// Connections closed because they were idle or stuck for too long, or did not use TLS.
     pub dropped_connections: u64,
 }

@@ -1,4 +1,4 @@
-//! Where a client finds a running inco: on a unix socket of this machine, or over TLS on another one.
+//! The endpoint of a running inco: a unix socket on this machine, or TLS to another machine.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,26 +16,26 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use crate::ApiError;
 use crate::access::TOKEN_LENGTH;
 
-/// The port where the URL has none: that of the documentation's examples.
+/// Default port of a URL, as in the documentation's examples.
 const PORT: u16 = 8443;
 
-/// Where a running inco is asked.
+/// The endpoint of a running inco.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
-    /// On the unix socket of that path.
+    /// The unix socket at this path.
     Socket(PathBuf),
-    /// Over TLS.
+    /// A TLS endpoint.
     Remote(Box<Remote>),
 }
 
-/// An inco that is asked over TLS, with a token.
+/// A TLS endpoint with its token.
 #[derive(Clone)]
 pub struct Remote {
     url: String,
     host: String,
     port: u16,
     name: ServerName<'static>,
-    /// Marked as sensitive, so that it is not printed.
+    /// Marked as sensitive, so that it is never printed.
     authorization: HeaderValue,
     config: Arc<ClientConfig>,
 }
@@ -49,11 +49,11 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The inco at `https://HOST[:PORT]`, without a port 8443. `token` is a file with the token, `certificate` one
-    /// with the certificates in PEM that are trusted: that of the server, or of who signed it.
+    /// The inco at `https://HOST[:PORT]`; the default port is 8443. `token` is a file with the token. `certificate`
+    /// is a file with the trusted certificates as PEM: the server's or its authority's.
     ///
     /// # Errors
-    /// [`ApiError::Remote`] where the URL or a file is not what it must be.
+    /// [`ApiError::Remote`] if the URL or a file is invalid.
     pub fn new(url: &str, token: &Path, certificate: &Path) -> Result<Remote, ApiError> {
         let wrong = |what: String, reason: String| ApiError::Remote { what, reason };
         let not_a_url = |reason: &str| wrong(format!("the URL {url:?}"), reason.to_owned());
@@ -68,10 +68,10 @@ impl Remote {
         let of_token = |reason: String| wrong(format!("the token file {}", token.display()), reason);
         let text = std::fs::read_to_string(token).map_err(|error| of_token(error.to_string()))?;
         let text = text.trim();
-        // A file of the server's side has roles and names, too.
+        // The server's token file also has roles and names.
         if text.len() < TOKEN_LENGTH || text.contains(char::is_whitespace) {
             let reason =
-                format!("it must have one token and nothing else, of at least {TOKEN_LENGTH} characters");
+                format!("it must contain one token of at least {TOKEN_LENGTH} characters and nothing else");
             return Err(of_token(reason));
         }
         let mut authorization = HeaderValue::try_from(format!("Bearer {text}"))
@@ -121,7 +121,7 @@ impl Endpoint {
         }
     }
 
-    /// The value of the `Authorization` header, where one is needed.
+    /// The value of the `Authorization` header, if one is needed.
     pub(crate) fn authorization(&self) -> Option<HeaderValue> {
         match self {
             Endpoint::Socket(_) => None,

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use model::Event;
 use tokio::sync::watch;
 
-/// Events that are kept: hours of a busy day, in some tens of megabytes. Older ones are forgotten; who asks for them
-/// is told how many were missed.
+/// Maximum number of events: hours of a busy day, in some tens of megabytes. Older events are removed; a reader that
+/// requests them gets the number of missed ones.
 pub const EVENT_LIMIT: usize = 65_536;
 
-/// The newest events, for those who ask over the API. Pushing never waits for a reader longer than it takes to copy a
-/// few thousand pointers.
+/// The newest events, for readers of the API. Pushing waits for a reader at most for the copy of a few thousand
+/// pointers.
 #[derive(Clone, Debug)]
 pub struct EventLog {
     shared: Arc<Shared>,
@@ -19,16 +19,16 @@ pub struct EventLog {
 struct Shared {
     events: Mutex<VecDeque<Arc<Event>>>,
     limit: usize,
-    /// The newest event's sequence number: what followers wait for.
+    /// The newest event's sequence number; followers wait for its change.
     newest: watch::Sender<u64>,
 }
 
-/// Some events, oldest first.
+/// A page of events, oldest first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Events {
     /// The events.
     pub events: Vec<Arc<Event>>,
-    /// Events after the one asked for that are forgotten already.
+    /// The number of requested events that are already removed.
     pub missed: u64,
 }
 
@@ -52,11 +52,11 @@ impl EventLog {
     }
 
     fn events(&self) -> MutexGuard<'_, VecDeque<Arc<Event>>> {
-        // A queue of pointers is whole after each of our operations, whoever panicked.
+        // The queue of pointers is consistent after each operation, even after a panic.
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an event. Sequence numbers must rise.
+    /// Adds an event. Sequence numbers must increase.
     pub fn push(&self, event: impl Into<Arc<Event>>) {
         let event = event.into();
         let sequence = event.sequence;
@@ -70,12 +70,12 @@ impl EventLog {
         self.shared.newest.send_replace(sequence);
     }
 
-    /// The sequence number of the newest event, 0 where there is none.
+    /// The sequence number of the newest event; 0 if there is none.
     pub fn newest(&self) -> u64 {
         *self.shared.newest.borrow()
     }
 
-    /// The oldest events after the one numbered `since`, at most `limit`.
+    /// The oldest events after number `since`, at most `limit`.
     pub fn since(&self, since: u64, limit: usize) -> Events {
         let events = self.events();
         let start = events.partition_point(|event| event.sequence <= since);
@@ -99,7 +99,7 @@ impl EventLog {
         }
     }
 
-    /// Waits until there is an event after the one numbered `since`.
+    /// Waits until there is an event after number `since`.
     pub async fn after(&self, since: u64) {
         let mut newest = self.shared.newest.subscribe();
         // The sender lives as long as the log, so waiting cannot fail.

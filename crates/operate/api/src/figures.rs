@@ -1,4 +1,4 @@
-//! What the API counts of itself.
+//! The API's own counters.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::counters::ApiCounters;
 /// Counters of the API's own thread.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
-    /// By status: there are some ten of them.
+    /// Requests by status; about ten different ones occur.
     requests: Mutex<BTreeMap<u16, u64>>,
     pub(crate) unix_connections: AtomicU64,
     pub(crate) tcp_connections: AtomicU64,
@@ -40,7 +40,7 @@ impl Figures {
     }
 }
 
-/// A connection that counts while it lives.
+/// Counts a connection while it exists.
 pub(crate) struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {

@@ -1,4 +1,4 @@
-//! The last quarter of an hour, one point a second, so that a page opened now shows what led here.
+//! The history: the last 15 minutes, one point per second.
 //!
 //! The ring is bounded by [`POINTS`] and [`INSTANCES`]. It takes at most 5 MB; with eight instances, 0.2 MB.
 
@@ -12,12 +12,12 @@ use crate::types::{History, InstanceHistory, ServiceHistory, Snapshot, UplinkRow
 
 /// Time between two snapshots.
 pub(crate) const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
-/// Points that are kept: 15 minutes.
+/// Maximum number of points: 15 minutes.
 pub(crate) const POINTS: u32 = 900;
-/// Instances that a point holds. Of more instances, those with the lowest ids are kept and the others are counted.
+/// Maximum number of instances in a point: those with the lowest ids. The others are counted.
 const INSTANCES: usize = 256;
 
-/// Everything at one moment.
+/// One point.
 #[derive(Debug)]
 struct Point {
     unix_ms: u64,
@@ -60,7 +60,7 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a snapshot and forgets the oldest point where the ring is full.
+    /// Appends a snapshot. If the ring is full, it replaces the oldest point.
     pub(crate) fn note(&self, snapshot: &Snapshot) {
         self.ring().note(snapshot);
     }
@@ -80,7 +80,7 @@ impl Ring {
             Some(before) if seconds > 0.0 && !is_first => {
                 (now.saturating_sub(*before) as f64 / seconds) as f32
             }
-            // What was dropped before the first look has no time.
+            // Drops before the first point have no known time.
             _ => 0.0,
         };
         let sum = |rate: fn(&UplinkRow) -> f64| status.uplinks.iter().map(rate).sum::<f64>() as f32;
@@ -178,7 +178,7 @@ impl Ring {
     }
 }
 
-/// To a tenth: a chart shows no more, and the answer stays short.
+/// Rounds to a tenth, which suffices for charts and keeps the answer short.
 fn rounded(rate: f32) -> f64 {
     (f64::from(rate) * 10.0).round() / 10.0
 }

@@ -1,18 +1,20 @@
-//! The HTTP API over a unix socket and over TLS, and its client. It knows what may be asked and how it is said; it
-//! never looks at the switch or the containers itself: every question goes to the control loop as a message, and the
-//! loop never waits for the API.
+//! The HTTP API over a unix socket and over TLS, and its client. It defines requests and answers. It never accesses
+//! the switch or the containers: it sends each request to the control loop as a message, and the loop never waits for
+//! the API.
 //!
-//! Key types: [`Asker`] and [`Inbox`] (the two ends of the queue of questions), [`EventLog`] (events, for those who
-//! follow), [`Server`], [`Client`], and what is said in [`types`].
+//! Key types: [`RequestSender`] and [`RequestReceiver`] (the two ends of the request queue), [`EventLog`] (the newest
+//! events), [`Server`], [`Client`], and the bodies of requests and answers in [`types`].
 //!
-//! 1. The daemon makes the queue with [`questions`] and an [`EventLog`], and starts a [`Server`] with both.
-//! 2. At each turn the control loop takes what is in its [`Inbox`] and answers each [`Question`].
-//! 3. It pushes what happens into the [`EventLog`]; followers are woken.
+//! 1. The daemon creates the queue with [`request_queue`] and an [`EventLog`], and starts a [`Server`] with both.
+//! 2. In each turn the control loop takes requests from its [`RequestReceiver`] and answers each [`ControlRequest`].
+//! 3. It adds events to the [`EventLog`], which wakes the followers.
 //! 4. Dropping the [`Server`] ends it and removes the socket.
 #![forbid(unsafe_code)]
 
 mod access;
 mod client;
+mod connections;
+mod control_request;
 pub mod counters;
 mod endpoint;
 mod event_log;
@@ -21,10 +23,8 @@ mod history;
 mod metrics;
 mod page;
 mod problem;
-mod question;
 mod routes;
 pub mod run_dir;
-mod seats;
 mod server;
 mod stream;
 mod tuple;
@@ -36,88 +36,93 @@ use thiserror::Error;
 
 pub use access::{TOKEN_LENGTH, TOKEN_LIMIT};
 pub use client::{Client, EventStream};
+pub use control_request::{
+    Answer, Caller, ControlRequest, REQUEST_QUEUE_LIMIT, RequestReceiver, RequestSender, request_queue,
+};
 pub use endpoint::{Endpoint, Remote};
 pub use event_log::{EVENT_LIMIT, EventLog, Events};
 pub use metrics::{Format, encode};
-pub use question::{Answer, Asker, Caller, Inbox, QUESTION_LIMIT, Question, questions};
 pub use routes::{ANSWER_TIME, openapi};
 pub use server::{Limits, Server, Tcp, longest_path};
 pub use tuple::{TupleError, parse_tuple};
 
-/// What can go wrong between the API's two ends.
+/// An error of the client or the server.
 #[derive(Debug, Error)]
 pub enum ApiError {
-    /// Nobody listens.
+    /// No inco listens on the socket.
     #[error("inco is not running (no socket at {}): start it with `inco run -f inco.toml`", socket.display())]
     NotRunning {
-        /// Where it was looked for.
+        /// The socket.
         socket: PathBuf,
     },
-    /// The socket may not be used by this user.
+    /// This user has no permission to use the socket.
     #[error("no permission to use {}: run this as root, or as a member of the socket's group", socket.display())]
     Permission {
         /// The socket.
         socket: PathBuf,
     },
-    /// Another inco listens already.
-    #[error("another inco listens on {}: stop it with `inco stop`, or set INCO_RUN_DIR to another directory", socket.display())]
+    /// Another inco already listens on the socket.
+    #[error(
+        "another inco listens on {}: stop it with `inco stop`, or set INCO_RUN_DIR to another directory",
+        socket.display()
+    )]
     InUse {
         /// The socket.
         socket: PathBuf,
     },
-    /// Something else lies where the socket should.
-    #[error("{} is a file, and no socket: remove it, or write another path", path.display())]
+    /// The path of the socket exists and is not a socket.
+    #[error("{} is a file and not a socket: remove it, or set another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// inco said no.
+    /// inco refused the request.
     #[error(transparent)]
     Refused(#[from] types::Refusal),
-    /// The connection broke, or inco did not answer in time.
+    /// The connection ended, or inco did not answer in time.
     #[error("inco did not answer on {}: {reason}", socket.display())]
     NoAnswer {
         /// The socket.
         socket: PathBuf,
-        /// What was seen.
+        /// The observed fault.
         reason: String,
     },
-    /// What names a remote inco is wrong.
+    /// The URL, token file or certificate of a remote inco is invalid.
     #[error("{what}: {reason}")]
     Remote {
         /// The URL or a file.
         what: String,
-        /// What is the matter, or what to write.
+        /// The problem, or what to write.
         reason: String,
     },
-    /// What came is not what this version understands.
-    #[error("inco answered what this version does not understand ({reason}): use the same version of both")]
+    /// This version does not understand the answer.
+    #[error("this version does not understand inco's answer ({reason}): use the same version for both")]
     NotUnderstood {
-        /// What was seen.
+        /// The observed fault.
         reason: String,
     },
-    /// The file of tokens is no such file.
+    /// The file of tokens is invalid.
     #[error("tokens file {}: {reason}", file.display())]
     Tokens {
         /// The file.
         file: PathBuf,
-        /// What is the matter, and what to do.
+        /// The problem and what to do.
         reason: String,
     },
-    /// The certificate or its key cannot be used.
-    #[error("{}: {reason}; write the certificate and its key as PEM, one for the other", file.display())]
+    /// The certificate or its key is invalid.
+    #[error("{}: {reason}; write a certificate and its private key as PEM", file.display())]
     Certificate {
         /// The file.
         file: PathBuf,
-        /// What is the matter.
+        /// The problem.
         reason: String,
     },
-    /// The system refused something that the server needs.
+    /// A system call of the server failed.
     #[error("{what} {}: {source}", path.display())]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With what.
+        /// Its file or address.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,

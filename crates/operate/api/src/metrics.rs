@@ -1,6 +1,6 @@
-//! `/metrics`: the counters as Prometheus and OpenMetrics have them. A scrape asks the control loop once for the
-//! figures that it has anyway; no worker notices. Labels are names of the configuration, ids of instances that there
-//! are, and words of a fixed list: never a flow.
+//! `/metrics`: the counters in the formats of Prometheus and OpenMetrics. A scrape sends one request to the control
+//! loop, which already has the counters; workers are not involved. Labels are names of the configuration, ids of
+//! existing instances, and words of fixed lists, never flows.
 
 use std::fmt;
 
@@ -17,14 +17,14 @@ use crate::counters::{Counters, Kind, Level, Number, SpanCounts};
 /// The text formats of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus' own, version 0.0.4.
+    /// The text format of Prometheus, version 0.0.4.
     Prometheus,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
 impl Format {
-    /// The one that an `Accept` header asks for.
+    /// The format that an `Accept` header requests.
     pub(crate) fn of(accept: &str) -> Format {
         if accept.contains("application/openmetrics-text") {
             Format::OpenMetrics
@@ -46,7 +46,7 @@ pub fn encode(counters: Counters, format: Format) -> String {
     let mut registry = Registry::with_prefix("inco");
     registry.register_collector(Box::new(Families(counters)));
     let mut text = String::new();
-    // Writing into a text does not fail.
+    // Writing into a string does not fail.
     let _ = encode_registry(&mut text, &registry);
     match format {
         Format::OpenMetrics => text,
@@ -54,8 +54,8 @@ pub fn encode(counters: Counters, format: Format) -> String {
     }
 }
 
-/// OpenMetrics as Prometheus' older format: there a counter's and an info's metadata carry the name of the sample,
-/// and units and the end are not marked.
+/// Converts OpenMetrics to the older format of Prometheus: metadata of counters and infos have the name of the
+/// sample, and units and the end are not marked.
 fn as_prometheus(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = "";
@@ -98,7 +98,7 @@ impl Writer<'_> {
         write: impl Fn(&mut MetricEncoder<'_>, T) -> fmt::Result,
     ) -> fmt::Result {
         let mut rows = rows.into_iter().peekable();
-        // A family without a sample says nothing.
+        // A family without samples is omitted.
         if rows.peek().is_none() {
             return Ok(());
         }
@@ -125,7 +125,7 @@ impl Writer<'_> {
         })
     }
 
-    /// The metrics of that kind among the fields of a level.
+    /// Writes the metrics of a level.
     fn level<'r, T: Level>(
         &mut self,
         kind: Kind,
@@ -195,8 +195,8 @@ impl EncodeCounterValue for Number {
     }
 }
 
-/// A name without the base unit that it ends in, and that unit. Ratios have none: OpenMetrics' word for it is not the
-/// one that names end in.
+/// Splits a name into the part before its base unit and the unit. Ratios have no unit: OpenMetrics uses another word
+/// than these names.
 fn split_unit(name: &str) -> (&str, Option<Unit>) {
     if let Some(rest) = name.strip_suffix("_seconds") {
         (rest, Some(Unit::Seconds))
@@ -207,7 +207,7 @@ fn split_unit(name: &str) -> (&str, Option<Unit>) {
     }
 }
 
-/// A truth value as a gauge has it.
+/// A boolean as the value of a gauge.
 fn flag(value: bool) -> f64 {
     f64::from(u8::from(value))
 }
@@ -229,14 +229,14 @@ impl Families {
         let of = &self.0;
         let version = [(Vec::new(), of.version.as_str())];
         out.family(
-            ("build", None, "The version that runs"),
+            ("build", None, "Version of inco"),
             MetricType::Info,
             version,
             |encoder, version| encoder.encode_info(&[("version", version)]),
         )?;
         out.gauge(
             "start_time_seconds",
-            "When inco started, since 1970",
+            "Start time of inco, in seconds since 1970",
             [(vec![], of.start_unix_s)],
         )?;
         out.counter(
@@ -248,12 +248,12 @@ impl Families {
         )?;
         out.counter(
             "originated_packets",
-            "Packets that functions made themselves",
+            "Packets that functions originated",
             [(vec![], of.originated_packets)],
         )?;
         out.gauge(
             "in_flight_packets",
-            "Packets in rings, in functions and waiting",
+            "Packets in rings, in functions and held by the switch",
             [(vec![], of.in_flight_packets as f64)],
         )
     }
@@ -284,7 +284,7 @@ impl Families {
         )?;
         out.counter(
             "service_decisions",
-            "Decisions of the autoscaler, by what they did",
+            "Decisions of the autoscaler, by kind",
             all.iter().flat_map(|s| {
                 s.decisions.iter().map(|(decision, n)| {
                     (
@@ -309,7 +309,7 @@ impl Families {
         )?;
         out.gauge(
             "service_held_back",
-            "Whether somebody holds the autoscaler back, by how",
+            "Whether scale-in or scale-out is disabled, or a dry run is active",
             all.iter().flat_map(|s| {
                 s.held_back.iter().map(|(how, on)| {
                     (
@@ -336,7 +336,7 @@ impl Families {
     fn instances(&self, out: &mut Writer<'_>) -> fmt::Result {
         let ids: Vec<String> = self.0.instances.iter().map(|i| i.id.to_string()).collect();
         let all = || ids.iter().map(String::as_str).zip(&self.0.instances);
-        // "instance" is what Prometheus calls the target that it scrapes.
+        // Prometheus uses "instance" for the scraped target.
         let labelled = all().map(|(id, i)| (vec![("service", i.service.as_str()), ("instance_id", id)], i));
         out.level(Kind::Counter, labelled.clone())?;
         out.counter(
@@ -357,7 +357,7 @@ impl Families {
         out.level(Kind::Gauge, labelled)?;
         out.gauge(
             "instance_state",
-            "1 for the state that the instance is in",
+            "1 for the current state of the instance",
             all().map(|(id, i)| {
                 let labels = vec![
                     ("service", i.service.as_str()),
@@ -382,7 +382,7 @@ impl Families {
         let of = &self.0;
         out.histogram(
             "reaction_seconds",
-            "How long reactions took, by kind",
+            "Duration of reactions, by kind",
             of.reactions
                 .iter()
                 .map(|(kind, times)| (vec![("reaction", kind.as_str())], times)),
@@ -394,7 +394,7 @@ impl Families {
         )?;
         out.histogram(
             "engine_call_seconds",
-            "How long calls to the engine took until they were answered",
+            "Duration of calls to the engine",
             of.engine
                 .calls
                 .iter()
@@ -411,7 +411,7 @@ impl Families {
         let control = &of.control;
         out.histogram(
             "collector_lag_seconds",
-            "How late each turn of the control loop began",
+            "Delay of each turn of the control loop",
             [(vec![], &control.lag)],
         )?;
         for kind in [Kind::Counter, Kind::Seconds, Kind::Gauge] {
@@ -419,7 +419,7 @@ impl Families {
         }
         out.counter(
             "reloads",
-            "Changed configurations, applied or refused",
+            "Reloads of the configuration, by result",
             [
                 (vec![("result", "applied")], control.reloads),
                 (vec![("result", "refused")], control.reloads_refused),
@@ -434,7 +434,7 @@ impl Families {
         )?;
         out.counter(
             "actions",
-            "Actions that were asked for, done or refused",
+            "Requested actions, by result",
             of.actions.iter().map(|a| {
                 let result = if a.refused { "refused" } else { "done" };
                 (vec![("action", a.action.as_str()), ("result", result)], a.count)
@@ -449,7 +449,7 @@ impl Families {
             .collect();
         out.counter(
             "api_requests",
-            "Answered requests to the API, by status",
+            "Requests to the API, by status of the answer",
             statuses
                 .iter()
                 .map(|(status, n)| (vec![("status", status.as_str())], *n)),
@@ -464,7 +464,7 @@ impl Families {
         )?;
         out.counter(
             "api_dropped_connections",
-            "Connections to the API that were closed for being idle, stuck or no TLS",
+            "Connections to the API closed because they were idle, stuck or not TLS",
             [(vec![], of.api.dropped_connections)],
         )
     }

@@ -1,19 +1,19 @@
-//! The live page: three files, in the program itself. It shows what the API says, and has nothing that a token
-//! guards.
+//! The web page: three files embedded in the program. It shows data of the API and contains none itself, so it needs
+//! no token.
 
 use axum::Router;
 use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-/// Nothing from elsewhere, no script or style in the markup, no frame around it.
+/// No resources from other hosts, no inline script or style, no framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Where the page and its files are.
+/// The paths of the page and its files.
 pub(crate) const FILES: [&str; 3] = ["/", "/page.css", "/page.js"];
 
-/// The page at `/`, its style and its script: no token is asked for, they are the same for everybody.
+/// The page at `/`, its style and its script; they need no token.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new()
         .route(
@@ -38,7 +38,7 @@ fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (header::REFERRER_POLICY, "no-referrer".to_owned()),
         (header::X_FRAME_OPTIONS, "DENY".to_owned()),
-        // The next version may have another one.
+        // The next version can differ.
         (header::CACHE_CONTROL, "no-cache".to_owned()),
     ];
     (headers, text)
@@ -65,7 +65,7 @@ mod tests {
             let elsewhere = text.matches("http").count() - text.matches("http://www.w3.org/2000/svg").count();
             assert_eq!(elsewhere, 0);
         }
-        // The policy allows neither.
+        // The content security policy forbids both.
         assert!(!PAGE.contains("style=") && !PAGE.contains("onclick="));
     }
 

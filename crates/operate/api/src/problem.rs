@@ -1,10 +1,10 @@
-//! Refusals with an HTTP status, as RFC 9457 has them.
+//! Refusals with an HTTP status, as in RFC 9457.
 
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::question::NoAnswer;
+use crate::control_request::NoAnswer;
 use crate::types::{self, Refusal};
 
 /// The content type of a [`types::Problem`].
@@ -22,19 +22,19 @@ impl Problem {
         Problem(status, Refusal::new(error, hint))
     }
 
-    /// What was asked for cannot be done as things are.
+    /// The request is not possible in the current state.
     pub(crate) fn conflict(refusal: Refusal) -> Problem {
         Problem(StatusCode::CONFLICT, refusal)
     }
 
-    /// There is nothing of that name.
+    /// The requested object does not exist.
     pub(crate) fn missing(refusal: Refusal) -> Problem {
         Problem(StatusCode::NOT_FOUND, refusal)
     }
 
-    /// JSON that describes no action.
+    /// The JSON is not an action.
     pub(crate) fn not_an_action(error: serde_json::Error) -> Problem {
-        let error = format!("this is not an action: {error}");
+        let error = format!("the body is not an action: {error}");
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error, ACTION_HINT)
     }
 }
@@ -59,7 +59,7 @@ impl IntoResponse for Problem {
 impl From<NoAnswer> for Problem {
     fn from(no: NoAnswer) -> Problem {
         let (error, hint) = match no {
-            NoAnswer::Busy => ("inco has too many questions to answer", "try again in a moment"),
+            NoAnswer::Busy => ("inco is busy with other requests", "try again later"),
             NoAnswer::Ended => ("inco is stopping", "start it with `inco run -f inco.toml`"),
         };
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, error, hint)
@@ -71,7 +71,7 @@ impl From<QueryRejection> for Problem {
         Problem::new(
             StatusCode::BAD_REQUEST,
             rejection.body_text(),
-            "correct the query: /v1/openapi.json says what there is",
+            "correct the query: see /v1/openapi.json",
         )
     }
 }
@@ -81,7 +81,7 @@ impl From<PathRejection> for Problem {
         Problem::new(
             StatusCode::BAD_REQUEST,
             rejection.body_text(),
-            "correct the path: /v1/openapi.json says what there is",
+            "correct the path: see /v1/openapi.json",
         )
     }
 }

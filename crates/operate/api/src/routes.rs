@@ -16,13 +16,13 @@ use utoipa::{IntoParams, OpenApi as _};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::connections::{ConnectionPermit, keep};
+use crate::control_request::{Answer, ControlRequest, RequestSender};
 use crate::counters::Counters;
 use crate::event_log::EventLog;
 use crate::figures::Figures;
 use crate::history::POINTS;
 use crate::problem::{PROBLEM_JSON, Problem};
-use crate::question::{Answer, Asker, Question};
-use crate::seats::{Seat, keep};
 use crate::stream::{Snapshots, follow, lines, live};
 use crate::tuple::parse_tuple;
 use crate::types::{
@@ -31,7 +31,7 @@ use crate::types::{
 };
 use crate::{Caller, metrics, page};
 
-/// How long the control loop may take for an answer. A dump of 16 million flows takes 4 s.
+/// Time limit for an answer of the control loop. A dump of 16 million flows takes 4 s.
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Bytes of a request's body: an action is a line.
 const BODY_LIMIT: usize = 64 * 1024;
@@ -41,10 +41,10 @@ pub(crate) const EVENT_PAGE: usize = 1000;
 /// Events among which those about a flow are looked for.
 const EVENTS_SEARCHED: usize = 10_000;
 
-/// What every handler is given.
+/// State shared by all handlers.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    pub(crate) asker: Asker,
+    pub(crate) asker: RequestSender,
     pub(crate) events: EventLog,
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) figures: Arc<Figures>,
@@ -54,9 +54,9 @@ pub(crate) struct Shared {
 #[openapi(
     info(
         title = "inco",
-        description = "What a running inco tells and does. Over the unix socket nobody is asked for a token; over TCP \
-                       (TLS only) each request carries `Authorization: Bearer TOKEN`, and a read-only token may not \
-                       POST. Rates are packets per second; times say their unit.",
+        description = "State and actions of a running inco. Requests on the unix socket need no token. Requests \
+                       over TCP (TLS only) need `Authorization: Bearer TOKEN`; a token with the role `read` cannot \
+                       POST. Rates are in packets per second; names of times end in their unit.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     servers((url = "/")),
@@ -71,7 +71,7 @@ impl utoipa::Modify for Bearer {
         use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("From the file that `[api] tokens` names; TCP only."))
+            .description(Some("A token of the file in `[api] tokens`; TCP only."))
             .build();
         let components = openapi.components.get_or_insert_with(Default::default);
         components
@@ -80,7 +80,7 @@ impl utoipa::Modify for Bearer {
     }
 }
 
-/// Says of every action that it has no other fields, which the derived description leaves open.
+/// Declares that actions have no other fields; the derived description does not.
 fn close_actions(openapi: &mut OpenApi) {
     use utoipa::openapi::RefOr;
     use utoipa::openapi::schema::{AdditionalProperties, Schema};
@@ -136,15 +136,18 @@ pub(crate) fn routes(shared: Shared) -> Router {
     documented()
         .0
         .merge(page::routes())
-        .fallback(nowhere)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unsupported_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(shared)
 }
 
-/// Asks the control loop, for so long.
-async fn ask<T>(shared: &Shared, question: impl FnOnce(Answer<T>) -> Question) -> Result<T, Problem> {
-    match tokio::time::timeout(ANSWER_TIME, shared.asker.ask(question)).await {
+/// Asks the control loop, with a time limit.
+async fn ask<T>(
+    shared: &Shared,
+    control_request: impl FnOnce(Answer<T>) -> ControlRequest,
+) -> Result<T, Problem> {
+    match tokio::time::timeout(ANSWER_TIME, shared.asker.ask(control_request)).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(Problem::new(
             StatusCode::GATEWAY_TIMEOUT,
@@ -152,43 +155,43 @@ async fn ask<T>(shared: &Shared, question: impl FnOnce(Answer<T>) -> Question) -
                 "the control loop did not answer within {} s",
                 ANSWER_TIME.as_secs()
             ),
-            "see what inco logs",
+            "see inco's log",
         )),
     }
 }
 
-/// How inco fares as a whole.
-#[utoipa::path(get, path = "/v1/status", tag = "look", responses(
+/// State of inco as a whole.
+#[utoipa::path(get, path = "/v1/status", tag = "read", responses(
     (status = OK, body = Status),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn status(State(shared): State<Shared>) -> Result<Json<Status>, Problem> {
-    ask(&shared, Question::Status).await.map(Json)
+    ask(&shared, ControlRequest::Status).await.map(Json)
 }
 
-/// Status, services and instances of one moment.
-#[utoipa::path(get, path = "/v1/snapshot", tag = "look", responses(
+/// Status, services and instances at one moment.
+#[utoipa::path(get, path = "/v1/snapshot", tag = "read", responses(
     (status = OK, body = Snapshot),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn snapshot(State(shared): State<Shared>) -> Result<Json<Snapshot>, Problem> {
-    ask(&shared, Question::Snapshot).await.map(Json)
+    ask(&shared, ControlRequest::Snapshot).await.map(Json)
 }
 
-/// How much of the history is wanted.
+/// Length of the history.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct HistoryQuery {
-    /// The newest so many seconds; 900 without it, which is all that is kept.
+    /// The last seconds of the history; the default and maximum is 900.
     #[param(format = "uint32", minimum = 1, maximum = 900)]
     seconds: Option<u32>,
 }
 
 /// Rates, instances and flows of the last 15 minutes, one point a second.
-#[utoipa::path(get, path = "/v1/history", tag = "look", params(HistoryQuery), responses(
+#[utoipa::path(get, path = "/v1/history", tag = "read", params(HistoryQuery), responses(
     (status = OK, body = History),
-    (status = BAD_REQUEST, description = "Not a number of seconds from 1 to 900", body = ProblemBody,
+    (status = BAD_REQUEST, description = "The number of seconds is not from 1 to 900", body = ProblemBody,
         content_type = PROBLEM_JSON),
 ))]
 async fn history(
@@ -201,30 +204,31 @@ async fn history(
         return Err(Problem::new(
             StatusCode::BAD_REQUEST,
             format!("seconds = {seconds} is not between 1 and {POINTS}"),
-            "leave it out for all that is kept",
+            "omit it for the whole history",
         ));
     }
     Ok(Json(shared.snapshots.history(seconds)))
 }
 
-/// Whether inco is well: its control loop answers. For liveness probes.
-#[utoipa::path(get, path = "/healthz", tag = "look", responses(
-    (status = OK, description = "It answers", body = String, content_type = "text/plain"),
-    (status = "default", description = "It does not", body = ProblemBody, content_type = PROBLEM_JSON),
+/// Liveness probe: the control loop answers.
+#[utoipa::path(get, path = "/healthz", tag = "read", responses(
+    (status = OK, description = "The control loop answers", body = String, content_type = "text/plain"),
+    (status = "default", description = "The control loop does not answer",
+     body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn healthz(State(shared): State<Shared>) -> Result<&'static str, Problem> {
-    ask(&shared, Question::Services).await.map(|_| "ok\n")
+    ask(&shared, ControlRequest::Services).await.map(|_| "ok\n")
 }
 
-/// Whether every service has as many active instances as it must have at least. For readiness probes.
-#[utoipa::path(get, path = "/readyz", tag = "look", responses(
-    (status = OK, description = "They have", body = String, content_type = "text/plain"),
-    (status = SERVICE_UNAVAILABLE, description = "Services that do not, and why", body = ProblemBody,
+/// Readiness probe: every service has its minimum number of active instances.
+#[utoipa::path(get, path = "/readyz", tag = "read", responses(
+    (status = OK, description = "Every service has its minimum", body = String, content_type = "text/plain"),
+    (status = SERVICE_UNAVAILABLE, description = "The services below their minimum, with reasons", body = ProblemBody,
         content_type = PROBLEM_JSON),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn readyz(State(shared): State<Shared>) -> Result<&'static str, Problem> {
-    let services = ask(&shared, Question::Services).await?;
+    let services = ask(&shared, ControlRequest::Services).await?;
     let lacking = services.iter().filter(|of| of.active < of.min).map(|of| {
         let ServiceRow {
             name, active, min, ..
@@ -246,91 +250,92 @@ async fn readyz(State(shared): State<Shared>) -> Result<&'static str, Problem> {
     ))
 }
 
-/// Every service, in the order of the configuration.
-#[utoipa::path(get, path = "/v1/services", tag = "look", responses(
+/// All services, in the order of the configuration.
+#[utoipa::path(get, path = "/v1/services", tag = "read", responses(
     (status = OK, body = Vec<ServiceRow>),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn services(State(shared): State<Shared>) -> Result<Json<Vec<ServiceRow>>, Problem> {
-    ask(&shared, Question::Services).await.map(Json)
+    ask(&shared, ControlRequest::Services).await.map(Json)
 }
 
 /// One service.
-#[utoipa::path(get, path = "/v1/services/{name}", tag = "look", params(("name" = String, Path, description = "Its name")),
+#[utoipa::path(get, path = "/v1/services/{name}", tag = "read",
+    params(("name" = String, Path, description = "Name of the service")),
     responses(
         (status = OK, body = ServiceRow),
-        (status = NOT_FOUND, description = "There is no such service", body = ProblemBody, content_type = PROBLEM_JSON),
-        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = NOT_FOUND, description = "Unknown service", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
     ))]
 async fn service(
     State(shared): State<Shared>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ServiceRow>, Problem> {
     let Path(name) = name?;
-    let services = ask(&shared, Question::Services).await?;
+    let services = ask(&shared, ControlRequest::Services).await?;
     let known: Vec<String> = services.iter().map(|service| service.name.clone()).collect();
     let found = services.into_iter().find(|service| service.name == name);
     found.map(Json).ok_or_else(|| {
-        let hint = format!("there are: {}", known.join(", "));
-        Problem::new(
-            StatusCode::NOT_FOUND,
-            format!("there is no service {name:?}"),
-            hint,
-        )
+        let hint = format!("known services: {}", known.join(", "));
+        Problem::new(StatusCode::NOT_FOUND, format!("unknown service {name:?}"), hint)
     })
 }
 
-/// Every key of a service as it holds now, written in the file or not. Of `env` the names alone.
-#[utoipa::path(get, path = "/v1/services/{name}/settings", tag = "look", params(("name" = String, Path, description = "Its name")),
+/// The settings of a service in force, defaults included. Of `env`, only the names.
+#[utoipa::path(get, path = "/v1/services/{name}/settings", tag = "read",
+    params(("name" = String, Path, description = "Name of the service")),
     responses(
         (status = OK, body = Vec<Setting>),
-        (status = NOT_FOUND, description = "There is no such service", body = ProblemBody, content_type = PROBLEM_JSON),
-        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = NOT_FOUND, description = "Unknown service", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
     ))]
 async fn settings(
     State(shared): State<Shared>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Vec<Setting>>, Problem> {
     let Path(name) = name?;
-    let answer = ask(&shared, |answer| Question::Settings(name, answer)).await?;
+    let answer = ask(&shared, |answer| ControlRequest::Settings(name, answer)).await?;
     answer.map(Json).map_err(Problem::missing)
 }
 
-/// The containers of a service whose output is kept: those that run, and those that ended last.
-#[utoipa::path(get, path = "/v1/services/{name}/logs", tag = "look", params(("name" = String, Path, description = "Its name")),
+/// The containers of a service whose output is stored: running ones and the last ended ones.
+#[utoipa::path(get, path = "/v1/services/{name}/logs", tag = "read",
+    params(("name" = String, Path, description = "Name of the service")),
     responses(
         (status = OK, body = Vec<LogRow>),
-        (status = NOT_FOUND, description = "There is no such service", body = ProblemBody, content_type = PROBLEM_JSON),
-        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = NOT_FOUND, description = "Unknown service", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
     ))]
 async fn logs(
     State(shared): State<Shared>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Vec<LogRow>>, Problem> {
     let Path(name) = name?;
-    let answer = ask(&shared, |answer| Question::Logs(name, answer)).await?;
+    let answer = ask(&shared, |answer| ControlRequest::Logs(name, answer)).await?;
     answer.map(Json).map_err(Problem::missing)
 }
 
-/// From where on output is wanted.
+/// Start of the requested output.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct LogQuery {
-    /// A position in it, as `next` of the piece before; the oldest that is kept without it.
+    /// A position, such as `next` of the previous piece; default: the oldest stored byte.
     #[param(format = "uint64")]
     #[serde(default)]
     from: u64,
 }
 
-/// What an instance's container wrote to its standard output and error: the newest MiB is kept, in pieces of 64 KiB.
-#[utoipa::path(get, path = "/v1/services/{name}/logs/{instance}", tag = "look",
-    params(("name" = String, Path, description = "The service"), ("instance" = u32, Path, description = "The instance's id"), LogQuery),
+/// Standard output and error of an instance's container, in pieces of 64 KiB. The last MiB is stored.
+#[utoipa::path(get, path = "/v1/services/{name}/logs/{instance}", tag = "read",
+    params(("name" = String, Path, description = "Name of the service"),
+           ("instance" = u32, Path, description = "Id of the instance"), LogQuery),
     responses(
         (status = OK, body = LogPiece),
-        (status = BAD_REQUEST, description = "Not a position", body = ProblemBody, content_type = PROBLEM_JSON),
-        (status = NOT_FOUND, description = "Nothing is known of such a container", body = ProblemBody, content_type = PROBLEM_JSON),
-        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = BAD_REQUEST, description = "The position is not a number",
+         body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = NOT_FOUND, description = "Unknown container", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
     ))]
 async fn log(
     State(shared): State<Shared>,
@@ -339,48 +344,49 @@ async fn log(
 ) -> Result<Json<LogPiece>, Problem> {
     let Path((name, instance)) = place?;
     let Query(LogQuery { from }) = query?;
-    let asked = |answer| Question::Log(name, InstanceId(instance), from, answer);
+    let asked = |answer| ControlRequest::Log(name, InstanceId(instance), from, answer);
     let answer = ask(&shared, asked).await?;
     answer.map(Json).map_err(Problem::missing)
 }
 
-/// Every instance, in the order of ids.
-#[utoipa::path(get, path = "/v1/instances", tag = "look", responses(
+/// All instances, in the order of ids.
+#[utoipa::path(get, path = "/v1/instances", tag = "read", responses(
     (status = OK, body = Vec<InstanceRow>),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn instances(State(shared): State<Shared>) -> Result<Json<Vec<InstanceRow>>, Problem> {
-    ask(&shared, Question::Instances).await.map(Json)
+    ask(&shared, ControlRequest::Instances).await.map(Json)
 }
 
 /// One instance.
-#[utoipa::path(get, path = "/v1/instances/{id}", tag = "look", params(("id" = u32, Path, description = "Its id")),
+#[utoipa::path(get, path = "/v1/instances/{id}", tag = "read",
+    params(("id" = u32, Path, description = "Id of the instance")),
     responses(
         (status = OK, body = InstanceRow),
-        (status = NOT_FOUND, description = "There is no such instance", body = ProblemBody, content_type = PROBLEM_JSON),
-        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = NOT_FOUND, description = "Unknown instance", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
     ))]
 async fn instance(
     State(shared): State<Shared>,
     id: Result<Path<u32>, PathRejection>,
 ) -> Result<Json<InstanceRow>, Problem> {
     let Path(id) = id?;
-    let instances = ask(&shared, Question::Instances).await?;
+    let instances = ask(&shared, ControlRequest::Instances).await?;
     let found = instances
         .into_iter()
         .find(|instance| instance.id == InstanceId(id));
     found.map(Json).ok_or_else(|| {
-        let hint = "GET /v1/instances shows those that there are";
-        Problem::new(StatusCode::NOT_FOUND, format!("there is no instance {id}"), hint)
+        let hint = "GET /v1/instances lists the instances";
+        Problem::new(StatusCode::NOT_FOUND, format!("unknown instance {id}"), hint)
     })
 }
 
-/// Flows: all, those that a filter means, or the heaviest.
-#[utoipa::path(get, path = "/v1/flows", tag = "look", params(FlowFilter), responses(
+/// Flows: all, those that match a filter, or the heaviest.
+#[utoipa::path(get, path = "/v1/flows", tag = "read", params(FlowFilter), responses(
     (status = OK, body = FlowPage),
-    (status = BAD_REQUEST, description = "A filter that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
-    (status = CONFLICT, description = "A service or instance that there is not", body = ProblemBody, content_type = PROBLEM_JSON),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = BAD_REQUEST, description = "Invalid filter", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = CONFLICT, description = "Unknown service or instance", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn flows(
     State(shared): State<Shared>,
@@ -388,25 +394,25 @@ async fn flows(
 ) -> Result<Json<FlowPage>, Problem> {
     let Query(filter) = filter?;
     check_flow(filter.flow.as_deref())?;
-    let answer = ask(&shared, |answer| Question::Flows(filter, answer)).await?;
+    let answer = ask(&shared, |answer| ControlRequest::Flows(filter, answer)).await?;
     answer.map(Json).map_err(Problem::conflict)
 }
 
-/// Which flow is meant.
+/// The flow.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FlowQuery {
-    /// In either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    /// The flow, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
     #[param(format = "flow")]
     flow: String,
 }
 
-/// Where a flow is, since when, and why there.
-#[utoipa::path(get, path = "/v1/flows/explain", tag = "look", params(FlowQuery), responses(
+/// The instance of a flow, since when, and why.
+#[utoipa::path(get, path = "/v1/flows/explain", tag = "read", params(FlowQuery), responses(
     (status = OK, body = FlowExplanation),
-    (status = BAD_REQUEST, description = "No flow, or one that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = BAD_REQUEST, description = "Missing or invalid flow", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn explain_flow(
     State(shared): State<Shared>,
@@ -414,7 +420,7 @@ async fn explain_flow(
 ) -> Result<Json<FlowExplanation>, Problem> {
     let Query(FlowQuery { flow }) = query?;
     check_flow(Some(&flow))?;
-    let answer = ask(&shared, |answer| Question::Explain(flow, answer)).await?;
+    let answer = ask(&shared, |answer| ControlRequest::Explain(flow, answer)).await?;
     let mut explanation = answer.map_err(Problem::conflict)?;
     explanation.events = events_about(&shared.events, &explanation.flow);
     Ok(Json(explanation))
@@ -447,34 +453,34 @@ fn check_flow(flow: Option<&str>) -> Result<(), Problem> {
     }
 }
 
-/// The policies that there are, their parameters, and what each service uses.
-#[utoipa::path(get, path = "/v1/policies", tag = "look", responses(
+/// All policies with their parameters, and the policies of each service.
+#[utoipa::path(get, path = "/v1/policies", tag = "read", responses(
     (status = OK, body = Policies),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn policies(State(shared): State<Shared>) -> Result<Json<Policies>, Problem> {
-    ask(&shared, Question::Policies).await.map(Json)
+    ask(&shared, ControlRequest::Policies).await.map(Json)
 }
 
-/// Every counter, as it stands.
-#[utoipa::path(get, path = "/v1/counters", tag = "look", responses(
+/// All counters.
+#[utoipa::path(get, path = "/v1/counters", tag = "read", responses(
     (status = OK, body = Counters),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn counters(State(shared): State<Shared>) -> Result<Json<Counters>, Problem> {
     all_counters(&shared).await.map(Json)
 }
 
 async fn all_counters(shared: &Shared) -> Result<Counters, Problem> {
-    let mut counters = *ask(shared, Question::Counters).await?;
+    let mut counters = *ask(shared, ControlRequest::Counters).await?;
     counters.api = shared.figures.read();
     Ok(counters)
 }
 
-/// The counters in the text format of Prometheus, or in that of OpenMetrics where `Accept` names it.
-#[utoipa::path(get, path = "/metrics", tag = "look", responses(
+/// The counters in the text format of Prometheus, or of OpenMetrics if `Accept` requests it.
+#[utoipa::path(get, path = "/metrics", tag = "read", responses(
     (status = OK, description = "Metrics", body = String, content_type = "text/plain"),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn scrape(State(shared): State<Shared>, headers: HeaderMap) -> Result<Response, Problem> {
     let counters = all_counters(&shared).await?;
@@ -486,8 +492,7 @@ async fn scrape(State(shared): State<Shared>, headers: HeaderMap) -> Result<Resp
     Ok(([(header::CONTENT_TYPE, format.content_type())], text).into_response())
 }
 
-/// Which events are wanted.
-/// An event's number: one of those that the description's `int64` has.
+/// Which events are wanted. The number of an event, within `int64` of the description.
 fn event_number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let number = i64::deserialize(deserializer)?;
     let number = u64::try_from(number).map_err(|_| serde::de::Error::custom("events are numbered from 1"))?;
@@ -498,29 +503,29 @@ fn event_number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Opt
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventQuery {
-    /// After the one of this number.
+    /// Events after this number.
     #[serde(default, deserialize_with = "event_number")]
     since: Option<u64>,
-    /// Instead: the newest so many.
+    /// The number of newest events instead.
     #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     last: Option<u32>,
-    /// At most so many.
+    /// Maximum number of events.
     #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     limit: Option<u32>,
-    /// Go on telling what comes.
+    /// Continue with new events as they occur.
     #[serde(default)]
     follow: bool,
 }
 
-/// Events as JSON lines, which is what the event log's files hold, too. A line `{"missed":N}` stands where N events
-/// were forgotten before they could be told.
-#[utoipa::path(get, path = "/v1/events", tag = "look", params(EventQuery), responses(
-    (status = OK, description = "An event on each line", body = model::Event, content_type = "application/x-ndjson"),
-    (status = BAD_REQUEST, description = "A query that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
+/// Events as JSON lines, the format of the event log's files. A line `{"missed":N}` reports N events that were
+/// overwritten before they were sent.
+#[utoipa::path(get, path = "/v1/events", tag = "read", params(EventQuery), responses(
+    (status = OK, description = "One event per line", body = model::Event, content_type = "application/x-ndjson"),
+    (status = BAD_REQUEST, description = "Invalid query", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn events(
     State(shared): State<Shared>,
-    Extension(seat): Extension<Arc<Seat>>,
+    Extension(permit): Extension<Arc<ConnectionPermit>>,
     query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query?;
@@ -543,32 +548,32 @@ async fn events(
         return Ok((kind, head).into_response());
     }
     let body = follow(shared.events.clone(), head, told);
-    without_end(&seat, (kind, body).into_response())
+    without_end(&permit, (kind, body).into_response())
 }
 
-/// Where a live stream begins.
+/// Start of a stream.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct StreamQuery {
-    /// With the events after the one of this number. The header `Last-Event-ID` says the same.
+    /// Begin after the event with this number. The header `Last-Event-ID` has the same meaning.
     #[serde(default, deserialize_with = "event_number")]
     pub(crate) since: Option<u64>,
-    /// Instead: with the newest so many.
+    /// Begin with this number of newest events instead.
     #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     pub(crate) last: Option<u32>,
 }
 
-/// What happens, as it happens, and a snapshot every second: server-sent events called `snapshot` (a `Snapshot`),
-/// `happened` (an `Event`, its number as the id) and `missed`. Who reads slowly misses snapshots; who takes nothing
-/// for 30 s is disconnected.
-#[utoipa::path(get, path = "/v1/stream", tag = "look", params(StreamQuery), responses(
+/// Live stream of server-sent events: `snapshot` (a `Snapshot`, every second), `happened` (an `Event`, with its
+/// number as the id) and `missed`. A slow client misses snapshots. A client that reads nothing for 30 s is
+/// disconnected.
+#[utoipa::path(get, path = "/v1/stream", tag = "read", params(StreamQuery), responses(
     (status = OK, description = "Server-sent events", body = String, content_type = "text/event-stream"),
-    (status = BAD_REQUEST, description = "A query that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = BAD_REQUEST, description = "Invalid query", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn stream(
     State(shared): State<Shared>,
-    Extension(seat): Extension<Arc<Seat>>,
+    Extension(permit): Extension<Arc<ConnectionPermit>>,
     query: Result<Query<StreamQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -577,31 +582,34 @@ async fn stream(
         .get("last-event-id")
         .and_then(|id| id.to_str().ok()?.parse().ok());
     query.since = resumed.or(query.since);
-    without_end(&seat, live(&shared, &query).into_response())
+    without_end(&permit, live(&shared, &query).into_response())
 }
 
-/// An answer without an end, where there is room for one more.
-fn without_end(seat: &Seat, response: Response) -> Result<Response, Problem> {
-    match seat.stream() {
+/// A stream, if the limit of streams is not reached.
+fn without_end(permit: &ConnectionPermit, response: Response) -> Result<Response, Problem> {
+    match permit.stream() {
         Some(room) => Ok(keep(response, room)),
         None => Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "there are as many streams as there may be",
-            "end one of them; /v1/snapshot has all in one answer",
+            "the limit of streams is reached",
+            "end a stream; /v1/snapshot has everything in one answer",
         )),
     }
 }
 
-/// Does something. Saying it twice is as good as once; what is not done is refused with a reason and what to do
-/// instead. Each request is put into the event log.
-#[utoipa::path(post, path = "/v1/actions", tag = "act", request_body = Action, responses(
+/// Carries out an action. Actions are idempotent. A refusal has a reason and what to do. Each request is recorded in
+/// the event log.
+#[utoipa::path(post, path = "/v1/actions", tag = "actions", request_body = Action, responses(
     (status = OK, body = Outcome),
-    (status = BAD_REQUEST, description = "No JSON, or not an action's", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = BAD_REQUEST, description = "The body is not valid JSON",
+     body = ProblemBody, content_type = PROBLEM_JSON),
     (status = CONFLICT, description = "Refused", body = ProblemBody, content_type = PROBLEM_JSON),
     (status = PAYLOAD_TOO_LARGE, description = "More than 64 KiB", body = ProblemBody, content_type = PROBLEM_JSON),
-    (status = UNSUPPORTED_MEDIA_TYPE, description = "Not application/json", body = ProblemBody, content_type = PROBLEM_JSON),
-    (status = UNPROCESSABLE_ENTITY, description = "Not an action", body = ProblemBody, content_type = PROBLEM_JSON),
-    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = UNSUPPORTED_MEDIA_TYPE, description = "The content type is not application/json",
+     body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = UNPROCESSABLE_ENTITY, description = "The body is not an action",
+     body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
 ))]
 async fn act(
     State(shared): State<Shared>,
@@ -617,15 +625,15 @@ async fn act(
             if instance.is_some() == flow.is_some() {
                 return Err(Problem::new(
                     StatusCode::CONFLICT,
-                    "it is not said what to purge, or twice",
-                    "give an instance or a flow, not both",
+                    "purge needs either an instance or a flow",
+                    "send exactly one of them",
                 ));
             }
         }
         Action::Move { flow, .. } => check_flow(Some(flow))?,
         _ => {}
     }
-    let answer = ask(&shared, |answer| Question::Act(action, caller, answer)).await?;
+    let answer = ask(&shared, |answer| ControlRequest::Act(action, caller, answer)).await?;
     answer.map(Json).map_err(Problem::conflict)
 }
 
@@ -651,19 +659,23 @@ fn write_integers(value: &mut Value) {
 }
 
 /// This description.
-#[utoipa::path(get, path = "/v1/openapi.json", tag = "look", responses(
+#[utoipa::path(get, path = "/v1/openapi.json", tag = "read", responses(
     (status = OK, description = "OpenAPI 3.1", body = String, content_type = "application/json"),
 ))]
 async fn description() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], openapi()).into_response()
 }
 
-async fn nowhere() -> Problem {
-    let hint = "GET /v1/openapi.json says what there is";
-    Problem::new(StatusCode::NOT_FOUND, "there is nothing here", hint)
+async fn unknown_path() -> Problem {
+    let hint = "see GET /v1/openapi.json for all paths";
+    Problem::new(StatusCode::NOT_FOUND, "unknown path", hint)
 }
 
-async fn wrong_method() -> Problem {
-    let hint = "GET what is to be seen, POST to /v1/actions what is to be done";
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here", hint)
+async fn unsupported_method() -> Problem {
+    let hint = "use GET to read, and POST /v1/actions for actions";
+    Problem::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path does not support the method",
+        hint,
+    )
 }

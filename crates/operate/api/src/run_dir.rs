@@ -1,4 +1,4 @@
-//! Where a running inco keeps its sockets and state.
+//! The run directory: sockets and state of a running inco.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ pub fn run_dir() -> PathBuf {
     }
 }
 
-/// A path of the configuration: relative ones are in the run directory.
+/// Resolves a path of the configuration; relative paths are in the run directory.
 pub fn in_run_dir(path: &Path) -> PathBuf {
     run_dir().join(path)
 }
 
-/// The API's socket: the one that is given, or the one in the run directory.
+/// The API's socket: the given one, or the default in the run directory.
 pub fn api_socket(given: Option<&Path>) -> PathBuf {
     in_run_dir(given.unwrap_or(Path::new("api.sock")))
 }

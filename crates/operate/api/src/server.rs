@@ -31,37 +31,38 @@ use tower::ServiceExt as _;
 
 use crate::ApiError;
 use crate::access::{Guard, Peer, Tokens, guard};
+use crate::connections::{ConnectionPermit, Connections, keep};
+use crate::control_request::{Caller, RequestSender};
 use crate::event_log::EventLog;
 use crate::figures::{Counted, Figures};
-use crate::question::{Asker, Caller};
 use crate::routes::{ANSWER_TIME, Shared, routes};
-use crate::seats::{Seat, Seats, keep};
 use crate::stream::Snapshots;
 
-/// The largest number of a process that Linux gives.
+/// The largest process id of Linux.
 const LAST_PID: u32 = 1 << 22;
 
-/// What the API allows. Each listener has these by itself.
+/// Limits of the API, per listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once, over TCP of those that have shown a known token. For one more, the one that has been
-    /// without a request for the longest time is closed; where all have one under way, it waits.
+    /// Maximum number of connections; over TCP, of authenticated ones. For another one, the longest idle connection
+    /// is closed; if none is idle, the new one waits.
     pub connections: usize,
-    /// Answers without an end at once: streams and followers of events. Further ones are refused.
+    /// Maximum number of streams and followers of events. Further ones are refused.
     pub streams: usize,
-    /// Connections over TCP that have shown no known token yet. For one more, the oldest is closed.
+    /// Maximum number of unauthenticated connections over TCP. For another one, the oldest is closed.
     pub strangers: usize,
-    /// Of those the most that come from one address, or one /64 of IPv6.
+    /// Maximum number of those from one IPv4 address or one IPv6 /64.
     pub strangers_per_address: usize,
     /// Requests per second.
     pub requests_per_s: u32,
-    /// Requests per second with a token that is not known, or none.
+    /// Requests per second without a valid token.
     pub failed_tokens_per_s: u32,
-    /// How long the head of a request may take, a TLS handshake, and the pause between two requests of a connection.
+    /// Time limit of the head of a request, of a TLS handshake, and of the pause between two requests of a
+    /// connection.
     pub head_time: Duration,
-    /// How long a whole request may take until it is answered.
+    /// Time limit of a whole request until its answer.
     pub request_time: Duration,
-    /// How long a reader may take nothing of an answer.
+    /// Time limit for a client that reads nothing of an answer.
     pub write_time: Duration,
 }
 
@@ -81,20 +82,20 @@ impl Default for Limits {
     }
 }
 
-/// Where the API is asked over the network: by TLS, with a token.
+/// The network listener: TLS, with a token per request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tcp {
     /// The address and port to listen on.
     pub address: SocketAddr,
-    /// The certificate and those that it rests on, as PEM.
+    /// The certificate and its chain, as PEM.
     pub certificate: PathBuf,
     /// Its private key, as PEM.
     pub key: PathBuf,
-    /// The file of tokens: on each line a role, `admin` or `read`, a name and the token.
+    /// The file of tokens. Each line has a role, `admin` or `read`, a name and the token.
     pub tokens: PathBuf,
 }
 
-/// The API on its sockets. Dropping it ends it and removes the unix socket.
+/// The running server. Dropping it ends it and removes the unix socket.
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
@@ -104,17 +105,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on the socket (mode 0660), and over TCP where that is wanted, and answers on a thread of its own. The
-    /// directory is made where it is missing; a socket that nobody listens on is replaced.
+    /// Listens on the socket (mode 0660) and, if configured, over TCP. It answers on its own thread. It creates a
+    /// missing directory and replaces a socket without a listener.
     ///
     /// # Errors
-    /// [`ApiError::InUse`] where somebody listens; [`ApiError::Permission`] and [`ApiError::System`];
+    /// [`ApiError::InUse`] if another process listens; [`ApiError::Permission`] and [`ApiError::System`];
     /// [`ApiError::Tokens`] and [`ApiError::Certificate`].
     pub fn start(
         socket: &Path,
         tcp: Option<&Tcp>,
         limits: &Limits,
-        asker: Asker,
+        asker: RequestSender,
         events: EventLog,
     ) -> Result<Server, ApiError> {
         let secured = tcp.map(Secured::open).transpose()?;
@@ -138,12 +139,12 @@ impl Server {
         })
     }
 
-    /// The unix socket that it listens on.
+    /// The path of its unix socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The TCP address that it listens on, where it does: the port is the one that it really has.
+    /// Its TCP address, if it listens over TCP, with the actual port.
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
     }
@@ -171,12 +172,12 @@ fn system(what: &'static str, path: &Path) -> impl Fn(io::Error) -> ApiError + u
     }
 }
 
-/// Where a socket is bound before it is put in its place, by the process of that number.
+/// The temporary path at which the process with this id binds a socket before it renames it.
 fn before_its_mode(socket: &Path, pid: u32) -> PathBuf {
     socket.with_file_name(format!(".{pid}"))
 }
 
-/// The longest path at which something is bound for a server on that socket. The kernel takes 107 bytes.
+/// The longest path that a server on this socket binds. The kernel's limit is 107 bytes.
 pub fn longest_path(socket: &Path) -> PathBuf {
     let fresh = before_its_mode(socket, LAST_PID);
     if fresh.as_os_str().len() > socket.as_os_str().len() {
@@ -197,7 +198,7 @@ fn listen(socket: &Path) -> Result<StdUnixListener, ApiError> {
             });
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            // Only what an earlier run has left: another file is somebody's.
+            // Only a socket of an earlier run is removed, no other file.
             let about = std::fs::symlink_metadata(socket).map_err(system("look at", socket))?;
             if !about.file_type().is_socket() {
                 return Err(ApiError::NotASocket {
@@ -206,10 +207,10 @@ fn listen(socket: &Path) -> Result<StdUnixListener, ApiError> {
             }
             std::fs::remove_file(socket).map_err(system("remove the old socket", socket))?;
         }
-        // Whatever else is the matter is found when it is bound.
+        // Other problems are reported by the bind.
         Err(_) => {}
     }
-    // Bound under another name, so that nobody can connect before the mode is set.
+    // Bound under another name, so that no client can connect before the mode is set.
     let fresh = before_its_mode(socket, std::process::id());
     let _ = std::fs::remove_file(&fresh);
     let listener = StdUnixListener::bind(&fresh).map_err(system("listen on", socket))?;
@@ -222,7 +223,7 @@ fn listen(socket: &Path) -> Result<StdUnixListener, ApiError> {
     Ok(listener)
 }
 
-/// The TCP side, with all that it needs.
+/// The TCP listener with its tokens and its TLS settings.
 struct Secured {
     listener: StdTcpListener,
     address: SocketAddr,
@@ -287,7 +288,7 @@ async fn serve(
     listener: StdUnixListener,
     secured: Option<Secured>,
     limits: Limits,
-    asker: Asker,
+    asker: RequestSender,
     events: EventLog,
     ended: oneshot::Receiver<()>,
 ) {
@@ -306,7 +307,7 @@ async fn serve(
             .clone()
             .layer(axum::middleware::from_fn_with_state(state, guard))
     };
-    let local = Door {
+    let local = Acceptor {
         routes: guarded(None),
         limits: limits.clone(),
         figures: Arc::clone(&figures),
@@ -317,7 +318,7 @@ async fn serve(
     if let Some(secured) = secured
         && let Ok(listener) = TcpListener::from_std(secured.listener)
     {
-        let remote = Door {
+        let remote = Acceptor {
             routes: guarded(Some(secured.tokens)),
             limits,
             figures,
@@ -325,33 +326,32 @@ async fn serve(
         tokio::spawn(remote.take_remote(listener, secured.tls));
     }
     let _ = ended.await;
-    // What was answered already still leaves. Answers under way are given up: whoever ends the server has ended the
-    // loop that would give them.
+    // Complete answers are still sent. Pending requests are dropped: the control loop has ended before the server.
     sleep(Duration::from_millis(20)).await;
 }
 
-/// One listener's way in.
-struct Door {
+/// Accepts the connections of a listener.
+struct Acceptor {
     routes: Router,
     limits: Limits,
     figures: Arc<Figures>,
 }
 
-/// Out of file descriptors, most likely: they come back.
+/// Probably out of file descriptors, which become free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-impl Door {
+impl Acceptor {
     async fn take_local(self, listener: UnixListener) {
         let door = Arc::new(self);
-        let seats = Seats::new(&door.limits);
+        let connections = Connections::new(&door.limits);
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            // Requests that have arrived are read first: whoever has sent one is not idle.
+            // Arrived requests are read first: their connections are not idle.
             yield_now().await;
-            let seat = seats.local().await;
+            let permit = connections.local().await;
             let door = Arc::clone(&door);
             tokio::spawn(async move {
                 let _counted = Counted::new(&door.figures.unix_connections);
@@ -361,34 +361,34 @@ impl Door {
                     name: uid.map_or_else(|_| "somebody".to_owned(), |uid| format!("uid {uid}")),
                     may_act: true,
                 };
-                let stream = Patient::new(stream, door.limits.write_time);
-                door.answer(stream, Peer::Local(caller), &seat).await;
+                let stream = TimedStream::new(stream, door.limits.write_time);
+                door.answer(stream, Peer::Local(caller), &permit).await;
             });
         }
     }
 
     async fn take_remote(self, listener: TcpListener, tls: TlsAcceptor) {
         let door = Arc::new(self);
-        let seats = Seats::new(&door.limits);
+        let connections = Connections::new(&door.limits);
         loop {
             let Ok((stream, from)) = listener.accept().await else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            // Tokens that have arrived are read first: whoever has sent one is no stranger.
+            // Arrived tokens are read first: their connections become authenticated.
             yield_now().await;
-            let seat = seats.stranger(from.ip());
+            let permit = connections.stranger(from.ip());
             let (door, tls) = (Arc::clone(&door), tls.clone());
             tokio::spawn(async move {
                 let _counted = Counted::new(&door.figures.tcp_connections);
                 let _ = stream.set_nodelay(true);
-                let stream = Patient::new(stream, door.limits.write_time);
+                let stream = TimedStream::new(stream, door.limits.write_time);
                 let handshake = tokio::select! {
                     handshake = timeout(door.limits.head_time, tls.accept(stream)) => handshake,
-                    () = seat.must_leave() => return door.dropped(),
+                    () = permit.evicted() => return door.dropped(),
                 };
                 match handshake {
-                    Ok(Ok(stream)) => door.answer(stream, Peer::Remote, &seat).await,
+                    Ok(Ok(stream)) => door.answer(stream, Peer::Remote, &permit).await,
                     Ok(Err(_)) | Err(_) => door.dropped(),
                 }
             });
@@ -399,13 +399,18 @@ impl Door {
         self.figures.dropped_connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Answers the requests of a connection until it ends, or must.
-    async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin, peer: Peer, seat: &Arc<Seat>) {
+    /// Answers the requests of a connection until it closes or is evicted.
+    async fn answer(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        peer: Peer,
+        permit: &Arc<ConnectionPermit>,
+    ) {
         let service = service_fn(move |request: Request<Incoming>| {
-            let under_way = seat.request();
+            let under_way = permit.request();
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(peer.clone());
-            request.extensions_mut().insert(Arc::clone(seat));
+            request.extensions_mut().insert(Arc::clone(permit));
             let answer = self.routes.clone().oneshot(request);
             async { answer.await.map(|response| keep(response, under_way)) }
         });
@@ -421,7 +426,7 @@ impl Door {
                     self.dropped();
                 }
             }
-            () = seat.must_leave() => self.dropped(),
+            () = permit.evicted() => self.dropped(),
         }
     }
 }
@@ -433,17 +438,17 @@ fn is_timed_out(error: &hyper::Error) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
 }
 
-/// A stream whose reader may not take nothing for too long: it would keep a connection that others wait for.
-struct Patient<T> {
+/// A stream with a time limit on writes: a peer that reads nothing would block a connection that others wait for.
+struct TimedStream<T> {
     stream: T,
     patience: Duration,
-    /// Runs while something waits to be taken.
+    /// Runs while data wait to be written.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<T> Patient<T> {
-    fn new(stream: T, patience: Duration) -> Patient<T> {
-        Patient {
+impl<T> TimedStream<T> {
+    fn new(stream: T, patience: Duration) -> TimedStream<T> {
+        TimedStream {
             stream,
             patience,
             waiting: None,
@@ -464,7 +469,7 @@ impl<T> Patient<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for TimedStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -474,7 +479,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for TimedStream<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,5 +1,5 @@
-//! What goes on for as long as somebody listens. Nothing waits for a reader and nothing piles up for one: events are
-//! read from the log when there is room for them, and of the snapshots there is only the newest.
+//! Live streams. They never wait for a reader and buffer nothing for one: events are read from the log when the
+//! connection can take them, and only the newest snapshot is kept.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,15 +16,15 @@ use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::MissedTickBehavior;
 
+use crate::control_request::{ControlRequest, RequestSender};
 use crate::event_log::{EventLog, Events};
 use crate::history::{Recorder, SNAPSHOT_PERIOD};
-use crate::question::{Asker, Question};
 use crate::routes::{EVENT_PAGE, Shared, StreamQuery};
 use crate::types::{History, Snapshot};
 
-/// Time after which a stream that has nothing to say shows that it lives.
+/// Interval of keep-alive messages on an idle stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Events in one piece of a stream: a reader that is slow is given them in such portions.
+/// Maximum number of events in one chunk of a stream.
 const STREAM_PAGE: usize = 100;
 
 /// A line of the stream of events.
@@ -32,7 +32,7 @@ const STREAM_PAGE: usize = 100;
 #[serde(untagged)]
 enum Line<'a> {
     Event(&'a Event),
-    /// Events were forgotten before they could be told.
+    /// Number of events that were overwritten before they were sent.
     Missed {
         missed: u64,
     },
@@ -48,7 +48,7 @@ pub(crate) fn lines(events: &Events) -> String {
         .into_iter()
         .chain(events.events.iter().map(|event| Line::Event(event)))
     {
-        // Numbers and text: there is nothing in an event that JSON could not say.
+        // An event has only numbers and text, which JSON can represent.
         if let Ok(line) = serde_json::to_string(&line) {
             text.push_str(&line);
             text.push('\n');
@@ -57,7 +57,7 @@ pub(crate) fn lines(events: &Events) -> String {
     text
 }
 
-/// The head, then what comes, as it comes.
+/// The first events, then new events as they occur.
 pub(crate) fn follow(log: EventLog, head: String, told: u64) -> Body {
     Body::new(Follow {
         log,
@@ -105,8 +105,8 @@ impl axum::body::HttpBody for Follow {
     }
 }
 
-/// The newest snapshot for all streams together, and the history. The control loop is asked once a second however
-/// many listen; the text is made only where somebody does.
+/// The newest snapshot, shared by all streams, and the history. The control loop gets one request per second,
+/// independent of the number of streams. The snapshot is serialised only if a stream is open.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     newest: watch::Sender<Option<Arc<str>>>,
@@ -122,28 +122,28 @@ impl Snapshots {
         receiver
     }
 
-    /// The newest points of the history, one a second.
+    /// The newest points of the history, one per second.
     pub(crate) fn history(&self, points: u32) -> History {
         self.history.read(points)
     }
 
     fn publish(&self, snapshot: &Snapshot) {
-        // Numbers and text: there is nothing in a snapshot that JSON could not say.
+        // A snapshot has only numbers and text, which JSON can represent.
         if let Ok(text) = serde_json::to_string(snapshot) {
             self.newest.send_replace(Some(text.into()));
         }
     }
 
-    /// Keeps both new for as long as the control loop answers.
-    pub(crate) async fn refresh(self: Arc<Self>, asker: Asker) {
+    /// Refreshes both while the control loop answers.
+    pub(crate) async fn refresh(self: Arc<Self>, asker: RequestSender) {
         let mut newest = None;
         let mut ticks = tokio::time::interval(SNAPSHOT_PERIOD);
-        // A loop that has no time for it will have some later.
+        // A busy control loop is asked again later.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    let Ok(snapshot) = asker.ask(Question::Snapshot).await else {
+                    let Ok(snapshot) = asker.ask(ControlRequest::Snapshot).await else {
                         continue;
                     };
                     self.history.note(&snapshot);
@@ -153,7 +153,7 @@ impl Snapshots {
                     }
                     newest = Some(snapshot);
                 }
-                // The first reader need not wait for the next second.
+                // The first reader does not wait for the next second.
                 () = self.wanted.notified() => {
                     let is_told = self.newest.borrow().is_some();
                     if let Some(snapshot) = newest.as_ref().filter(|_| !is_told) {
@@ -168,12 +168,12 @@ impl Snapshots {
 struct Live {
     log: EventLog,
     told: u64,
-    /// Read and not yet told, the next one last.
+    /// Events that are read and not yet sent, the next one last.
     ready: Vec<Message>,
     snapshots: watch::Receiver<Option<Arc<str>>>,
 }
 
-/// Snapshots and events for as long as the reader stays.
+/// A stream of snapshots and events.
 pub(crate) fn live(
     shared: &Shared,
     query: &StreamQuery,
@@ -181,7 +181,7 @@ pub(crate) fn live(
     let log = shared.events.clone();
     let newest = log.newest();
     let told = match (query.since, query.last) {
-        // A number that is not reached yet is one of an earlier run: everything is told anew.
+        // A number beyond the newest is of an earlier run: the stream starts from the beginning.
         (Some(since), _) if since > newest => 0,
         (Some(since), _) => since,
         (None, last) => newest.saturating_sub(u64::from(last.unwrap_or(0))),

@@ -3,20 +3,21 @@ use std::net::{IpAddr, SocketAddr};
 use model::{Tuple, protocol};
 use thiserror::Error;
 
-/// A text that names no flow.
+/// A text that is not a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{text:?} is not a flow: write for example \"tcp 10.0.0.1:1000 > 10.0.0.2:80\", with [..] around IPv6 addresses and \"vlan N\" after it where it has a tag"
+    "{text:?} is not a flow: write for example \"tcp 10.0.0.1:1000 > 10.0.0.2:80\", with [..] around IPv6 addresses \
+     and \"vlan N\" after it where it has a tag"
 )]
 pub struct TupleError {
     /// The text.
     pub text: String,
 }
 
-/// The inverse of how a [`Tuple`] is shown: `tcp 10.0.0.1:1000 > 10.0.0.2:80 vlan 7`, `ip-47 10.0.0.1 > 10.0.0.2`.
+/// Parses the text form of a [`Tuple`]: `tcp 10.0.0.1:1000 > 10.0.0.2:80 vlan 7`, `ip-47 10.0.0.1 > 10.0.0.2`.
 ///
 /// # Errors
-/// [`TupleError`] where the text is something else.
+/// [`TupleError`] if the text has another form.
 pub fn parse_tuple(text: &str) -> Result<Tuple, TupleError> {
     read(text).ok_or_else(|| TupleError {
         text: text.to_owned(),
@@ -90,14 +91,16 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_shown_is_read_back(
-            v6 in any::<bool>(), a in any::<u128>(), b in any::<u128>(), src_port in any::<u16>(), dst_port in any::<u16>(),
+            v6 in any::<bool>(), a in any::<u128>(), b in any::<u128>(),
+            src_port in any::<u16>(), dst_port in any::<u16>(),
             protocol in any::<u8>(), vlan in 0u16..=4094,
         ) {
             let address = |bits: u128| if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) };
             let named = [1, 6, 17, 58, 132].contains(&protocol);
             let port = |port| if named { port } else { 0 };
             let vlan = if named { vlan } else { 0 };
-            let tuple = Tuple { src: address(a), dst: address(b), src_port: port(src_port), dst_port: port(dst_port), protocol, vlan };
+            let (src_port, dst_port) = (port(src_port), port(dst_port));
+            let tuple = Tuple { src: address(a), dst: address(b), src_port, dst_port, protocol, vlan };
             prop_assert_eq!(parse_tuple(&tuple.to_string()).unwrap(), tuple);
         }
 

@@ -7,52 +7,52 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::{IntoParams, ToSchema};
 
-/// How inco fares as a whole.
+/// State of inco as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// inco's version.
     pub version: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// The configuration file that it runs.
+    /// The configuration file in use.
     pub file: String,
-    /// Since it started, in seconds.
+    /// Time since its start, in seconds.
     pub uptime_s: f64,
-    /// The engine that runs containers, and whether it answers.
+    /// The container engine and whether it answers.
     pub engine: EngineStatus,
     /// Data plane workers.
     pub workers: Vec<WorkerRow>,
     /// Uplinks, in the order of the configuration.
     pub uplinks: Vec<UplinkRow>,
-    /// The ports that the switch has made for instances beforehand; absent where it makes none.
+    /// The ports that the switch created for instances in advance; absent if it creates none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<PortPool>,
-    /// Packets dropped, by reason; reasons without a packet are left out.
+    /// Packets dropped, by reason; reasons without packets are omitted.
     pub drops: BTreeMap<String, u64>,
-    /// Where all packets are.
+    /// The packet accounting.
     pub accounting: Accounting,
-    /// What collecting costs.
+    /// Cost of the collector.
     pub collector: CollectorStatus,
-    /// Services whose instances fail, each with how often and why.
+    /// Services whose instances fail, each with the number of failures and the last reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failing: BTreeMap<String, String>,
-    /// How fast the loop reacts.
+    /// Reaction times of the control loop.
     #[serde(default)]
     pub reactions: ReactionStatus,
     /// Flows in all tables.
     pub live_flows: u64,
-    /// Flows that all tables can hold.
+    /// Capacity of all tables, in flows.
     pub flow_limit: u64,
     /// Events so far.
     pub events: u64,
 }
 
-/// Ports that were made for instances before there was traffic.
+/// Ports that were created for instances before there was traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PortPool {
-    /// Instances that there are ports for.
+    /// Instances for which there are ports.
     pub made: u32,
-    /// Instances that have theirs, those that are made, drain or end included.
+    /// Instances that use their ports, including those that start, drain or stop.
     pub taken: u32,
 }
 
@@ -63,7 +63,7 @@ pub struct EngineStatus {
     pub driver: String,
     /// Whether it answers.
     pub up: bool,
-    /// For how long it has not answered, in milliseconds; 0 where it does.
+    /// Time since it last answered, in milliseconds; 0 if it answers.
     pub down_ms: u64,
 }
 
@@ -79,7 +79,7 @@ macro_rules! counted_row {
         }
 
         impl $row {
-            /// What the switch has counted. The other fields are empty.
+            /// The switch's counters. The other fields are empty.
             pub fn of(counters: &$counters) -> $row {
                 $row {
                     $($($field: counters.$counter,)?)*
@@ -93,11 +93,11 @@ macro_rules! counted_row {
 counted_row! {
     /// A data plane worker.
     WorkerRow of switch::WorkerTotals {
-        /// Counted from 0.
+        /// Number, from 0.
         worker: u8,
-        /// The CPU that it is pinned to, where it is.
+        /// The CPU to which it is pinned, if it is.
         cpu: Option<u16>,
-        /// Share of the time in which it moved packets, 0 to 1.
+        /// Share of the time in which it processed packets, 0 to 1.
         busy: f64,
         /// Share of the time in which it did not sleep, 0 to 1.
         awake: f64,
@@ -105,11 +105,11 @@ counted_row! {
         longest_gap_us: f64,
         /// Packets received from uplinks.
         received_packets: u64 = received,
-        /// Packets handed to other workers.
+        /// Packets handed off to other workers.
         handed_off_packets: u64 = handed_off,
-        /// Moves of flows whose packets were held until those before were back (services of relaxed affinity).
+        /// Moves of flows whose packets were held until earlier packets had returned (services of relaxed affinity).
         held_moves: u64 = held_moves,
-        /// Those of them that went on before, since a limit was reached.
+        /// Those of them that reached a limit and released the packets early.
         early_moves: u64 = early_moves,
         /// Flows in its table.
         live_flows: u64 = live_flows,
@@ -133,22 +133,22 @@ counted_row! {
         sent_packets: u64 = sent_packets,
         /// Bytes sent.
         sent_bytes: u64 = sent_bytes,
-        /// Packets for it that were dropped.
+        /// Packets to it that were dropped.
         dropped_packets: u64 = dropped,
-        /// Packets that its device dropped before the switch could take them: no part of the accounting. The device's
+        /// Packets that its device dropped before the switch received them; not part of the accounting. The device's
         /// own counter, at most 100 ms old.
         missed_packets: u64 = missed_packets,
-        /// Packets among those sent that its device then could not send, likewise.
+        /// Sent packets that its device could not transmit; the device's own counter, too.
         failed_packets: u64 = failed_packets,
-        /// Packets received per second, now.
+        /// Current packets received per second.
         received_pps: f64,
-        /// Packets sent per second, now.
+        /// Current packets sent per second.
         sent_pps: f64,
     }
 }
 
 impl UplinkRow {
-    /// Its state for people: `up`, `waiting for peer` where a peer connects to it, else `down`.
+    /// Its state as text: `up`, `waiting for peer` if a peer has to connect to it, else `down`.
     pub fn state(&self) -> &'static str {
         match self.up {
             true => "up",
@@ -158,25 +158,25 @@ impl UplinkRow {
     }
 }
 
-/// Where all packets are: offered = returned + dropped + in flight (what functions made themselves apart).
+/// The packet accounting: offered + originated = returned + dropped + in flight + gap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Accounting {
     /// Packets received from uplinks.
     pub offered: u64,
     /// Packets sent to uplinks.
     pub returned: u64,
-    /// Packets that functions made themselves.
+    /// Packets that functions originated.
     pub originated: u64,
-    /// Packets dropped, for whatever reason.
+    /// Packets dropped, for all reasons.
     pub dropped: u64,
-    /// Packets in rings, in functions and waiting.
+    /// Packets in rings, in functions and held by the switch.
     pub in_flight: u64,
-    /// Flows that moved because their instance failed or its drain ran out of time.
+    /// Flows that moved because their instance failed or its drain deadline passed.
     pub expected_moves: u64,
 }
 
 impl Accounting {
-    /// What no counter saw: 0 at rest. While packets move it is off by those that moved between two readings.
+    /// Packets without a counter: 0 at rest. Under traffic it varies by the packets that move between two readings.
     pub fn gap(&self) -> i64 {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         signed(self.offered)
@@ -187,27 +187,28 @@ impl Accounting {
     }
 }
 
-/// What collecting costs.
+/// Cost of the collector.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CollectorStatus {
     /// Time between two samples, in microseconds.
     pub period_us: u64,
     /// Samples so far.
     pub samples: u64,
-    /// Time that one takes on average, in microseconds.
+    /// Mean duration of a sample, in microseconds.
     pub mean_us: f64,
-    /// The longest one, in microseconds.
+    /// Longest duration of a sample, in microseconds.
     pub longest_us: f64,
     /// Share of one CPU, 0 to 1.
     pub cpu: f64,
 }
 
-/// How fast the loop reacts, by kind of reaction.
+/// Reaction times of the control loop, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReactionStatus {
-    /// From the first observation over the target to the decision for more instances.
+    /// From the first observation above the target to the decision to scale out.
     pub detect: ReactionTimes,
-    /// From that decision until every worker gives new flows to the instance, where a drain was taken back.
+    /// From that decision until every worker gives new flows to the instance, for an instance whose drain was
+    /// cancelled.
     pub undrain: ReactionTimes,
     /// The same for a warm standby.
     pub activate: ReactionTimes,
@@ -224,13 +225,13 @@ pub struct ReactionStatus {
 /// The times of one kind of reaction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReactionTimes {
-    /// How many there were.
+    /// Number of reactions.
     pub count: u64,
-    /// Median of the latest ones, in milliseconds.
+    /// Median of the latest reactions, in milliseconds.
     pub p50_ms: Option<f64>,
-    /// 99 of 100 of the latest ones took no longer, in milliseconds.
+    /// 99th percentile of the latest reactions, in milliseconds.
     pub p99_ms: Option<f64>,
-    /// The longest of all, in milliseconds.
+    /// Longest reaction, in milliseconds.
     pub max_ms: Option<f64>,
 }
 
@@ -243,65 +244,65 @@ pub struct ServiceRow {
     pub image: Option<String>,
     /// Its scheduler.
     pub scheduler: String,
-    /// What the scheduler counts: packets, bytes, flows or busy.
+    /// The scheduler's load metric: packets, bytes, flows or busy.
     #[serde(default)]
     pub metric: String,
     /// Its autoscaler.
     pub autoscaler: String,
     /// Instances that take new flows.
     pub active: u32,
-    /// Active instances wanted.
+    /// Target number of active instances.
     pub desired: u32,
-    /// Whether somebody set `desired` by hand.
+    /// Whether `desired` was set manually.
     pub fixed: bool,
-    /// Active instances at least.
+    /// Minimum number of active instances.
     pub min: u32,
-    /// Active instances at most.
+    /// Maximum number of active instances.
     pub max: u32,
-    /// Instances ready beside the active ones.
+    /// Standby instances that are ready.
     pub standby: u32,
-    /// Instances that are being made.
+    /// Instances that are starting.
     pub starting: u32,
-    /// Instances that serve the flows they have, and take no new ones.
+    /// Draining instances: they serve their flows and take no new ones.
     pub draining: u32,
     /// Flows pinned to its instances.
     pub live_flows: u64,
-    /// Packets of its flows so far.
+    /// Packets of its flows, in total.
     pub offered_packets: u64,
-    /// Packets dropped for want of an instance or of room in its ring.
+    /// Packets dropped because no instance took flows or because its ring was full.
     pub dropped_packets: u64,
-    /// Packets of its flows per second, now.
+    /// Current packets per second of its flows.
     pub offered_pps: f64,
-    /// Packets back from its instances per second, now.
+    /// Current packets per second returned from its instances.
     pub returned_pps: f64,
-    /// New flows per second, now.
+    /// Current new flows per second.
     pub new_flows_per_s: f64,
-    /// Offered rate ÷ capacity of the active instances, where that is known.
+    /// Offered rate ÷ capacity of the active instances, if known.
     pub utilisation: Option<f64>,
-    /// The highest load of an active instance: packets that come for it ÷ its capacity, where that is known.
+    /// The highest load of an active instance: its offered rate ÷ its capacity, if known.
     #[serde(default)]
     pub highest_utilisation: Option<f64>,
-    /// Which instance that is.
+    /// The instance with that load.
     #[serde(default)]
     pub highest_instance: Option<InstanceId>,
-    /// Why there are as many as there are: the autoscaler's last reason.
+    /// The autoscaler's last reason.
     pub reason: String,
-    /// That its instances fail, how often they have in a row, and why: absent where they do not.
+    /// If its instances fail: the number of consecutive failures and the last reason. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
-    /// The rollout under way, or the last one.
+    /// The current or the last rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
-    /// Whether the autoscaler may not ask for fewer instances.
+    /// Whether scale-in is disabled.
     #[serde(default)]
     pub pause_in: bool,
-    /// Whether the autoscaler may not ask for more instances.
+    /// Whether scale-out is disabled.
     #[serde(default)]
     pub pause_out: bool,
-    /// Whether the autoscaler only says what it would do.
+    /// Whether the autoscaler is in a dry run: it decides, and nothing is done.
     #[serde(default)]
     pub dry_run: bool,
-    /// Active instances that the autoscaler would want if it were not held back.
+    /// Number of active instances that the autoscaler would set without disabled scaling or dry run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub would: Option<u32>,
 }
@@ -309,49 +310,49 @@ pub struct ServiceRow {
 /// An instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceRow {
-    /// Which one.
+    /// Its id.
     pub id: InstanceId,
     /// Its service.
     pub service: String,
     /// Its state.
     pub state: InstanceState,
-    /// For how long, in milliseconds.
+    /// Time in that state, in milliseconds.
     pub state_ms: u64,
-    /// Its place in the data plane, where it has one.
+    /// Its slot in the data plane, if it has one.
     pub slot: Option<u16>,
-    /// The container's name, where it has one.
+    /// The container's name, if it has one.
     pub container: Option<String>,
-    /// The program's process, where it is known.
+    /// The program's process id, if known.
     pub pid: Option<u32>,
-    /// Whether an earlier run of inco made it.
+    /// Whether it was adopted from an earlier run of inco.
     pub adopted: bool,
-    /// Packets per second given to it, now.
+    /// Current packets per second sent to it.
     pub to_pps: f64,
-    /// Packets per second back from it, now.
+    /// Current packets per second returned from it.
     pub back_pps: f64,
-    /// Packets given to it so far.
+    /// Packets sent to it, in total.
     pub to_packets: u64,
-    /// Packets back from it so far.
+    /// Packets returned from it, in total.
     pub back_packets: u64,
     /// Flows pinned to it.
     pub live_flows: u64,
     /// Share of its ring that is occupied, 0 to 1.
     pub ring_occupancy: f64,
-    /// Packets dropped on the way to it or in it, so far.
+    /// Packets dropped on the way to it or in it, in total.
     pub dropped_packets: u64,
-    /// Packets per second that it can process, where that is known.
+    /// Packets per second that it can process, if known.
     pub capacity_pps: Option<f64>,
-    /// CPUs that it may use, where that is limited.
+    /// Its CPU limit, in CPUs, if there is one.
     pub cpu_quota: Option<f64>,
-    /// CPU time that it uses, as a share of `cpu_quota`, or of one CPU where there is no quota: by the kernel's
-    /// account, over the last second.
+    /// CPU time that it uses, as a share of `cpu_quota`, or of one CPU without a quota. As the kernel accounts it,
+    /// over the last second.
     #[serde(default)]
     pub cpu: Option<f64>,
-    /// Share of the time in which the function was busy, where it tells.
+    /// Share of the time in which the function was busy, if it reports it.
     pub busy: Option<f64>,
-    /// Memory in use, in bytes, where it is known.
+    /// Memory in use, in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// Why it is in its state.
+    /// The reason of its state.
     pub reason: String,
 }
 
@@ -367,96 +368,96 @@ pub struct FlowRow {
     pub forward: Option<InstanceId>,
     /// The instance that serves the opposite direction.
     pub reverse: Option<InstanceId>,
-    /// Since when each is there, forward and opposite: when the flow was pinned to its instance (again, where it was
-    /// moved), in milliseconds since 1970 and to 3 ms.
+    /// When each direction, forward and opposite, was last pinned to its instance, in milliseconds since 1970, with a
+    /// resolution of 3 ms.
     #[serde(default)]
     pub since_unix_ms: [Option<u64>; 2],
     /// Packets, forward and opposite.
     pub packets: [u64; 2],
     /// Bytes, forward and opposite.
     pub bytes: [u64; 2],
-    /// Since its last packet, in milliseconds.
+    /// Time since its last packet, in milliseconds.
     pub idle_ms: u64,
-    /// Where its connection is.
+    /// State of its connection.
     pub state: String,
-    /// Packets per second of both directions over the last second, where the heaviest flows were asked for: an
-    /// estimate.
+    /// Packets per second of both directions over the last second, an estimate. Only in an answer with the heaviest
+    /// flows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pps: Option<f64>,
-    /// How much of `pps` may be other flows'.
+    /// Upper bound of the share of other flows in `pps`, in packets per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_pps: Option<f64>,
-    /// How the rule of the flow is, where a switch forwards by rules: `queued`, `installed`, `refused` and why,
-    /// `evicted`, or `on_bucket`: it has none, and the rule of its bucket forwards it. `offloaded`, `partly
-    /// offloaded`, `not offloaded`: what a card has of it, where that is known.
+    /// State of the flow's rule, with a switch of rules: `queued`, `installed`, `refused` with the reason, `evicted`,
+    /// or `on_bucket` (no rule of its own; the rule of its bucket forwards it). `offloaded`, `partly offloaded` or
+    /// `not offloaded`: whether a card has the rule, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
 }
 
-/// Some of the flows.
+/// A page of flows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowPage {
-    /// The flows found.
+    /// The flows.
     pub flows: Vec<FlowRow>,
-    /// Whether these are all that the filter means; if not, the limit cut the rest off.
+    /// Whether these are all flows that match the filter; if not, the limit was reached.
     pub complete: bool,
 }
 
-/// Which flows are wanted.
+/// A filter of flows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FlowFilter {
-    /// Of this service.
+    /// Flows of this service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Pinned to this instance.
+    /// Flows pinned to this instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<u32>, format = "uint32", maximum = 4_294_967_295_u32)]
     pub instance: Option<InstanceId>,
-    /// With this address on either end.
+    /// Flows with this address on either end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<String>, format = "ip")]
     pub address: Option<std::net::IpAddr>,
-    /// This flow alone, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    /// Only this flow, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(format = "flow")]
     pub flow: Option<String>,
-    /// Only the so many that bring the most packets now, the heaviest first; at most [`FlowFilter::TOP_LIMIT`]. Flows
-    /// that bring less than 1/64 of a worker's packets may be missing.
+    /// Only this number of flows with the highest packet rates, the highest first; at most [`FlowFilter::TOP_LIMIT`].
+    /// Flows with less than 1/64 of a worker's packets can be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     pub top: Option<u32>,
-    /// At most so many; [`FlowFilter::DEFAULT_LIMIT`] where it is not said.
+    /// Maximum number of flows; default [`FlowFilter::DEFAULT_LIMIT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     pub limit: Option<u32>,
 }
 
 impl FlowFilter {
-    /// Flows that are told where no limit is given: a few screens.
+    /// Default of the maximum: a few screens.
     pub const DEFAULT_LIMIT: u32 = 100;
-    /// The most that may be asked for at once: some tens of megabytes of text.
+    /// Highest maximum: some tens of megabytes of text.
     pub const LIMIT: u32 = 100_000;
 
-    /// The heaviest flows that are known at once.
+    /// Number of heaviest flows that are tracked.
     pub const TOP_LIMIT: u32 = 64;
 
-    /// How many flows are wanted at most.
+    /// The maximum number of flows.
     pub fn limit(&self) -> u32 {
         self.limit.unwrap_or(Self::DEFAULT_LIMIT).min(Self::LIMIT)
     }
 }
 
-/// What came of an action.
+/// Result of an action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
-    /// In a sentence.
+    /// The result, in a sentence.
     pub result: String,
-    /// Where the configuration was read again: each key that has changed.
+    /// After a reload: each changed key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<KeyChange>,
-    /// Where a command was run: how it ended, and what it wrote.
+    /// After a command: its exit status and its output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<CommandEnd>,
 }
@@ -464,18 +465,18 @@ pub struct Outcome {
 /// How a command in a container ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommandEnd {
-    /// Its exit status, where it exited.
+    /// Its exit status, if it exited.
     pub status: Option<i32>,
-    /// The signal that ended it, where one did.
+    /// The signal that ended it, if one did.
     pub signal: Option<i32>,
-    /// What it wrote to its standard output and error, 64 KiB at most.
+    /// Its standard output and error, at most 64 KiB.
     pub output: String,
-    /// Whether it wrote more than that.
+    /// Whether it wrote more.
     pub cut: bool,
 }
 
 impl Outcome {
-    /// What came of an action, in a sentence.
+    /// Result of an action, in a sentence.
     pub fn new(result: impl Into<String>) -> Outcome {
         Outcome {
             result: result.into(),
@@ -485,18 +486,18 @@ impl Outcome {
     }
 }
 
-/// Why something was not done, and what to do instead.
+/// Why a request was refused, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{error}{}{hint}", if hint.is_empty() { "" } else { "; " })]
 pub struct Refusal {
-    /// What is the matter.
+    /// The problem.
     pub error: String,
     /// What to do.
     pub hint: String,
 }
 
 impl Refusal {
-    /// What is the matter, and what to do.
+    /// The problem and what to do.
     pub fn new(error: impl Into<String>, hint: impl Into<String>) -> Refusal {
         Refusal {
             error: error.into(),
@@ -505,17 +506,17 @@ impl Refusal {
     }
 }
 
-/// A [`Refusal`] as it is sent: RFC 9457, `application/problem+json`.
+/// A [`Refusal`] in the form of RFC 9457, `application/problem+json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Always `about:blank`: `status` says which kind it is.
+    /// Always `about:blank`: `status` is the kind.
     #[serde(rename = "type")]
     pub kind: String,
     /// The status in words.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What is the matter.
+    /// The problem.
     pub detail: String,
     /// What to do.
     #[serde(default)]
@@ -528,23 +529,24 @@ impl From<Problem> for Refusal {
     }
 }
 
-/// Everything that a screen shows, of one moment.
+/// Status, services and instances at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Snapshot {
-    /// When, in milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// How inco fares as a whole.
+    /// State of inco as a whole.
     pub status: Status,
-    /// Every service, in the order of the configuration.
+    /// All services, in the order of the configuration.
     pub services: Vec<ServiceRow>,
-    /// Every instance, in the order of ids.
+    /// All instances, in the order of ids.
     pub instances: Vec<InstanceRow>,
 }
 
-/// The last minutes, by column. Every list of the whole has one value for each of `unix_ms`, the oldest first.
+/// The last 15 minutes, by column. Every list at this level has one value for each element of `unix_ms`, the oldest
+/// first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct History {
-    /// The process that this is the history of.
+    /// The process id of the inco of this history.
     pub pid: u32,
     /// Time between two points, in milliseconds.
     pub period_ms: u32,
@@ -554,17 +556,17 @@ pub struct History {
     pub offered_pps: Vec<f64>,
     /// Packets per second sent on all uplinks.
     pub returned_pps: Vec<f64>,
-    /// Packets per second dropped, for whatever reason.
+    /// Packets per second dropped, for all reasons.
     pub dropped_pps: Vec<f64>,
-    /// Each service of these points.
+    /// The services in these points.
     pub services: Vec<ServiceHistory>,
-    /// Each instance of these points, in the order of ids; also those that are gone.
+    /// The instances in these points, in the order of ids, including removed ones.
     pub instances: Vec<InstanceHistory>,
-    /// Instances that a point had beyond the 256 that are kept: the most of any point.
+    /// Maximum over all points of the instances beyond the 256 that are recorded.
     pub omitted_instances: u32,
 }
 
-/// What a service was in these minutes.
+/// The history of a service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ServiceHistory {
     /// Its name.
@@ -573,20 +575,20 @@ pub struct ServiceHistory {
     pub first: u32,
     /// Active instances, from that point on.
     pub active: Vec<u32>,
-    /// Instances that the autoscaler, or somebody, wanted.
+    /// Target number of active instances.
     pub desired: Vec<u32>,
 }
 
-/// What an instance did in these minutes.
+/// The history of an instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceHistory {
-    /// Which one.
+    /// Its id.
     pub id: InstanceId,
     /// Its service.
     pub service: String,
     /// The index of its first point in `unix_ms`.
     pub first: u32,
-    /// Packets per second given to it, from that point on.
+    /// Packets per second sent to it, from that point on.
     pub to_pps: Vec<f64>,
     /// Packets per second dropped on the way to it or in it.
     pub dropped_pps: Vec<f64>,
@@ -596,18 +598,18 @@ pub struct InstanceHistory {
     pub ring_occupancy: Vec<f64>,
 }
 
-/// What is kept of the output of an instance's container.
+/// The stored output of an instance's container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogRow {
     /// The instance.
     pub instance: InstanceId,
     /// Its container.
     pub container: String,
-    /// The position of the oldest byte that is kept: so many were written before.
+    /// Position of the oldest stored byte: the number of bytes written before it.
     pub first: u64,
-    /// The position after the newest byte.
+    /// Position after the newest byte.
     pub next: u64,
-    /// From when on its output was read, in milliseconds since 1970.
+    /// When inco began to read its output, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// When it ended, in milliseconds since 1970; absent while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -617,55 +619,53 @@ pub struct LogRow {
 /// A piece of the output of an instance's container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogPiece {
-    /// The position of its first byte; later than what was asked for where the output from there is not kept any
-    /// more.
+    /// Position of its first byte. It is later than requested if the requested output is not stored any more.
     pub from: u64,
-    /// The position after its last byte: where the next piece begins.
+    /// Position after its last byte: the start of the next piece.
     pub next: u64,
-    /// What was written, as far as it is UTF-8; 64 KiB at most.
+    /// The output, with invalid UTF-8 replaced; at most 64 KiB.
     pub text: String,
-    /// Whether the container has ended and this is the last of its output.
+    /// Whether the container has ended and this is the end of its output.
     pub end: bool,
 }
 
 impl LogPiece {
-    /// Bytes of a piece at most.
+    /// Maximum bytes of a piece.
     pub const LIMIT: usize = 64 << 10;
 }
 
-/// Where a flow is, since when, and why there.
+/// The instance of a flow, since when, and why.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowExplanation {
-    /// The flow that was asked for.
+    /// The requested flow.
     #[schema(format = "flow")]
     pub flow: String,
-    /// The service whose match takes it, where there is one.
+    /// The service that matches it, if there is one.
     pub service: Option<String>,
-    /// That match, as the configuration has it.
+    /// That match, as in the configuration.
     pub matched_by: Option<String>,
-    /// The flow as the table has it; absent where no packet of it has come, or it has ended.
+    /// The flow's entry in the flow table; absent if no packet has arrived or the flow has ended.
     pub pinned: Option<FlowRow>,
     /// The state of the instance of its forward direction.
     pub instance_state: Option<InstanceState>,
-    /// When packets of this direction were pinned to their instance (again, where the flow was moved), in
-    /// milliseconds since 1970 and to 3 ms.
+    /// When this direction was last pinned to its instance, in milliseconds since 1970, with a resolution of 3 ms.
     pub since_unix_ms: Option<u64>,
-    /// The scheduler that gives new flows of its service to instances now.
+    /// The current scheduler of its service.
     pub scheduler: Option<String>,
-    /// Why it is where it is, or what would happen to its next packet, in sentences.
+    /// Why it is on its instance, or what happens to its next packet, in sentences.
     pub why: Vec<String>,
-    /// Events about it: recorded decisions, moves and purges.
+    /// Events of this flow: recorded decisions, moves and purges.
     pub events: Vec<Event>,
 }
 
-/// The policies that there are.
+/// All policies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Policies {
-    /// What picks an instance for a new flow.
+    /// The schedulers.
     pub schedulers: Vec<PolicyRow>,
-    /// What says how many instances there are.
+    /// The autoscalers.
     pub autoscalers: Vec<PolicyRow>,
-    /// What each service uses.
+    /// The policies of each service.
     pub services: Vec<ServicePolicies>,
 }
 
@@ -674,7 +674,7 @@ pub struct Policies {
 pub struct PolicyRow {
     /// Its name.
     pub name: String,
-    /// What can be set.
+    /// Its parameters.
     pub parameters: Vec<ParameterRow>,
 }
 
@@ -683,11 +683,11 @@ pub struct PolicyRow {
 pub struct ParameterRow {
     /// The key.
     pub name: String,
-    /// What may be written, with its unit.
+    /// Permitted values, with their unit.
     pub kind: String,
-    /// What holds where it is not written.
+    /// The default.
     pub default: String,
-    /// What it does.
+    /// Its effect.
     pub meaning: String,
 }
 
@@ -702,7 +702,7 @@ pub struct ServicePolicies {
     pub autoscaler: PolicyChoice,
 }
 
-/// Drops as [`Status::drops`] has them.
+/// Drops in the form of [`Status::drops`].
 pub fn drops_by_reason(counts: &[u64; DropReason::COUNT]) -> BTreeMap<String, u64> {
     let counted = DropReason::ALL
         .iter()

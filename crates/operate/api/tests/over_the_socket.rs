@@ -15,7 +15,7 @@ use api::types::{
     FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, LogPiece, LogRow, Outcome, Policies,
     Problem, Refusal, ServiceRow, Snapshot, Status,
 };
-use api::{ApiError, Client, EventLog, Limits, Question, Server, questions};
+use api::{ApiError, Client, ControlRequest, EventLog, Limits, Server, request_queue};
 use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Setting};
 
 fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
@@ -25,7 +25,7 @@ fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
             next: 8,
             ..LogRow::default()
         }]),
-        _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
+        _ => Err(Refusal::new(format!("unknown service {service:?}"), "")),
     }
 }
 
@@ -52,41 +52,38 @@ struct Fake {
 impl Fake {
     fn start() -> Fake {
         let directory = tempfile::tempdir().unwrap();
-        let (asker, mut inbox) = questions();
+        let (asker, mut inbox) = request_queue();
         let (note, asked) = mpsc::channel();
         let control = std::thread::spawn(move || {
-            while let Some(question) = inbox.wait() {
-                match question {
-                    Question::Status(answer) => answer.give(Status {
+            while let Some(control_request) = inbox.wait() {
+                match control_request {
+                    ControlRequest::Status(answer) => answer.give(Status {
                         version: "0.1.0".to_owned(),
                         ..Status::default()
                     }),
-                    Question::Services(answer) => {
+                    ControlRequest::Services(answer) => {
                         answer.give(vec![ServiceRow {
                             name: "web".to_owned(),
                             ..ServiceRow::default()
                         }]);
                     }
-                    Question::Settings(service, answer) => answer.give(match service.as_str() {
+                    ControlRequest::Settings(service, answer) => answer.give(match service.as_str() {
                         "web" => Ok(vec![Setting {
                             key: "fit".to_owned(),
                             value: "0.8".to_owned(),
                             is_written: true,
                         }]),
-                        _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
+                        _ => Err(Refusal::new(format!("unknown service {service:?}"), "")),
                     }),
-                    Question::Logs(service, answer) => answer.give(logs(&service)),
-                    Question::Log(service, instance, from, answer) => {
+                    ControlRequest::Logs(service, answer) => answer.give(logs(&service)),
+                    ControlRequest::Log(service, instance, from, answer) => {
                         answer.give(log(&service, instance, from));
                     }
-                    Question::Instances(answer) => answer.give(vec![instance(3), instance(4)]),
-                    Question::Flows(filter, answer) => {
+                    ControlRequest::Instances(answer) => answer.give(vec![instance(3), instance(4)]),
+                    ControlRequest::Flows(filter, answer) => {
                         let _ = note.send(format!("{filter:?}"));
                         answer.give(if filter.service.as_deref() == Some("none") {
-                            Err(Refusal::new(
-                                "there is no service \"none\"",
-                                "see `inco services`",
-                            ))
+                            Err(Refusal::new("unknown service \"none\"", "see `inco services`"))
                         } else {
                             Ok(FlowPage {
                                 flows: vec![flow(); filter.limit() as usize],
@@ -94,22 +91,22 @@ impl Fake {
                             })
                         });
                     }
-                    Question::Snapshot(answer) => answer.give(Snapshot {
+                    ControlRequest::Snapshot(answer) => answer.give(Snapshot {
                         unix_ms: 7,
                         instances: vec![instance(3)],
                         ..Snapshot::default()
                     }),
-                    Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
+                    ControlRequest::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
                         flow,
                         why: vec!["because".to_owned()],
                         ..FlowExplanation::default()
                     })),
-                    Question::Policies(answer) => answer.give(Policies::default()),
-                    Question::Counters(answer) => answer.give(Box::new(Counters {
+                    ControlRequest::Policies(answer) => answer.give(Policies::default()),
+                    ControlRequest::Counters(answer) => answer.give(Box::new(Counters {
                         version: "0.1.0".to_owned(),
                         ..Counters::default()
                     })),
-                    Question::Act(action, caller, answer) => {
+                    ControlRequest::Act(action, caller, answer) => {
                         let _ = note.send(format!("{action:?} by {}", caller.name));
                         match action {
                             // A loop that goes away without an answer.
@@ -117,10 +114,7 @@ impl Fake {
                             Action::Drain {
                                 instance: InstanceId(99),
                             } => {
-                                answer.give(Err(Refusal::new(
-                                    "there is no instance 99",
-                                    "see `inco instances`",
-                                )));
+                                answer.give(Err(Refusal::new("unknown instance 99", "see `inco instances`")));
                             }
                             _ => answer.give(Ok(Outcome::new(action.name().to_owned()))),
                         }
@@ -307,8 +301,8 @@ fn one_of_many_is_found_by_its_name() {
     assert!(get("/v1/services/web").contains("\"name\":\"web\""));
     assert!(get("/v1/instances/4").contains("\"id\":4"));
     for (path, status, said) in [
-        ("/v1/services/none", 404, "there are: web"),
-        ("/v1/instances/5", 404, "there is no instance 5"),
+        ("/v1/services/none", 404, "known services: web"),
+        ("/v1/instances/5", 404, "unknown instance 5"),
         ("/v1/instances/x", 400, "correct the path"),
     ] {
         let answer = get(path);
@@ -385,7 +379,7 @@ fn a_stream_tells_snapshots_and_events_and_goes_on_where_it_was() {
 fn a_reader_that_takes_nothing_is_let_go_and_stops_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
-    let (asker, mut inbox) = questions();
+    let (asker, mut inbox) = request_queue();
     let limits = Limits {
         write_time: Duration::from_millis(300),
         head_time: Duration::from_millis(300),
@@ -419,14 +413,14 @@ fn a_reader_that_takes_nothing_is_let_go_and_stops_nobody() {
     });
     loop {
         match inbox.wait() {
-            Some(Question::Status(answer)) => {
+            Some(ControlRequest::Status(answer)) => {
                 answer.give(Status {
                     version: "late".to_owned(),
                     ..Status::default()
                 });
                 break;
             }
-            Some(Question::Snapshot(answer)) => answer.give(Snapshot::default()),
+            Some(ControlRequest::Snapshot(answer)) => answer.give(Snapshot::default()),
             other => panic!("{other:?}"),
         }
     }
@@ -437,15 +431,15 @@ fn a_reader_that_takes_nothing_is_let_go_and_stops_nobody() {
 fn too_many_requests_are_refused_and_counted() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
-    let (asker, mut inbox) = questions();
+    let (asker, mut inbox) = request_queue();
     let limits = Limits {
         requests_per_s: 1,
         ..Limits::default()
     };
     let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
     std::thread::spawn(move || {
-        while let Some(question) = inbox.wait() {
-            if let Question::Counters(answer) = question {
+        while let Some(control_request) = inbox.wait() {
+            if let ControlRequest::Counters(answer) = control_request {
                 answer.give(Box::default());
             }
         }
@@ -464,7 +458,7 @@ fn too_many_requests_are_refused_and_counted() {
         .find(|answer| answer.starts_with("HTTP/1.1 429 "))
         .unwrap();
     assert!(refused.contains("retry-after: 1"), "{refused}");
-    assert!(refused.contains("ask less often"), "{refused}");
+    assert!(refused.contains("send fewer requests"), "{refused}");
     let deadline = Instant::now() + Duration::from_secs(20);
     let counted = loop {
         let answer = get("/metrics");
@@ -495,14 +489,14 @@ fn what_is_refused_says_what_to_do() {
         refused(client.act(&Action::Drain {
             instance: InstanceId(99)
         })),
-        "there is no instance 99; see `inco instances`"
+        "unknown instance 99; see `inco instances`"
     );
     assert!(
         refused(client.act(&Action::Purge {
             instance: None,
             flow: None
         }))
-        .contains("give an instance or a flow")
+        .contains("send exactly one of them")
     );
     let bad = Action::Purge {
         instance: None,
@@ -524,7 +518,7 @@ fn what_is_refused_says_what_to_do() {
             .flows(&none)
             .unwrap_err()
             .to_string()
-            .contains("there is no service \"none\"")
+            .contains("unknown service \"none\"")
     );
 }
 
@@ -574,12 +568,13 @@ fn errors_are_json_whatever_is_sent() {
     let post = |body: &str| {
         let length = body.len();
         fake.raw(&format!(
-            "POST /v1/actions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST /v1/actions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{body}"
         ))
     };
     let cases = [
-        (get("/nothing"), 404, "there is nothing here"),
-        (get("/v1/actions"), 405, "POST to /v1/actions"),
+        (get("/nothing"), 404, "unknown path"),
+        (get("/v1/actions"), 405, "POST /v1/actions for actions"),
         (get("/v1/flows?colour=red"), 400, "unknown field"),
         (get("/v1/flows?instance=three"), 400, "correct the query"),
         (get("/v1/events?follow=maybe"), 400, "correct the query"),
@@ -616,7 +611,7 @@ fn the_socket_is_for_its_owner_and_group_and_goes_with_the_server() {
     let socket = fake.socket();
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
-    let (asker, _inbox) = questions();
+    let (asker, _inbox) = request_queue();
     match Server::start(&socket, None, &Limits::default(), asker, EventLog::default()) {
         Err(error @ ApiError::InUse { .. }) => {
             assert!(error.to_string().contains("stop it with `inco stop`"))
@@ -637,7 +632,7 @@ fn a_file_where_the_socket_should_be_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("notes");
     std::fs::write(&file, "a").unwrap();
-    let (asker, _inbox) = questions();
+    let (asker, _inbox) = request_queue();
     let refused = Server::start(&file, None, &Limits::default(), asker, EventLog::default());
     assert!(matches!(refused, Err(ApiError::NotASocket { .. })), "{refused:?}");
     assert_eq!(std::fs::read(&file).unwrap(), b"a");
@@ -652,7 +647,7 @@ fn a_socket_that_a_dead_inco_left_is_replaced() {
         Client::connect(&socket),
         Err(ApiError::NotRunning { .. })
     ));
-    let (asker, _inbox) = questions();
+    let (asker, _inbox) = request_queue();
     let server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
     Client::connect(&socket).unwrap();
     assert_eq!(server.socket(), socket);
@@ -672,7 +667,7 @@ fn without_inco_the_client_says_how_to_start_it() {
 fn probes_are_told_who_is_well_and_who_is_ready() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
-    let (asker, mut inbox) = questions();
+    let (asker, mut inbox) = request_queue();
     let _server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
     let row = |name: &str, active, failing: Option<&str>| ServiceRow {
         name: name.to_owned(),
@@ -688,7 +683,7 @@ fn probes_are_told_who_is_well_and_who_is_ready() {
         // The history asks for snapshots beside it.
         let answer = loop {
             match inbox.wait() {
-                Some(Question::Services(answer)) => break answer,
+                Some(ControlRequest::Services(answer)) => break answer,
                 Some(_) => {}
                 None => panic!("no question"),
             }
@@ -726,7 +721,7 @@ fn unread_streams_hold_up_nobody() {
     let hour = Duration::from_secs(3600);
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
-    let (asker, mut inbox) = questions();
+    let (asker, mut inbox) = request_queue();
     let limits = Limits {
         head_time: hour,
         write_time: hour,
@@ -734,10 +729,10 @@ fn unread_streams_hold_up_nobody() {
     };
     let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
     std::thread::spawn(move || {
-        while let Some(question) = inbox.wait() {
-            match question {
-                Question::Status(answer) => answer.give(Status::default()),
-                Question::Snapshot(answer) => answer.give(Snapshot::default()),
+        while let Some(control_request) = inbox.wait() {
+            match control_request {
+                ControlRequest::Status(answer) => answer.give(Status::default()),
+                ControlRequest::Snapshot(answer) => answer.give(Snapshot::default()),
                 other => panic!("{other:?}"),
             }
         }
@@ -771,7 +766,7 @@ fn idle_connections_leave_for_others() {
     let hour = Duration::from_secs(3600);
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
-    let (asker, mut inbox) = questions();
+    let (asker, mut inbox) = request_queue();
     let limits = Limits {
         head_time: hour,
         connections: 4,
@@ -779,8 +774,8 @@ fn idle_connections_leave_for_others() {
     };
     let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
     std::thread::spawn(move || {
-        while let Some(question) = inbox.wait() {
-            if let Question::Status(answer) = question {
+        while let Some(control_request) = inbox.wait() {
+            if let ControlRequest::Status(answer) = control_request {
                 answer.give(Status::default());
             }
         }
@@ -797,7 +792,7 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
     // A control loop that takes nothing.
-    let (asker, mut inbox) = questions();
+    let (asker, mut inbox) = request_queue();
     let _server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
     let ask = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
     let limit = Limits::default().connections;
@@ -812,13 +807,13 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
     late.write_all(ask.as_bytes()).unwrap();
     let mut answers = 0;
     while answers < limit {
-        if let Some(Question::Status(answer)) = inbox.wait() {
+        if let Some(ControlRequest::Status(answer)) = inbox.wait() {
             answer.give(Status::default());
             answers += 1;
         }
     }
     drop(streams);
-    let Some(Question::Status(answer)) = inbox.wait() else {
+    let Some(ControlRequest::Status(answer)) = inbox.wait() else {
         panic!("no question")
     };
     answer.give(Status {

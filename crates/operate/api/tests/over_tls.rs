@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use api::types::{Outcome, Status};
-use api::{ApiError, Client, Endpoint, EventLog, Limits, Question, Server, Tcp, questions};
+use api::{ApiError, Client, ControlRequest, Endpoint, EventLog, Limits, Server, Tcp, request_queue};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto};
 
@@ -46,15 +46,15 @@ impl Remote {
     fn start(limits: &Limits) -> Remote {
         let directory = tempfile::tempdir().unwrap();
         let (tcp, trusted) = files(directory.path());
-        let (asker, mut inbox) = questions();
+        let (asker, mut inbox) = request_queue();
         let (note, acted) = mpsc::channel();
         let socket = directory.path().join("api.sock");
         let server = Server::start(&socket, Some(&tcp), limits, asker, EventLog::default()).unwrap();
         std::thread::spawn(move || {
-            while let Some(question) = inbox.wait() {
-                match question {
-                    Question::Status(answer) => answer.give(Status::default()),
-                    Question::Act(_, caller, answer) => {
+            while let Some(control_request) = inbox.wait() {
+                match control_request {
+                    ControlRequest::Status(answer) => answer.give(Status::default()),
+                    ControlRequest::Act(_, caller, answer) => {
                         let _ = note.send(caller.name);
                         answer.give(Ok(Outcome::new("done".to_owned())));
                     }
@@ -124,7 +124,7 @@ fn a_token_says_who_may_do_what() {
     let refused = remote.act(READ);
     assert_eq!(status(&refused), "403");
     assert!(
-        refused.contains("token prometheus may look and not act"),
+        refused.contains("token prometheus has read-only access"),
         "{refused}"
     );
     for token in [None, Some("x"), Some(&ADMIN[1..]), Some("")] {
@@ -164,7 +164,7 @@ fn a_client_asks_over_tls_with_its_token() {
         .act(&reload)
         .unwrap_err()
         .to_string();
-    assert!(refused.contains("may look and not act"), "{refused}");
+    assert!(refused.contains("has read-only access"), "{refused}");
     let unknown = of(&url, &"0".repeat(32), &trusted).unwrap();
     assert!(matches!(unknown.status(), Err(ApiError::Refused(_))));
     // Another certificate than the one that is trusted.
@@ -180,7 +180,7 @@ fn a_client_asks_over_tls_with_its_token() {
             url.as_str(),
             "admin ops 0123456789abcdef0123456789abcdef",
             &trusted,
-            "one token and nothing else",
+            "one token of at least",
         ),
         (
             url.as_str(),
@@ -319,7 +319,7 @@ fn nothing_is_said_without_tls() {
 fn what_cannot_be_used_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let start = |tcp: &Tcp| {
-        let (asker, _inbox) = questions();
+        let (asker, _inbox) = request_queue();
         let socket = directory.path().join("api.sock");
         Server::start(&socket, Some(tcp), &Limits::default(), asker, EventLog::default()).map(drop)
     };

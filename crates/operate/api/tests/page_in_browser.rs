@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::types::{FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status, UplinkRow};
-use api::{EventLog, Limits, Question, Server, questions};
+use api::{ControlRequest, EventLog, Limits, Server, request_queue};
 use browser::{Browser, browser, port_to};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 
@@ -29,16 +29,16 @@ struct World {
 
 impl World {
     fn start(socket: &Path, pid: u32) -> World {
-        let (asker, mut inbox) = questions();
+        let (asker, mut inbox) = request_queue();
         let instances = Arc::new(Mutex::new(1));
         let started = Instant::now();
         let there = Arc::clone(&instances);
         std::thread::spawn(move || {
-            while let Some(question) = inbox.wait() {
+            while let Some(control_request) = inbox.wait() {
                 let count = *there.lock().unwrap();
-                match question {
-                    Question::Snapshot(answer) => answer.give(snapshot(pid, count, started.elapsed())),
-                    Question::Flows(filter, answer) => answer.give(Ok(FlowPage {
+                match control_request {
+                    ControlRequest::Snapshot(answer) => answer.give(snapshot(pid, count, started.elapsed())),
+                    ControlRequest::Flows(filter, answer) => answer.give(Ok(FlowPage {
                         flows: vec![flow(filter.instance)],
                         complete: true,
                     })),
@@ -268,7 +268,8 @@ fn memory_stays_bounded(page: &mut Browser) {
                 next.status.uptime_s += 1;
                 for (const row of next.instances) row.id += i % 50 === 0 ? 1 : 0;
                 take(next);
-                happened({ sequence: i, unix_ms: next.unix_ms, event: 'hot', service: 'web', instance: i % 7, occupancy: 0.5 });
+                happened({ sequence: i, unix_ms: next.unix_ms, event: 'hot', service: 'web', instance: i % 7,
+                occupancy: 0.5 });
                 if (i % 10 === 0) drawEvents();
             }"
             .replace("SNAPSHOTS", &snapshots.to_string()),

@@ -175,11 +175,12 @@ fn families(text: &str) -> Vec<Family> {
 #[test]
 fn metrics_are_listed_as_they_are() {
     let mut text = String::from(
-        "# Metrics\n\nWhat `/metrics` tells, in the text formats of Prometheus and OpenMetrics. Written by a test from the \
-         code: change it there. Each scrape reads counters that the control loop has anyway; no worker notices. How to \
-         scrape it: [deploy/prometheus](../../deploy/prometheus/scrape.yml); alerts and a dashboard are beside it.\n\n\
-         `instance_id` is the id of an instance; `instance` is Prometheus' word for the target that it scrapes. Counters of \
-         an instance end with it; those of its service go on.\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n",
+        "# Metrics\n\nWhat `/metrics` tells, in the text formats of Prometheus and OpenMetrics. Written by a test \
+         from the code: change it there. Each scrape reads counters that the control loop has anyway; no worker \
+         notices. How to scrape it: [deploy/prometheus](../../deploy/prometheus/scrape.yml); alerts and a dashboard \
+         are beside it.\n\n`instance_id` is the id of an instance; `instance` is Prometheus' word for the target \
+         that it scrapes. Counters of an instance end with it; those of its service go on.\n\n\
+         | metric | type | labels | |\n| --- | --- | --- | --- |\n",
     );
     for (name, kind, help, labels) in families(&encode(full(), Format::Prometheus)) {
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
@@ -320,10 +321,10 @@ fn events_are_listed_as_they_are() {
         .as_array()
         .unwrap();
     let mut text = String::from(
-        "# Events\n\nWhat `inco events`, `/v1/events`, `/v1/stream` and the files of the event log tell: an object of JSON for \
-         each event. Written by a test from the code: change it there. Each has `sequence` (counts from 1 for each run), `at` \
-         (monotonic time, in nanoseconds), `unix_ms` (milliseconds since 1970), `service` and `instance` where it is about \
-         one, and `event` with what follows.\n",
+        "# Events\n\nWhat `inco events`, `/v1/events`, `/v1/stream` and the files of the event log tell: an object \
+         of JSON for each event. Written by a test from the code: change it there. Each has `sequence` (counts from \
+         1 for each run), `at` (monotonic time, in nanoseconds), `unix_ms` (milliseconds since 1970), `service` and \
+         `instance` where it is about one, and `event` with what follows.\n",
     );
     let mut names = Vec::new();
     for kind in kinds {
@@ -342,8 +343,9 @@ fn events_are_listed_as_they_are() {
 #[test]
 fn drop_reasons_are_listed_as_they_are() {
     let mut text = String::from(
-        "# Drop reasons\n\nThe `reason` of `inco_dropped_packets_total`, and of `drops` in `inco status` and the API. Written by \
-         a test from the code: change it there. Each dropped packet has one.\n\n| reason | the packet |\n| --- | --- |\n",
+        "# Drop reasons\n\nThe `reason` of `inco_dropped_packets_total`, and of `drops` in `inco status` and the \
+         API. Written by a test from the code: change it there. Each dropped packet has one.\n\n\
+         | reason | the packet |\n| --- | --- |\n",
     );
     for reason in DropReason::ALL {
         writeln!(text, "| `{}` | {} |", reason.name(), reason.text()).unwrap();

@@ -51,7 +51,7 @@ impl BackOff {
     }
 
     /// Ends the wait and keeps the failure count. Used when the obstacle is gone but success is not yet certain.
-    pub(crate) fn now_again(&mut self) {
+    pub(crate) fn retry_now(&mut self) {
         self.until = Nanos::ZERO;
     }
 

@@ -76,7 +76,7 @@ pub enum CommandError {
         service: String,
     },
     /// The instance does not exist.
-    #[error("there is no instance {instance}")]
+    #[error("unknown instance {instance}")]
     UnknownInstance {
         /// The instance's id in the command.
         instance: InstanceId,
@@ -92,7 +92,7 @@ pub enum CommandError {
         action: &'static str,
     },
     /// The count is outside the service's limits.
-    #[error("{service} has from {min} to {max} instances: {count} is outside of that")]
+    #[error("{count} instances are out of range for {service}: {min} to {max}")]
     OutOfLimits {
         /// The service's name.
         service: String,
@@ -104,7 +104,7 @@ pub enum CommandError {
         max: u32,
     },
     /// A rollout of the service is in progress.
-    #[error("{service} rolls out already: {replaced} of {total} are replaced")]
+    #[error("a rollout of {service} is already in progress: {replaced} of {total} are replaced")]
     RollsOut {
         /// The service's name.
         service: String,

@@ -56,7 +56,10 @@ fn created(out: &Outputs) -> Vec<&ContainerSpec> {
 }
 
 fn told(out: &Outputs) -> usize {
-    let of = |kind: &EventKind| matches!(kind, EventKind::Failure { what, reason } if what == "switch" && reason.contains("all 2 ports"));
+    let of = |kind: &EventKind| {
+        matches!(kind, EventKind::Failure { what, reason }
+            if what == "switch" && reason.contains("all 2 ports"))
+    };
     out.events.iter().filter(|event| of(&event.kind)).count()
 }
 

@@ -576,7 +576,7 @@ impl Simulation {
                     }
                 }
                 EventKind::Failure { what, reason }
-                    if what == "engine" && reason.contains("steering goes on") =>
+                    if what == "engine" && reason.contains("packets are still steered") =>
                 {
                     self.seen.insert("engine down".into());
                 }
@@ -1087,7 +1087,7 @@ fn a_rollout_replaces_one_after_the_other_and_never_has_fewer() {
         assert_eq!(
             said,
             Ok(format!(
-                "firewall: {} instances are replaced, one after the other",
+                "firewall: the rollout of {} instances has begun",
                 count + 1
             ))
         );

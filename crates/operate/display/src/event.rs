@@ -24,9 +24,9 @@ pub fn event_sentence(event: &Event) -> String {
     };
     let what = match &event.kind {
         EventKind::Started { adopted: 0 } => "inco started".to_owned(),
-        EventKind::Started { adopted } => format!("inco started and took over {adopted} containers"),
+        EventKind::Started { adopted } => format!("inco started and adopted {adopted} containers"),
         EventKind::Stopping { keep: false } => "inco stops".to_owned(),
-        EventKind::Stopping { keep: true } => "inco stops; the containers go on".to_owned(),
+        EventKind::Stopping { keep: true } => "inco stops; the containers keep running".to_owned(),
         EventKind::State { from, to, reason } => format!("{} -> {} ({reason})", from.name(), to.name()),
         EventKind::Scaled {
             from,
@@ -39,7 +39,7 @@ pub fn event_sentence(event: &Event) -> String {
             policy, flow, fits, ..
         } => {
             let fits = if *fits { "" } else { ", although it does not fit" };
-            format!("{flow} given to it by {policy}{fits}")
+            format!("{policy} picked it for {flow}{fits}")
         }
         EventKind::Shadowed {
             wanted,
@@ -85,7 +85,7 @@ pub fn event_sentence(event: &Event) -> String {
             state.name()
         ),
         EventKind::Failure { what, reason } => format!("{what} failed: {reason}"),
-        EventKind::Recovered { what, after_ms } => format!("{what} works again after {}", span_ms(*after_ms)),
+        EventKind::Recovered { what, after_ms } => format!("{what} recovered after {}", span_ms(*after_ms)),
         EventKind::Action {
             action,
             by,
@@ -143,7 +143,7 @@ mod tests {
         );
         assert_eq!(
             event_text(&event(None, None, EventKind::Started { adopted: 2 })),
-            "01:02:03.004Z     12 inco started and took over 2 containers"
+            "01:02:03.004Z     12 inco started and adopted 2 containers"
         );
     }
 }

@@ -18,7 +18,7 @@ pub struct WrongUsage(pub String);
 
 /// The user pressed Ctrl-C or the process got SIGTERM: exit status 130.
 #[derive(Debug, Error)]
-#[error("interrupted; nothing is left running")]
+#[error("interrupted; everything is stopped")]
 pub struct Interrupted;
 
 /// Writes text to standard output unchanged.

@@ -36,9 +36,9 @@ pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> 
     if !FUNCTIONS.contains(&function) {
         let write = match configuration::nearest(function, FUNCTIONS) {
             Some(near) => format!("did you mean {near}?"),
-            None => format!("there are: {}", FUNCTIONS.join(", ")),
+            None => format!("known services: {}", FUNCTIONS.join(", ")),
         };
-        return Err(WrongUsage(format!("there is no built-in function {function:?}; {write}")).into());
+        return Err(WrongUsage(format!("unknown built-in function {function:?}; {write}")).into());
     }
     let program = find_inco_nf()?;
     let files = [ImageFile::program(&program, "/inco-nf")];
@@ -65,13 +65,13 @@ pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
         return match is_static(&given) {
             Ok(true) => Ok(given),
             Ok(false) => anyhow::bail!(
-                "INCO_NF: {} needs shared libraries; `make build` makes a static one",
+                "INCO_NF: {} is not static; build a static one with `make build`",
                 given.display()
             ),
             Err(error) => Err(error).with_context(|| format!("INCO_NF: {} cannot be read", given.display())),
         };
     }
-    let own = std::env::current_exe().context("where is this program?")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let directory = own.parent().unwrap_or(Path::new("."));
     let mut looked_at = Vec::new();
     for candidate in candidates(directory) {
@@ -82,7 +82,7 @@ pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
         }
     }
     anyhow::bail!(
-        "there is no static inco-nf at {}: run `make build`, or set INCO_NF to one",
+        "no static inco-nf at {}: run `make build`, or set INCO_NF to its path",
         looked_at.join(", ")
     )
 }
@@ -120,7 +120,7 @@ fn is_static(program: &Path) -> std::io::Result<bool> {
     let wrong = || {
         std::io::Error::new(
             std::io::ErrorKind::InvalidData,
-            "this is no 64-bit little-endian ELF program",
+            "this is not a 64-bit little-endian ELF program",
         )
     };
     if !bytes.starts_with(b"\x7fELF\x02\x01") {
@@ -156,13 +156,13 @@ pub fn remarks(of: &LeftOut) -> Vec<String> {
     let mut remarks = Vec::new();
     if of.special_files > 0 {
         remarks.push(format!(
-            "left out: {} device files, pipes or sockets (a container gets its own /dev)",
+            "skipped: {} device files, pipes or sockets (a container gets its own /dev)",
             of.special_files
         ));
     }
     if of.privileged_bits > 0 {
         remarks.push(format!(
-            "taken away: {} set-user-id and set-group-id bits (no program in a container gets more rights)",
+            "removed: {} set-user-id and set-group-id bits",
             of.privileged_bits
         ));
     }
@@ -175,7 +175,7 @@ pub fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::Result<I
     let program = std::env::split_paths(&path)
         .map(|directory| directory.join(TESTPMD))
         .find(|program| program.is_file())
-        .with_context(|| format!("there is no {TESTPMD} here: install it with `apt-get install dpdk-dev`"))?;
+        .with_context(|| format!("{TESTPMD} is not installed: run `apt-get install dpdk-dev`"))?;
     // Resolves links: the package's libraries are found relative to the real program.
     let program =
         std::fs::canonicalize(&program).with_context(|| format!("{} cannot be read", program.display()))?;

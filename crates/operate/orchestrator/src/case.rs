@@ -177,13 +177,13 @@ impl Case {
     }
 
     /// The scheduler named in the case.
-    fn scheduler(&self) -> Result<Scheduler, Wrong> {
+    fn scheduler(&self) -> Result<Scheduler, InvalidField> {
         let settings = Settings {
             metric: self.metric,
             slow_start: self.slow_start,
             spill: self.spill,
         };
-        Scheduler::from_name(&self.policy).map_err(|error| Wrong::new("policy", error))?;
+        Scheduler::from_name(&self.policy).map_err(|error| InvalidField::new("policy", error))?;
         let parameters = Value::Object(self.parameters.clone());
         let mut track = serde_path_to_error::Track::new();
         let tracked = serde_path_to_error::Deserializer::new(parameters, &mut track);
@@ -192,24 +192,27 @@ impl Case {
                 "." => "parameters".to_owned(),
                 path => format!("parameters.{path}"),
             };
-            Wrong::new(field, error)
+            InvalidField::new(field, error)
         })?;
         scheduler.restore(&self.state);
         Ok(scheduler)
     }
 
     /// The slot of each instance.
-    fn slots(&self) -> Result<Vec<Slot>, Wrong> {
+    fn slots(&self) -> Result<Vec<Slot>, InvalidField> {
         let mut slots = Vec::new();
         for (index, instance) in self.instances.iter().enumerate() {
             let field = |name: &str| format!("instances[{index}].{name}");
             let slot = Slot(instance.slot.unwrap_or(u16::try_from(index).unwrap_or(u16::MAX)));
             if slot.index() >= Slot::LIMIT {
-                let what = format!("{} is not below {}", slot.0, Slot::LIMIT);
-                return Err(Wrong::new(field("slot"), what));
+                let what = format!("{} is not less than {}", slot.0, Slot::LIMIT);
+                return Err(InvalidField::new(field("slot"), what));
             }
             if slots.contains(&slot) {
-                return Err(Wrong::new(field("slot"), format!("{} is there twice", slot.0)));
+                return Err(InvalidField::new(
+                    field("slot"),
+                    format!("{} is there twice", slot.0),
+                ));
             }
             check_number(field("load"), instance.load.into())?;
             check_number(field("capacity"), instance.capacity.unwrap_or(0.0).into())?;
@@ -257,10 +260,10 @@ impl Case {
     ///
     /// # Errors
     /// Returns the first invalid field, with the reason.
-    pub fn explain(&self) -> Result<Explanation, Wrong> {
+    pub fn explain(&self) -> Result<Explanation, InvalidField> {
         check_number("fit", self.fit.into())?;
         if self.fit <= 0.0 {
-            return Err(Wrong::new("fit", "it must be above 0"));
+            return Err(InvalidField::new("fit", "the value must be greater than 0"));
         }
         let mut scheduler = self.scheduler()?;
         let slots = self.slots()?;
@@ -304,7 +307,7 @@ impl Case {
         scheduler: &mut Scheduler,
         candidates: &mut Candidates,
         name_of: impl Fn(Slot) -> u32,
-    ) -> Result<PickOutcome, Wrong> {
+    ) -> Result<PickOutcome, InvalidField> {
         let known = match flow {
             FlowInput::Known(known) => known.clone(),
             FlowInput::Text(text) => KnownFlow {
@@ -315,9 +318,9 @@ impl Case {
             },
         };
         let field = |name: &str| format!("flows[{index}].{name}");
-        let tuple = api::parse_tuple(&known.flow).map_err(|error| Wrong::new(field("flow"), error))?;
+        let tuple = api::parse_tuple(&known.flow).map_err(|error| InvalidField::new(field("flow"), error))?;
         if known.dscp > 63 {
-            return Err(Wrong::new(
+            return Err(InvalidField::new(
                 field("dscp"),
                 format!("{} is not below 64", known.dscp),
             ));
@@ -330,7 +333,10 @@ impl Case {
                 .strip_prefix("0x")
                 .and_then(|digits| u64::from_str_radix(digits, 16).ok())
                 .ok_or_else(|| {
-                    Wrong::new(field("hash"), format!("{text:?} is not 0x and up to 16 digits"))
+                    InvalidField::new(
+                        field("hash"),
+                        format!("{text:?} is not 0x followed by up to 16 hexadecimal digits"),
+                    )
                 })?,
         };
         let flow = NewFlow {
@@ -433,16 +439,16 @@ pub struct InstanceOutcome {
 
 /// An invalid field of a case.
 #[derive(Debug)]
-pub struct Wrong {
+pub struct InvalidField {
     /// The field's path; empty for the case as a whole.
     pub field: String,
     /// The problem.
     pub why: String,
 }
 
-impl Wrong {
-    fn new(field: impl Into<String>, why: impl ToString) -> Wrong {
-        Wrong {
+impl InvalidField {
+    fn new(field: impl Into<String>, why: impl ToString) -> InvalidField {
+        InvalidField {
             field: field.into(),
             why: why.to_string(),
         }
@@ -450,12 +456,15 @@ impl Wrong {
 }
 
 /// Checks that a load, capacity or span is a usable number.
-fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
+fn check_number(field: impl Into<String>, number: f64) -> Result<(), InvalidField> {
     if !number.is_finite() {
-        return Err(Wrong::new(field, format!("it must be below {:e}", f32::MAX)));
+        return Err(InvalidField::new(
+            field,
+            format!("it must be below {:e}", f32::MAX),
+        ));
     }
     if number < 0.0 {
-        return Err(Wrong::new(field, format!("{number} is below 0")));
+        return Err(InvalidField::new(field, format!("{number} is below 0")));
     }
     Ok(())
 }
@@ -464,8 +473,8 @@ fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
 ///
 /// # Errors
 /// Returns the first problem of the text, with its field.
-pub fn read(text: &str) -> Result<Case, Wrong> {
-    let value = written::parse(text).map_err(|error| Wrong::new("", error))?;
+pub fn read(text: &str) -> Result<Case, InvalidField> {
+    let value = written::parse(text).map_err(|error| InvalidField::new("", error))?;
     let value = match value {
         Value::Object(mut event) if event.contains_key("event") && event.contains_key("case") => {
             event.remove("case").unwrap_or_default()
@@ -473,7 +482,7 @@ pub fn read(text: &str) -> Result<Case, Wrong> {
         other => other,
     };
     serde_path_to_error::deserialize(Written(&value))
-        .map_err(|error| Wrong::new(error.path().to_string(), error.inner()))
+        .map_err(|error| InvalidField::new(error.path().to_string(), error.inner()))
 }
 
 #[cfg(test)]

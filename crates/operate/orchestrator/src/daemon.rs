@@ -67,7 +67,8 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     let summary = orchestrator.wait()?;
     if !summary.left.is_empty() {
         bail!(
-            "not everything could be removed within a minute; `inco run` takes it over, `inco stop` tries again. Left: {}",
+            "some containers could not be removed within a minute; `inco run` adopts them, `inco stop` tries again. \
+             Left: {}",
             summary.left.join("; ")
         );
     }
@@ -92,7 +93,7 @@ fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
         return Ok(None);
     }
     let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), &run_dir())
-        .context("cannot start the launcher of containers")?;
+        .context("cannot start the launcher")?;
     Ok(Some(launcher))
 }
 
@@ -110,18 +111,18 @@ fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
                 let terminal_is_gone = had_terminal && !std::io::stdin().is_terminal();
                 if signal == SIGHUP && !terminal_is_gone {
                     if !reloader.ask() {
-                        output::complain("the configuration is not read again: too much waits to be done");
+                        output::complain("the reload is refused: too many requests are waiting");
                     }
                     continue;
                 }
                 if asked {
                     output::complain(
-                        "ended at once; `inco run` takes over what is left, `inco stop` removes it",
+                        "ended immediately; `inco run` adopts the remaining containers, `inco stop` removes them",
                     );
                     std::process::exit(1);
                 }
                 asked = true;
-                output::complain("stopping: containers are being removed (again to end at once)");
+                output::complain("stopping: containers are being removed (repeat the signal to end immediately)");
                 stop.ask(false);
             }
         })
@@ -132,7 +133,7 @@ fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
 /// Shuts down when process `pid` exits, even if it was killed. (A parent-death signal comes once for each thread of
 /// the parent, and the second signal would leave the containers.)
 fn stop_with(pid: i32, stop: Arc<StopRequest>) -> Result<()> {
-    let pid = Pid::from_raw(pid).context("there is no process 0")?;
+    let pid = Pid::from_raw(pid).context("0 is not a process id")?;
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
         stop.ask(false);
         return Ok(());

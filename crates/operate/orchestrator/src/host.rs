@@ -38,12 +38,12 @@ pub fn is_listened_on(socket: &Path) -> bool {
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Unusable {
     match error.kind() {
         io::ErrorKind::NotFound => Unusable::new(
-            format!("there is no {}", path.display()),
-            "write a path that exists",
+            format!("{} does not exist", path.display()),
+            "write the path of an existing file",
         ),
         io::ErrorKind::PermissionDenied => Unusable::new(
-            format!("{} may not be read", path.display()),
-            "run inco with sudo, or change its permissions",
+            format!("{} is not readable", path.display()),
+            "run inco as root, or change the file's permissions",
         ),
         _ => Unusable::new(
             format!("{} cannot be read ({error})", path.display()),

@@ -23,7 +23,7 @@ const FILE: &str = "run.json";
 /// Time limit for the engine to remove everything.
 const REMOVAL: Duration = Duration::from_secs(60);
 /// Interval of checks for completion.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The data needed to clean up after a run.
 #[derive(Debug, Serialize, Deserialize)]
@@ -109,7 +109,8 @@ impl Mark {
         if let Err(error) = file.try_lock() {
             match error {
                 TryLockError::WouldBlock => bail!(
-                    "another inco has {} as its run directory: stop it with `inco stop`, or set INCO_RUN_DIR to another directory",
+                    "another inco uses the run directory {}: stop it with `inco stop`, or set INCO_RUN_DIR to \
+                     another directory",
                     run_dir.display()
                 ),
                 TryLockError::Error(error) => return Err(error).with_context(of_file),
@@ -167,11 +168,15 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let record: Record = serde_json::from_reader(&file)
-        .with_context(|| format!("{} is damaged: start `inco run` and stop it", path.display()))?;
+    let record: Record = serde_json::from_reader(&file).with_context(|| {
+        format!(
+            "{} is damaged: start `inco run` and stop it again",
+            path.display()
+        )
+    })?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         let (pid, socket) = (record.pid, record.socket.display());
-        bail!("inco runs (process {pid}) and is asked at another socket: `inco stop --socket {socket}`");
+        bail!("inco runs (process {pid}) with another socket: `inco stop --socket {socket}`");
     }
     let removed = remove_containers(engine_of(&record, run_dir)?.as_mut(), run_dir)?;
     for socket in record.uplinks.iter().chain([&record.socket]) {
@@ -228,7 +233,7 @@ fn remove_containers(engine: &mut dyn Engine, run_dir: &Path) -> Result<usize> {
                 REMOVAL.as_secs()
             );
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(containers.len())
 }
@@ -237,7 +242,8 @@ fn remove_containers(engine: &mut dyn Engine, run_dir: &Path) -> Result<usize> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:/nonexistent/wan.sock\"\n[service.a]\nport = \"null\"\n";
+    const TEXT: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:/nonexistent/wan.sock\"\n[service.a]\n\
+                        port = \"null\"\n";
 
     #[test]
     fn a_run_directory_has_one_inco_and_is_known_to_be_left() {
@@ -258,7 +264,7 @@ mod tests {
         assert!(!running.listens_on(Path::new("/nonexistent/lan.sock")));
         let error = set().unwrap_err().to_string();
         assert!(
-            error.contains("another inco has") && error.contains("INCO_RUN_DIR"),
+            error.contains("another inco uses") && error.contains("INCO_RUN_DIR"),
             "{error}"
         );
         let error = remove(run_dir).unwrap_err().to_string();
@@ -277,7 +283,7 @@ mod tests {
         fs::write(run_dir.join(FILE), "{").unwrap();
         let error = format!("{:#}", remove(run_dir).unwrap_err());
         assert!(
-            error.contains("run.json is damaged: start `inco run` and stop it"),
+            error.contains("run.json is damaged: start `inco run` and stop it again"),
             "{error}"
         );
     }

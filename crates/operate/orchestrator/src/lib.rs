@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use api::{Asker, Caller, EventLog, Limits, Server, questions};
+use api::{Caller, EventLog, Limits, RequestSender, Server, request_queue};
 use configuration::Configuration;
 use engine::launcher::Launcher;
 
@@ -50,12 +50,12 @@ pub(crate) struct Place {
 pub(crate) struct Orchestrator {
     thread: Option<JoinHandle<Result<Summary>>>,
     stop: Arc<StopRequest>,
-    asker: Asker,
+    asker: RequestSender,
 }
 
 /// Requests reloads of a running orchestrator.
 #[derive(Clone, Debug)]
-pub(crate) struct Reloader(Asker);
+pub(crate) struct Reloader(RequestSender);
 
 impl Reloader {
     /// Requests a reload, as a signal does. The event log has the result. Returns whether the request was queued.
@@ -119,7 +119,7 @@ impl Orchestrator {
             )
         })?;
         let events = EventLog::default();
-        let (asker, inbox) = questions();
+        let (asker, inbox) = request_queue();
         // First, because it detects another running inco.
         let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
         let limits = Limits::default();
@@ -186,7 +186,7 @@ impl Orchestrator {
     /// # Errors
     /// Returns the error that ended it.
     pub(crate) fn wait(mut self) -> Result<Summary> {
-        let thread = self.thread.take().context("it has ended already")?;
+        let thread = self.thread.take().context("it has already ended")?;
         while !thread.is_finished() {
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -41,7 +41,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<Configuration, Vec<Problem>>
 fn text_of(file: &Path) -> Result<String, String> {
     let cannot = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => {
-            "there is no such file; name one with -f, for example -f examples/forward.toml".to_owned()
+            "the file does not exist; name one with -f, for example -f examples/forward.toml".to_owned()
         }
         io::ErrorKind::InvalidData => "this is not UTF-8 text; write TOML".to_owned(),
         _ => format!("it cannot be read ({error})"),
@@ -67,7 +67,7 @@ fn text_of(file: &Path) -> Result<String, String> {
         .map_err(cannot)?;
     if text.len() as u64 > FILE_LIMIT {
         return Err(format!(
-            "it is longer than {} KiB; name a configuration",
+            "the file is longer than {} KiB; name a configuration",
             FILE_LIMIT / 1024
         ));
     }
@@ -117,8 +117,8 @@ fn too_long(sockets: &[PathBuf]) -> Option<String> {
     let longest = sockets.iter().max_by_key(|socket| bytes(socket))?;
     (bytes(longest) > SOCKET_PATH_LIMIT).then(|| {
         format!(
-            "the path of the socket {} has {} bytes, and may have {SOCKET_PATH_LIMIT}; set INCO_RUN_DIR to a shorter \
-             directory, or write a shorter path",
+            "the path of the socket {} has {} bytes, more than the limit of {SOCKET_PATH_LIMIT}; set INCO_RUN_DIR \
+             to a shorter directory, or write a shorter path",
             longest.display(),
             bytes(longest)
         )
@@ -188,7 +188,7 @@ mod tests {
         let of = |text: &str| too_long(&sockets(&parse(text, "a.toml").unwrap()));
         let said = of(&text).unwrap();
         assert!(
-            said.contains("llll has 108 bytes, and may have 107") && said.contains("INCO_RUN_DIR"),
+            said.contains("llll has 108 bytes, more than the limit of 107") && said.contains("INCO_RUN_DIR"),
             "{said}"
         );
         assert_eq!(of(&text.replace("llll", "lll")), None);
@@ -210,7 +210,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let long = format!("#{}", "x".repeat(FILE_LIMIT as usize));
         std::fs::write(&path, &long).unwrap();
-        assert!(refused(&path).contains("it is longer than 1024 KiB"));
+        assert!(refused(&path).contains("the file is longer than 1024 KiB"));
         // The longest file that is read: its text is invalid.
         std::fs::write(&path, &long[1..]).unwrap();
         assert!(!refused(&path).contains("longer than"));

@@ -91,7 +91,7 @@ struct RateLimit<W> {
 struct Place {
     since: Instant,
     passed: u32,
-    left_out: u64,
+    suppressed: u64,
 }
 
 impl<W> RateLimit<W> {
@@ -101,11 +101,11 @@ impl<W> RateLimit<W> {
         let place = places.entry(place).or_insert(Place {
             since: now,
             passed: 0,
-            left_out: 0,
+            suppressed: 0,
         });
         let mut before = 0;
         if now.duration_since(place.since) >= self.window {
-            before = std::mem::take(&mut place.left_out);
+            before = std::mem::take(&mut place.suppressed);
             place.since = now;
             place.passed = 0;
         }
@@ -113,21 +113,21 @@ impl<W> RateLimit<W> {
             place.passed += 1;
             return Ok(before);
         }
-        place.left_out += 1;
+        place.suppressed += 1;
         Err(())
     }
 }
 
 impl<W: for<'w> MakeWriter<'w>> RateLimit<W> {
-    fn say(&self, left_out: u64, about: &Metadata<'_>) {
-        let words = format!("{left_out} messages like the next one were left out");
+    fn say(&self, suppressed: u64, about: &Metadata<'_>) {
+        let words = format!("{suppressed} messages like the next one were suppressed");
         let line = match self.format {
             LogFormat::Text => format!("{:>5} {}: {words}", about.level(), about.target()),
             LogFormat::Json => json!({
                 "level": about.level().as_str(),
                 "target": about.target(),
                 "message": words,
-                "left_out": left_out,
+                "left_out": suppressed,
             })
             .to_string(),
         };
@@ -144,8 +144,8 @@ where
         let about = event.metadata();
         match self.take(about.callsite(), Instant::now()) {
             Ok(0) => true,
-            Ok(left_out) => {
-                self.say(left_out, about);
+            Ok(suppressed) => {
+                self.say(suppressed, about);
                 true
             }
             Err(()) => false,
@@ -220,7 +220,7 @@ mod tests {
         assert!(
             lines
                 .iter()
-                .any(|line| line.contains("messages like the next one were left out")),
+                .any(|line| line.contains("messages like the next one were suppressed")),
             "{lines:#?}"
         );
         assert!(lines.last().unwrap().contains("again"), "{lines:#?}");

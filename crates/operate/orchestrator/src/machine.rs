@@ -62,7 +62,7 @@ impl Facts for Machine {
         }
         let there: Vec<String> = allowed_cpus().iter().map(ToString::to_string).collect();
         Err(Unusable::new(
-            format!("CPU {cpu} is none that inco may use"),
+            format!("inco is not permitted to use CPU {cpu}"),
             format!("write one of {}", there.join(", ")),
         ))
     }
@@ -83,7 +83,7 @@ impl Facts for Machine {
         match device {
             Device::Veth(name) => {
                 interface_carries(name, uplink.max_frame)?;
-                may_take_frames(name)
+                can_receive_frames(name)
             }
             Device::Dpdk(text) => device
                 .parameters("iface")
@@ -100,11 +100,13 @@ impl Facts for Machine {
             return Ok(());
         }
         let write = match configuration::nearest(name, there.iter().copied()) {
-            Some(near) => format!("write {near:?}, or make it"),
-            None => "make it: a card has its representors in switchdev mode, `devlink dev eswitch set pci/ADDRESS mode switchdev`".to_owned(),
+            Some(near) => format!("write {near:?}, or create it"),
+            None => "create it; for representors, set the card to switchdev mode: `devlink dev eswitch set \
+                     pci/ADDRESS mode switchdev`"
+                .to_owned(),
         };
         Err(Unusable::new(
-            format!("there is no network interface {name:?}"),
+            format!("no network interface is named {name:?}"),
             write,
         ))
     }
@@ -130,7 +132,7 @@ impl Facts for Machine {
             return Ok(());
         }
         Err(Unusable::new(
-            format!("{interface} has the address {}, and not {mac}", address.trim()),
+            format!("{interface} has the address {} instead of {mac}", address.trim()),
             format!(
                 "write mac = {:?}, or run `ip link set {interface} address {mac}`",
                 address.trim()
@@ -144,7 +146,7 @@ impl Facts for Machine {
                 Ok(_) => Ok(()),
                 Err(EngineError::NeedsRoot { .. }) => Err(Unusable::new(
                     "containers of the oci engine need root",
-                    "run inco with sudo, or write driver = \"docker\" and be in the group docker",
+                    "run inco as root, or write driver = \"docker\" and join the group docker",
                 )),
                 Err(error) => Err(Unusable::new(
                     error.to_string(),
@@ -180,26 +182,24 @@ impl Facts for Machine {
         let known: Vec<String> = known.into_iter().map(|image| image.name).collect();
         let write = match configuration::nearest(&name.with_tag(), known.iter().map(String::as_str)) {
             Some(near) if engine.driver == EngineDriver::Docker => {
-                format!("write {near:?}, or fetch it with `docker pull {image}`")
+                format!("write {near:?}, or run `docker pull {image}`")
             }
-            Some(near) => format!("write {near:?}, or make it with `inco image import {image} SOURCE`"),
+            Some(near) => format!("write {near:?}, or create it with `inco image import {image} SOURCE`"),
             None => match image.trim_end_matches(":latest") {
-                "inco/forward" => "make it with `inco image build forward`".to_owned(),
-                "testpmd" => "make it with `inco image import testpmd`".to_owned(),
+                "inco/forward" => "run `inco image build forward`".to_owned(),
+                "testpmd" => "run `inco image import testpmd`".to_owned(),
                 _ if engine.driver == EngineDriver::Docker => {
-                    format!(
-                        "fetch it with `docker pull {image}`, or make it with `docker build -t {image} .`"
-                    )
+                    format!("run `docker pull {image}`, or `docker build -t {image} .`")
                 }
                 _ => format!(
-                    "make it with `inco image import {image} SOURCE`, or write one that `inco image list` shows"
+                    "run `inco image import {image} SOURCE`, or write one that `inco image list` shows"
                 ),
             },
         };
         if engine.driver == EngineDriver::Docker && docker_has(engine, &name.with_tag()) {
             return Ok(());
         }
-        Err(Unusable::new(format!("there is no image {image:?}"), write))
+        Err(Unusable::new(format!("image {image:?} does not exist"), write))
     }
 
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable> {
@@ -229,7 +229,7 @@ impl Facts for Machine {
         let own = image.command(&[]);
         let Some(program) = command.first().or(own.first()) else {
             return Err(Unusable::new(
-                format!("the image {} names no program", spec.image.with_tag()),
+                format!("the image {} defines no program", spec.image.with_tag()),
                 "write command = [\"/PROGRAM\"]",
             ));
         };
@@ -238,20 +238,17 @@ impl Facts for Machine {
             return Ok(());
         }
         let of_image = format!("the image {}", spec.image.with_tag());
-        let write = format!("write a program that is in {}", rootfs.display());
+        let write = format!("write a program of {}", rootfs.display());
         match store.find_program(&spec, program) {
             Ok(Program::Found(_)) => Ok(()),
             Ok(Program::NotExecutable(path)) => Err(Unusable::new(
-                format!(
-                    "{} of {of_image} cannot be run: it is no executable file",
-                    path.display()
-                ),
+                format!("{} of {of_image} is not an executable file", path.display()),
                 write,
             )),
             Ok(Program::Missing(places)) => {
                 let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
                 let what = match places.as_slice() {
-                    [place] => format!("{of_image} has no {place}"),
+                    [place] => format!("{of_image} has no file {place}"),
                     _ => format!(
                         "{of_image} has no program {program:?}: looked for {}",
                         places.join(", ")
@@ -259,7 +256,7 @@ impl Facts for Machine {
                 };
                 Err(Unusable::new(what, write))
             }
-            Err(error) => Err(Unusable::new(error.to_string(), "run inco with sudo")),
+            Err(error) => Err(Unusable::new(error.to_string(), "run inco as root")),
         }
     }
 
@@ -273,12 +270,12 @@ impl Facts for Machine {
         }
         can_be_bound(tcp.listen).map_err(|error| {
             let write = match error {
-                Errno::ADDRINUSE => "stop what listens there, or write another port",
+                Errno::ADDRINUSE => "stop the program that listens there, or write another port",
                 Errno::ADDRNOTAVAIL => "write an address of this machine, or 0.0.0.0 for all",
-                Errno::ACCESS => "run inco with sudo, or write a port from 1024 on",
+                Errno::ACCESS => "run inco as root, or write a port of 1024 or more",
                 _ => "write another address",
             };
-            Unusable::new(format!("{} cannot be listened on ({error})", tcp.listen), write)
+            Unusable::new(format!("cannot listen on {} ({error})", tcp.listen), write)
         })
     }
 
@@ -286,7 +283,7 @@ impl Facts for Machine {
         wiring::tcp(tcp).check_certificate().map_err(|error| match error {
             ApiError::Certificate { file, reason } => Unusable::new(
                 format!("{}: {reason}", file.display()),
-                "write the certificate and its key as PEM, one for the other",
+                "write a certificate and its private key as PEM",
             ),
             error => Unusable::new(error.to_string(), "write other files"),
         })
@@ -295,7 +292,7 @@ impl Facts for Machine {
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable> {
         wiring::tcp(tcp).check_tokens().map_err(|error| match error {
             ApiError::Tokens { file, reason } => {
-                let (what, write) = reason.rsplit_once(": ").unwrap_or((&reason, "correct it"));
+                let (what, write) = reason.rsplit_once(": ").unwrap_or((&reason, "correct the file"));
                 Unusable::new(format!("{}: {what}", file.display()), write)
             }
             error => Unusable::new(error.to_string(), "write another file"),
@@ -305,8 +302,8 @@ impl Facts for Machine {
     fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable> {
         let directory = run_dir::in_run_dir(directory.unwrap_or(Path::new("events")));
         if directory.exists() && !directory.is_dir() {
-            let what = format!("{} is no directory", directory.display());
-            return Err(Unusable::new(what, "write another one"));
+            let what = format!("{} is not a directory", directory.display());
+            return Err(Unusable::new(what, "write another directory"));
         }
         directory_is_writable(&directory.join("events.jsonl"))
     }
@@ -328,8 +325,8 @@ impl Facts for Machine {
             _ if self.own.is_some() => Ok(()),
             1.. => Ok(()),
             0 => Err(Unusable::new(
-                "no hugepage is free",
-                "reserve some with `sysctl vm.nr_hugepages=512`, or do without",
+                "no free hugepages",
+                "run `sysctl vm.nr_hugepages=512`, or write hugepages = false",
             )),
         }
     }
@@ -372,7 +369,7 @@ pub fn dpdk_is_built_in() -> Result<(), Unusable> {
         return Ok(());
     }
     Err(Unusable::new(
-        "this inco was built without DPDK, which such a device needs",
+        "this build has no DPDK, and the device needs it",
         "build it where DPDK is installed (`make build`), or write \"memif:SOCKET\"",
     ))
 }
@@ -400,13 +397,13 @@ fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
             || format!("write one of {}", there.join(", ")),
             |near| format!("write \"veth:{near}\""),
         );
-        let what = format!("there is no network interface {interface:?}");
+        let what = format!("no network interface is named {interface:?}");
         return Err(Unusable::new(what, write));
     }
     let needed = usize::from(max_frame).saturating_sub(dpdk::FRAME_OVERHEAD_BYTES);
     match dpdk::interface_mtu(interface) {
         Ok(mtu) if needed > usize::from(mtu) => Err(Unusable::new(
-            format!("{interface} has an MTU of {mtu} B, and frames of {max_frame} B need {needed} B"),
+            format!("the MTU of {interface} is {mtu} B; frames of {max_frame} B need {needed} B"),
             format!(
                 "run `ip link set {interface} mtu {needed}`, or write max_frame = {}",
                 usize::from(mtu) + dpdk::FRAME_OVERHEAD_BYTES
@@ -433,7 +430,7 @@ fn interfaces() -> Vec<String> {
 fn writable(file: &Path) -> Result<(), Unusable> {
     if file.is_dir() {
         let what = format!("{} is a directory", file.display());
-        return Err(Unusable::new(what, "write a file"));
+        return Err(Unusable::new(what, "write the path of a file"));
     }
     let directory = match file.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -441,14 +438,14 @@ fn writable(file: &Path) -> Result<(), Unusable> {
         None => Path::new("/"),
     };
     if !directory.is_dir() {
-        let what = format!("there is no directory {}", directory.display());
-        return Err(Unusable::new(what, "make it, or write another file"));
+        let what = format!("the directory {} does not exist", directory.display());
+        return Err(Unusable::new(what, "create it, or write another path"));
     }
     let asked = if file.exists() { file } else { directory };
     rustix::fs::access(asked, rustix::fs::Access::WRITE_OK).map_err(|_| {
         Unusable::new(
-            format!("{} may not be written", asked.display()),
-            "run inco with sudo, or write another file",
+            format!("{} is not writable", asked.display()),
+            "run inco as root, or write another path",
         )
     })
 }
@@ -471,11 +468,8 @@ fn is_capture(file: &Path) -> Result<(), Unusable> {
     {
         return Ok(());
     }
-    let what = format!("{} is no capture", file.display());
-    Err(Unusable::new(
-        what,
-        "write a file of tcpdump or Wireshark (pcap or pcapng)",
-    ))
+    let what = format!("{} is not a capture", file.display());
+    Err(Unusable::new(what, "write a pcap or pcapng file"))
 }
 
 /// Whether a TCP address can be bound. The check does not listen.
@@ -491,12 +485,12 @@ fn can_be_bound(address: SocketAddr) -> Result<(), Errno> {
 }
 
 /// Whether this process may open a packet socket on a kernel interface.
-fn may_take_frames(interface: &str) -> Result<(), Unusable> {
+fn can_receive_frames(interface: &str) -> Result<(), Unusable> {
     let raw = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, None);
     raw.map(drop).map_err(|error| {
         Unusable::new(
-            format!("frames of {interface} may not be taken ({error})"),
-            "run inco with sudo (CAP_NET_RAW)",
+            format!("cannot receive frames of {interface} ({error})"),
+            "run inco as root, or with CAP_NET_RAW",
         )
     })
 }
@@ -527,11 +521,11 @@ fn pci_device(device: &str) -> Result<(), Unusable> {
             .filter(|address| is_network(address))
             .collect();
         let write = if there.is_empty() {
-            "there is no network card here: write \"memif:SOCKET\" or \"veth:INTERFACE\"".to_owned()
+            "this machine has no network card: write \"memif:SOCKET\" or \"veth:INTERFACE\"".to_owned()
         } else {
             format!("write one of {}", there.join(", "))
         };
-        return Err(Unusable::new(format!("there is no PCI device {full}"), write));
+        return Err(Unusable::new(format!("PCI device {full} does not exist"), write));
     }
     let driver = fs::read_link(directory.join("driver")).ok();
     let driver = driver
@@ -546,7 +540,7 @@ fn pci_device(device: &str) -> Result<(), Unusable> {
                 |driver| format!("the kernel's driver {driver}"),
             );
             Err(Unusable::new(
-                format!("{full} has {held}"),
+                format!("{full} is bound to {held}"),
                 format!("run `dpdk-devbind.py -b vfio-pci {full}`"),
             ))
         }
@@ -561,7 +555,7 @@ fn is_network(address: &str) -> bool {
 
 fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
     if fs::symlink_metadata(socket).is_ok_and(|about| !about.file_type().is_socket()) {
-        let what = format!("{} is there and is no socket", socket.display());
+        let what = format!("{} exists and is not a socket", socket.display());
         return Err(Unusable::new(what, "remove it, or write another socket"));
     }
     if is_listened_on(socket) {
@@ -588,8 +582,8 @@ pub fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
     match rustix::fs::access(directory, rustix::fs::Access::WRITE_OK) {
         Ok(()) => Ok(()),
         Err(_) => Err(Unusable::new(
-            format!("{} may not be written", directory.display()),
-            "run inco with sudo, or set INCO_RUN_DIR to a directory of yours",
+            format!("{} is not writable", directory.display()),
+            "run inco as root, or set INCO_RUN_DIR to a directory of your own",
         )),
     }
 }
@@ -637,14 +631,14 @@ mod tests {
                 .path(Path::new("/nonexistent"))
                 .unwrap_err()
                 .what
-                .contains("there is no /nonexistent")
+                .contains("/nonexistent does not exist")
         );
         assert_eq!(Machine::now().path(Path::new("/")), Ok(()));
         assert!(
             pci_device("ffff:ff:1f.7")
                 .unwrap_err()
                 .what
-                .contains("there is no PCI device ffff:ff:1f.7")
+                .contains("PCI device ffff:ff:1f.7 does not exist")
         );
         assert_eq!(pci_device("net_null0,size=64"), Ok(()));
     }

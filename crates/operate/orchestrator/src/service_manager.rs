@@ -47,6 +47,6 @@ impl ServiceManager {
 
 fn tell(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "systemd could not be told how inco is");
+        tracing::warn!(%error, "cannot send the status to systemd");
     }
 }

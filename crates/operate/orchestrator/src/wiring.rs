@@ -204,7 +204,8 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
             .resolve(&spec.image)
             .with_context(|| {
                 format!(
-                    "service {:?}: `args` alone needs an image that inco knows; write `command` as well",
+                    "service {:?}: `args` without `command` needs an image with a known command; write `command`, \
+                     too",
                     service.name
                 )
             })?;

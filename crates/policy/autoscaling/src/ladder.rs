@@ -326,19 +326,19 @@ impl Policy for Ladder {
         ),
         Parameter::new(
             "window",
-            "span of time above 0",
+            "duration above 0",
             "5s",
             "Averaging window of the stable rate.",
         ),
         Parameter::new(
             "calm",
-            "span of time",
+            "duration",
             "30s",
             "How long fewer instances must have sufficed before scaling down.",
         ),
         Parameter::new(
             "burst",
-            "span of time",
+            "duration",
             "5s",
             "How long a burst lasts after its last sign; one within `calm` of the previous burst lasts `calm`.",
         ),

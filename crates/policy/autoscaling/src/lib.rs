@@ -180,7 +180,7 @@ pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
 
 /// An unknown autoscaler name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no autoscaler {name:?}; there are {}{LEFT_OUT}", Autoscaler::NAMES.join(", "))]
+#[error("unknown autoscaler {name:?}; write one of {}{LEFT_OUT}", Autoscaler::NAMES.join(", "))]
 pub struct UnknownAutoscaler {
     /// The requested name.
     pub name: String,

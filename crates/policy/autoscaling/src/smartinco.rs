@@ -116,15 +116,10 @@ impl Policy for SmartInco {
             "0.1",
             "Permitted deviation from the target, as a share of it.",
         ),
-        Parameter::new(
-            "window",
-            "span of time",
-            "1s",
-            "Averaging window of the stable rate.",
-        ),
+        Parameter::new("window", "duration", "1s", "Averaging window of the stable rate."),
         Parameter::new(
             "scale_down_window",
-            "span of time",
+            "duration",
             "10s",
             "How long fewer instances must have sufficed before scaling down.",
         ),

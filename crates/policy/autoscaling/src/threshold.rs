@@ -98,11 +98,11 @@ impl Policy for Threshold {
         Parameter::new("low", "utilisation, 0 or more", "0.3", "Below it, one step down."),
         Parameter::new(
             "window",
-            "span of time above 0",
+            "duration above 0",
             "1s",
             "Averaging window of the rate.",
         ),
-        Parameter::new("period", "span of time", "1s", "The time between two steps."),
+        Parameter::new("period", "duration", "1s", "The time between two steps."),
         Parameter::new(
             "cpus_max",
             "CPUs",

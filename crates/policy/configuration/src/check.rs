@@ -7,7 +7,7 @@ use model::{Capabilities, Match, NetFunction, PortKind, Prefix, Slot, UplinkId};
 use crate::problem::Places;
 use crate::read::Reader;
 use crate::types::*;
-use crate::units::Wrong;
+use crate::units::ValueError;
 
 pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_uplinks(reader, configuration);
@@ -28,10 +28,10 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
         for (earlier, other) in uplinks.iter().enumerate().take(index) {
             if other.name == uplink.name && !other.name.is_empty() {
                 let line = line_of(&reader.places, &format!("uplink[{earlier}].name"));
-                let what = format!("line {line} has an uplink {:?} already", uplink.name);
-                reader.wrong(
+                let what = format!("line {line} already has an uplink {:?}", uplink.name);
+                reader.report(
                     &format!("uplink[{index}].name"),
-                    Wrong::new(what, "write another name"),
+                    ValueError::new(what, "write another name"),
                 );
             }
             let same = match (&uplink.device, &other.device) {
@@ -47,10 +47,10 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
                 (a, b) => a == b,
             };
             if same {
-                let what = format!("uplink {:?} has this device already", other.name);
-                reader.wrong(
+                let what = format!("uplink {:?} already uses this device", other.name);
+                reader.report(
                     &format!("uplink[{index}].device"),
-                    Wrong::new(what, "write another device"),
+                    ValueError::new(what, "write another device"),
                 );
             }
         }
@@ -67,9 +67,12 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
                 .count()
                 > 1;
             if twice || uplinks.iter().any(reads) || earlier.clone().any(writes) {
-                let what = format!("{} is written, and read or written already", written.display());
-                let wrong = Wrong::new(what, "write another file after tx=");
-                reader.wrong(&format!("uplink[{index}].device"), wrong);
+                let what = format!(
+                    "{} is already read or written by another capture",
+                    written.display()
+                );
+                let wrong = ValueError::new(what, "write a different file after tx=");
+                reader.report(&format!("uplink[{index}].device"), wrong);
                 break;
             }
         }
@@ -82,11 +85,10 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
         return;
     }
     if engine.tls.is_none() {
-        let what =
-            "the engine is on another machine, and whoever can listen in between could run containers there";
-        reader.wrong(
+        let what = "the engine is on another machine and the connection to it is not encrypted";
+        reader.report(
             "engine.host",
-            Wrong::new(
+            ValueError::new(
                 what,
                 "write tls = \"DIR\", a directory with ca.pem, cert.pem and key.pem",
             ),
@@ -99,14 +101,20 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
                 "a memif port shares memory, and the containers of {} are on another machine",
                 configuration.engine.host
             );
-            let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \"device\"";
-            reader.wrong(&key("port"), Wrong::new(what, write));
+            let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \
+                         \"device\"";
+            reader.report(&key("port"), ValueError::new(what, write));
         }
         for (index, device) in service.devices.iter().enumerate() {
             if matches!(device.function, NetFunction::Pci { vfio: None, .. }) {
-                let what = "this machine cannot tell the group of a function of the engine's machine";
-                let write = "write vfio = \"/dev/vfio/N\", where `readlink /sys/bus/pci/devices/ADDRESS/iommu_group` ends in N there";
-                reader.wrong(&format!("{}[{index}]", key("devices")), Wrong::new(what, write));
+                let what =
+                    "the VFIO group of a function on the engine's machine is not known on this machine";
+                let write = "write vfio = \"/dev/vfio/N\"; on the engine's machine, `readlink \
+                             /sys/bus/pci/devices/ADDRESS/iommu_group` ends in N";
+                reader.report(
+                    &format!("{}[{index}]", key("devices")),
+                    ValueError::new(what, write),
+                );
             }
         }
     }
@@ -119,24 +127,24 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
         let key = |name: &str| format!("service.{}.{name}", service.name);
         if service.port != PortKind::Device {
             if !service.devices.is_empty() {
-                let wrong = Wrong::new(
-                    "its instances have ports of another kind",
-                    "write port = \"device\", or remove it",
+                let wrong = ValueError::new(
+                    "devices need port = \"device\", and this service has another kind",
+                    "write port = \"device\", or remove this key",
                 );
-                reader.wrong(&key("devices"), wrong);
+                reader.report(&key("devices"), wrong);
             }
             continue;
         }
         let needed = service.instance_limit() as usize * service.uplinks.len();
         if service.devices.len() < needed || service.devices.len() % service.uplinks.len().max(1) != 0 {
             let what = format!(
-                "there are {} devices, and {} instances with standby need {needed}, {} each",
+                "{} devices for {} instances, standby included; they need {needed}, {} each",
                 service.devices.len(),
                 service.instance_limit(),
                 service.uplinks.len()
             );
-            let write = "write one for each data port of each instance, or a smaller max or standby";
-            reader.wrong(&key("devices"), Wrong::new(what, write));
+            let write = "write one device per data port of each instance, or a smaller max or standby";
+            reader.report(&key("devices"), ValueError::new(what, write));
         }
         for (index, device) in service.devices.iter().enumerate() {
             let place = format!("{}[{index}]", key("devices"));
@@ -144,17 +152,23 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
                 other.representor == device.representor || other.function == device.function
             };
             if let Some((_, other)) = known.iter().find(same) {
-                let what = format!("{other} (line {}) has it already", line_of(&reader.places, other));
-                reader.wrong(&place, Wrong::new(what, "write another representor and function"));
+                let what = format!(
+                    "{other} (line {}) already uses it",
+                    line_of(&reader.places, other)
+                );
+                reader.report(
+                    &place,
+                    ValueError::new(what, "write another representor and function"),
+                );
             }
             known.push((device, place.clone()));
             let is_moved = !matches!(device.function, NetFunction::Pci { .. });
             if configuration.engine.driver == EngineDriver::Docker && is_moved {
-                let wrong = Wrong::new(
-                    "Docker moves no network interface of a machine into a container",
+                let wrong = ValueError::new(
+                    "Docker cannot move a network interface of the machine into a container",
                     "write pci = \"ADDRESS\" of a function that vfio-pci has, or driver = \"oci\" in [engine]",
                 );
-                reader.wrong(&place, wrong);
+                reader.report(&place, wrong);
             }
         }
     }
@@ -177,23 +191,20 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
             |service| format!("service.{}.instances", service.name),
         );
         let what = format!(
-            "with standby, the services may have {total} instances at once, more than the switch's {}",
+            "the services can have {total} instances, standby included, more than the switch's limit of {}",
             Slot::LIMIT
         );
-        reader.wrong(&key, Wrong::new(what, "write a smaller max or standby"));
+        reader.report(&key, ValueError::new(what, "write a smaller max or standby"));
     }
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
         let workers = configuration.switch.worker_count();
         if uplink.queues > 1 && matches!(uplink.device, Device::Pcap(_)) {
-            let wrong = Wrong::new("a capture has one queue", "remove it");
-            reader.wrong(&format!("uplink[{index}].queues"), wrong);
+            let wrong = ValueError::new("a capture has only one queue", "remove it");
+            reader.report(&format!("uplink[{index}].queues"), wrong);
         } else if usize::from(uplink.queues) > workers {
-            let what = format!(
-                "{} queues are more than there are workers ({workers})",
-                uplink.queues
-            );
+            let what = format!("{} queues, more than the {workers} workers", uplink.queues);
             let write = format!("write at most {workers}, or more CPUs in switch.workers");
-            reader.wrong(&format!("uplink[{index}].queues"), Wrong::new(what, write));
+            reader.report(&format!("uplink[{index}].queues"), ValueError::new(what, write));
         }
     }
     for service in &configuration.services {
@@ -205,9 +216,15 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
         {
             // A frame that needs more buffers than the ring has could never pass.
             if u64::from(uplink.max_frame) > u64::from(per_buffer) * u64::from(service.ring.slots / 2) {
-                let what = format!("frames of uplink {} do not fit in half a ring", uplink.name);
-                let write = "write larger buffers or more slots";
-                reader.wrong(&format!("service.{}.ring", service.name), Wrong::new(what, write));
+                let what = format!(
+                    "the longest frame of uplink {} needs more than half a ring",
+                    uplink.name
+                );
+                let write = "write a larger buffer_bytes or more slots";
+                reader.report(
+                    &format!("service.{}.ring", service.name),
+                    ValueError::new(what, write),
+                );
             }
         }
     }
@@ -229,25 +246,28 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     };
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
         if matches!(uplink.device, Device::Pcap(_)) && !can.captures {
-            let what = format!("the driver {name} cannot read a capture at its own pace");
+            let what = format!("the driver {name} cannot use a capture as an uplink");
             let write = format!(
                 "write memif:SOCKET, veth:INTERFACE or a DPDK device{}",
                 or_other(&|can| can.captures)
             );
-            reader.wrong(&format!("uplink[{index}].device"), Wrong::new(what, write));
+            reader.report(&format!("uplink[{index}].device"), ValueError::new(what, write));
         }
         if let Some(limit) = can.max_frame.filter(|limit| uplink.max_frame > *limit) {
             let what = format!("the driver {name} carries frames of at most {limit} bytes");
             let carries = |can: &Capabilities| can.max_frame.is_none_or(|limit| uplink.max_frame <= limit);
             let write = format!("write {limit}{}", or_other(&carries));
-            reader.wrong(&format!("uplink[{index}].max_frame"), Wrong::new(what, write));
+            reader.report(
+                &format!("uplink[{index}].max_frame"),
+                ValueError::new(what, write),
+            );
         }
     }
     let mut ports = 1 + configuration.uplinks.len() as u64;
     for service in &configuration.services {
         let mut wrong = |key: &str, what: &str, write: String| {
             let key = format!("service.{}.{key}", service.name);
-            reader.wrong(&key, Wrong::new(format!("the driver {name} {what}"), write));
+            reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
         };
         if !can.connects(service.port) {
             let known = can.ports.iter().find(|kind| **kind != PortKind::Null);
@@ -256,7 +276,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 "write port = \"{known}\"{}",
                 or_other(&|can| can.connects(service.port))
             );
-            wrong("port", "has no port of that kind", write);
+            wrong("port", "does not support this kind of port", write);
         }
         if service.affinity == Affinity::Relaxed && !can.relaxed_moves {
             let what = "cannot hold the packets of a flow while it moves";
@@ -275,8 +295,9 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             wrong("flow_counters", what, write);
         }
         if service.symmetric && !can.sees_openers && directions(service).len() == 1 {
-            let what = "cannot tell from this match which end has begun a flow, and so not keep both directions together";
-            let write = "write symmetric = false, or a match that one direction has alone".to_owned();
+            let what = "cannot tell from this match which end opened a flow, and so cannot pin both directions to \
+                        one instance";
+            let write = "write symmetric = false, or a match for one direction only".to_owned();
             wrong("symmetric", what, write);
         }
         ports += match service.port {
@@ -288,7 +309,8 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     }
     if let Some(limit) = can.dpdk_port_limit.filter(|limit| ports > u64::from(*limit)) {
         let what = format!(
-            "with the uplinks', the monitor's, those of all instances and spare_ports there are {ports} ports, more than the driver {name}'s {limit}"
+            "{ports} ports for uplinks, monitor, instances and spare_ports, more than the driver {name}'s limit of \
+             {limit}"
         );
         let largest = configuration
             .services
@@ -299,7 +321,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             |service| format!("service.{}.instances", service.name),
         );
         let write = "write a smaller max, standby or switch.openflow.spare_ports";
-        reader.wrong(&key, Wrong::new(what, write));
+        reader.report(&key, ValueError::new(what, write));
     }
 }
 
@@ -307,8 +329,8 @@ fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
     let services = &configuration.services;
     for (index, service) in services.iter().enumerate() {
         for other in services.iter().take(index) {
-            let here = narrower_or_same(service, other);
-            let there = narrower_or_same(other, service);
+            let here = is_subset(service, other);
+            let there = is_subset(other, service);
             let same = here && there;
             if !same && (here || there || !overlaps(service, other)) {
                 continue;
@@ -319,13 +341,13 @@ fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
                 format!("service {} (line {line}) matches the same packets", other.name)
             } else {
                 format!(
-                    "a packet can be of this service and of service {} (line {line}) alike",
+                    "a packet can match both this service and service {} (line {line})",
                     other.name
                 )
             };
             let write =
-                "write matches that have no packet in common, or one that lies wholly inside of the other";
-            reader.wrong(&key, Wrong::new(what, write));
+                "write matches without common packets, or one match that lies entirely within the other";
+            reader.report(&key, ValueError::new(what, write));
         }
     }
 }
@@ -352,17 +374,25 @@ fn overlaps(a: &Service, b: &Service) -> bool {
     a.uplinks
         .iter()
         .any(|uplink: &UplinkId| b.uplinks.contains(uplink))
-        && meet(a_match.protocol, b_match.protocol, |a, b| a == b)
-        && meet(a_match.vlan, b_match.vlan, |a, b| a == b)
-        && meet(a_match.src, b_match.src, prefixes_meet)
-        && meet(a_match.dst, b_match.dst, prefixes_meet)
-        && families_meet(a_match, b_match)
-        && meet(a_match.src_port.as_ref(), b_match.src_port.as_ref(), ranges_meet)
-        && meet(a_match.dst_port.as_ref(), b_match.dst_port.as_ref(), ranges_meet)
+        && intersect(a_match.protocol, b_match.protocol, |a, b| a == b)
+        && intersect(a_match.vlan, b_match.vlan, |a, b| a == b)
+        && intersect(a_match.src, b_match.src, prefixes_intersect)
+        && intersect(a_match.dst, b_match.dst, prefixes_intersect)
+        && families_intersect(a_match, b_match)
+        && intersect(
+            a_match.src_port.as_ref(),
+            b_match.src_port.as_ref(),
+            ranges_intersect,
+        )
+        && intersect(
+            a_match.dst_port.as_ref(),
+            b_match.dst_port.as_ref(),
+            ranges_intersect,
+        )
 }
 
 /// Whether every packet that matches `a` also matches `b`, judged by the two matches alone.
-fn narrower_or_same(a: &Service, b: &Service) -> bool {
+fn is_subset(a: &Service, b: &Service) -> bool {
     let inside = |a: &Match, b: &Match| {
         within(a.protocol, b.protocol, |a, b| a == b)
             && within(a.vlan, b.vlan, |a, b| a == b)
@@ -377,7 +407,7 @@ fn narrower_or_same(a: &Service, b: &Service) -> bool {
             .all(|a| directions(b).iter().any(|b| inside(a, b)))
 }
 
-fn meet<T>(a: Option<T>, b: Option<T>, both: impl Fn(T, T) -> bool) -> bool {
+fn intersect<T>(a: Option<T>, b: Option<T>, both: impl Fn(T, T) -> bool) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => both(a, b),
         _ => true,
@@ -393,12 +423,12 @@ fn within<T>(a: Option<T>, b: Option<T>, both: impl Fn(T, T) -> bool) -> bool {
 }
 
 /// Whether a packet of one IP version can match both: `a` may require IPv4 and `b` IPv6.
-fn families_meet(a: &Match, b: &Match) -> bool {
+fn families_intersect(a: &Match, b: &Match) -> bool {
     let family = |m: &Match| m.src.or(m.dst).map(|prefix| prefix.address.is_ipv4());
-    meet(family(a), family(b), |a, b| a == b)
+    intersect(family(a), family(b), |a, b| a == b)
 }
 
-fn prefixes_meet(a: Prefix, b: Prefix) -> bool {
+fn prefixes_intersect(a: Prefix, b: Prefix) -> bool {
     a.is_within(&b) || b.is_within(&a)
 }
 
@@ -406,7 +436,7 @@ fn range_within(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
     b.contains(a.start()) && b.contains(a.end())
 }
 
-fn ranges_meet(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
+fn ranges_intersect(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
     a.start() <= b.end() && b.start() <= a.end()
 }
 
@@ -416,7 +446,7 @@ impl Configuration {
     pub fn match_order(&self) -> Vec<usize> {
         let mut left: Vec<usize> = (0..self.services.len()).collect();
         let mut order = Vec::with_capacity(left.len());
-        let strictly = |a: &Service, b: &Service| narrower_or_same(a, b) && !narrower_or_same(b, a);
+        let strictly = |a: &Service, b: &Service| is_subset(a, b) && !is_subset(b, a);
         while !left.is_empty() {
             let narrowest = |candidate: &usize| {
                 let candidate = &self.services[*candidate];

@@ -6,7 +6,7 @@ use model::Ready;
 
 use crate::problem::Problem;
 use crate::types::*;
-use crate::units::Wrong;
+use crate::units::ValueError;
 
 /// Why the machine cannot provide something in the configuration, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
     let mut problems = Vec::new();
     let mut ask = |key: String, answer: Result<(), Unusable>| {
         if let Err(unusable) = answer {
-            let wrong = Wrong::new(unusable.what, unusable.write);
+            let wrong = ValueError::new(unusable.what, unusable.write);
             problems.push(configuration.problem(&key, wrong));
         }
     };
@@ -178,10 +178,10 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
 impl Configuration {
     /// A problem with a key of this file that another part found: `service.firewall.image`.
     pub fn problem_at(&self, key: &str, unusable: Unusable) -> Problem {
-        self.problem(key, Wrong::new(unusable.what, unusable.write))
+        self.problem(key, ValueError::new(unusable.what, unusable.write))
     }
 
-    fn problem(&self, key: &str, wrong: Wrong) -> Problem {
+    fn problem(&self, key: &str, wrong: ValueError) -> Problem {
         Problem::new(&self.file, self.places.of(key), key, wrong)
     }
 }

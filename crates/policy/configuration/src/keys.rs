@@ -16,7 +16,7 @@ use crate::limits::*;
 use crate::policies::{autoscaler, known_autoscaler, known_scheduler, limit_in, scheduler, with_parameters};
 use crate::read::{Reader, boolean, bytes, number, path, power_of_two, share, span, text, texts, word};
 use crate::types::*;
-use crate::units::Wrong;
+use crate::units::ValueError;
 use crate::values::*;
 
 /// `[required]`, `[= "TOML"]`, `[or "words"]`, `[or "words" => value]` or `[keys]` as a [`KeyDefault`].
@@ -31,7 +31,7 @@ macro_rules! default_of {
         KeyDefault::Words($words)
     };
     ([keys]) => {
-        KeyDefault::Words("its keys' defaults")
+        KeyDefault::Words("the defaults of its keys")
     };
     ([keys $words:literal]) => {
         KeyDefault::Words($words)
@@ -137,9 +137,9 @@ tables! {
             "table", "", "See `[event_log]`.";
     } => {
         let example = "write [[uplink]], name = \"wan\", device = \"memif:wan.sock\"";
-        reader.missing(section, "uplink", || Wrong::new("there is no uplink", example));
+        reader.missing(section, "uplink", || ValueError::new("no uplink is configured", example));
         let example = "write [service.NAME] with an image";
-        reader.missing(section, "service", || Wrong::new("there is no service", example));
+        reader.missing(section, "service", || ValueError::new("no service is configured", example));
         Configuration {
             file: String::new(),
             switch,
@@ -154,51 +154,56 @@ tables! {
     }
 
     switch(reader, section) -> Switch = "switch":
-        "What forwards packets."
+        "The packet switch."
     {
         driver: word(SwitchDriver::WORDS), [= "\"soft\""], Restart,
             "`\"soft\"` or `\"openflow\"`", "\"soft\"",
-            "What forwards: `soft` is inco's own switch, `openflow` a bridge of Open vSwitch: see \
-             `[switch.openflow]`, and [smartnic](../smartnic.md).";
-        workers: workers, [or "one worker, on whichever CPU is free" => Vec::new()], Restart,
+            "The driver: `soft` is inco's own switch; `openflow` is a bridge of Open vSwitch (`[switch.openflow]`, \
+             [smartnic](../smartnic.md)).";
+        workers: workers, [or "one worker without a CPU of its own" => Vec::new()], Restart,
             "list of CPU numbers", "[2, 3]",
-            "One worker on each of these CPUs. Best are CPUs that the kernel keeps free of other work (`isolcpus`).";
+            "The CPUs of the workers, one worker per CPU. Isolate them from other work (`isolcpus`) for the best \
+             latency.";
         poll: word(Polling::WORDS), [= "\"adaptive\""], Restart,
             "`\"adaptive\"` or `\"busy\"`", "\"busy\"",
-            "What a worker does when no packet comes: sleep a little, or go on asking, which uses its whole CPU.";
+            "How an idle worker waits: `adaptive` sleeps until a packet or a timer wakes it; `busy` polls and uses \
+             its whole CPU.";
         // At 10,000 new flows a second and a mean lifetime of 60 s, 600,000 flows are live. The next power of two
         // leaves enough room for hashing.
         flows: number::<u64>(FLOWS_MIN, FLOWS_MAX), [= "1048576"], Restart,
             "number of flows", "\"4M\"",
-            "IPv4 flows that each worker's table holds. What happens beyond is each service's `table_full`.";
+            "Capacity of each worker's flow table for IPv4. `table_full` of the service applies to new flows beyond \
+             it.";
         flows_ipv6: number(FLOWS_MIN, FLOWS_MAX),
             [or "a quarter of `flows`" => (flows / FLOWS_IPV6_PART).max(FLOWS_MIN)], Restart,
-            "number of flows", "\"1M\"", "The same for IPv6, whose entries are larger.";
+            "number of flows", "\"1M\"", "Capacity of each worker's flow table for IPv6, whose entries are larger.";
         unmatched: fallback, [= "\"drop\""], Applies,
             "`\"drop\"`, an uplink's name or `\"opposite\"`", "\"wan\"",
-            "IP packets that are of no service: drop them, or pass them to that uplink. `\"opposite\"`, with two \
-             uplinks: to the one that they did not come in by.";
+            "What to do with IP packets that match no service: drop them, or send them to an uplink. `\"opposite\"` \
+             needs two uplinks and sends a packet to the one on which it did not arrive.";
         other: fallback, [= "\"drop\""], Applies,
             "`\"drop\"`, an uplink's name or `\"opposite\"`", "\"opposite\"",
-            "Packets that are not IP (ARP, LLDP): drop them, or pass them to that uplink. `\"opposite\"`, with two \
-             uplinks: to the one that they did not come in by, so that ARP works in both directions.";
+            "What to do with packets other than IP (ARP, LLDP): drop them, or send them to an uplink. \
+             `\"opposite\"` needs two uplinks and sends a packet to the one on which it did not arrive, so that ARP \
+             works in both directions.";
         hugepages: word(Hugepages::WORDS), [= "\"auto\""], Restart,
             "`\"auto\"`, `\"on\"` or `\"off\"`", "\"on\"",
-            "Memory of DPDK's buffers, where an uplink is a DPDK device: from hugepages where enough are free, \
-             always, or never.";
+            "Whether DPDK's buffers use hugepages: `auto` if enough are free, `on` always, `off` never. Only for \
+             uplinks that are DPDK devices.";
         dpdk_args: texts, [= "[]"], Restart,
-            "list of text", "[\"--log-level=5\"]", "Arguments for DPDK's environment layer, after inco's own.";
+            "list of text", "[\"--log-level=5\"]", "Arguments for DPDK's environment abstraction layer (EAL), added \
+                                                    to inco's own.";
         timeouts: timeouts, [keys], Keys,
-            "table", "{ udp = \"30s\" }", "See below.";
+            "table", "{ udp = \"30s\" }", "See the table below.";
         openflow: openflow, [keys], Keys,
-            "table", "{ rules = 10_000 }", "See below.";
+            "table", "{ rules = 10_000 }", "See the table below.";
     } => {
         // A driver's own keys are in the table named after it.
         for (other, _) in SwitchDriver::WORDS {
             if *other != driver.name() && section.get(other).is_some() {
-                let what = format!("these keys are for the driver {other}, and another one is chosen");
+                let what = format!("these keys belong to the driver {other}, which is not the selected driver");
                 let write = format!("write driver = \"{other}\" in [switch], or remove them");
-                reader.wrong(&section.key(other), Wrong::new(what, write));
+                reader.report(&section.key(other), ValueError::new(what, write));
             }
         }
         let can = (reader.drivers)(driver);
@@ -210,229 +215,240 @@ tables! {
     }
 
     timeouts(reader, section) -> Timeouts = "switch.timeouts":
-        "How long a flow may be idle before it ends, at most 18h each."
+        "Idle time after which a flow is removed from the flow table, at most 18h each."
     {
         // IPVS' default. Longer than the keep-alives of proxies and browsers (45 to 300 s).
         tcp: span(Nanos(1), Timeouts::LIMIT), [= "\"15m\""], Restart,
-            "span of time", "\"300s\"", "A TCP flow in use.";
+            "duration", "\"300s\"", "Established TCP flows.";
         // Time for three retransmissions of a SYN; short enough to forget a flood soon.
         tcp_handshake: span(Nanos(1), Timeouts::LIMIT), [= "\"10s\""], Restart,
-            "span of time", "\"5s\"", "A TCP flow whose handshake is not complete.";
+            "duration", "\"5s\"", "TCP flows whose handshake is not complete.";
         // A retransmitted FIN (at most 1 s later by default) still finds its pin.
         tcp_linger: span(Nanos(1), Timeouts::LIMIT), [= "\"2s\""], Restart,
-            "span of time", "\"500ms\"", "A TCP flow after its end by FIN or RST, for late packets.";
+            "duration", "\"500ms\"", "TCP flows after FIN or RST, so that late packets still find their pin.";
         // The minimum of RFC 4787 (REQ-5) for a NAT.
         udp: span(Nanos(1), Timeouts::LIMIT), [= "\"2m\""], Restart,
-            "span of time", "\"30s\"", "UDP.";
+            "duration", "\"30s\"", "UDP.";
         // As for TCP; SCTP heartbeats come every 30 s.
         sctp: span(Nanos(1), Timeouts::LIMIT), [= "\"15m\""], Restart,
-            "span of time", "\"300s\"", "SCTP.";
+            "duration", "\"300s\"", "SCTP.";
         // The minimum of RFC 5508 (REQ-2) for a NAT.
         icmp: span(Nanos(1), Timeouts::LIMIT), [= "\"60s\""], Restart,
-            "span of time", "\"10s\"", "ICMP queries (ping).";
+            "duration", "\"10s\"", "ICMP queries (ping).";
         // GRE and ESP: as for UDP, since tunnels use its keep-alives.
         other: span(Nanos(1), Timeouts::LIMIT), [= "\"2m\""], Restart,
-            "span of time", "\"60s\"", "Every other protocol.";
+            "duration", "\"60s\"", "All other protocols.";
     } => {
         Timeouts { tcp, tcp_handshake, tcp_linger, udp, sctp, icmp, other }
     }
 
     openflow(reader, section) -> OpenFlow = "switch.openflow":
-        "The bridge of Open vSwitch that forwards, where the driver is `openflow`. Its ports are memif links, so \
-         Open vSwitch must run with DPDK. How it steers, and what it cannot do: [smartnic](../smartnic.md)."
+        "The bridge of Open vSwitch for the driver `openflow`. Its ports are memif links, so Open vSwitch must run \
+         with DPDK. [smartnic](../smartnic.md) describes how it steers and its limits."
     {
         bridge: text(bridge), [= "\"br-inco\""], Restart,
-            "name, at most 15 bytes", "\"br-nf\"",
-            "The bridge: inco makes it when it starts and removes it when it ends.";
+            "name of at most 15 bytes", "\"br-nf\"",
+            "Name of the bridge. inco creates it at start and removes it at the end.";
         datapath: word(Datapath::WORDS), [= "\"netdev\""], Restart,
             "`\"netdev\"` or `\"system\"`", "\"netdev\"",
-            "Where it forwards: in Open vSwitch itself, or in the kernel, which has no memif ports.";
+            "The datapath: `netdev` is Open vSwitch's own; `system` is the kernel's, which has no memif ports.";
         // The path in Debian's Open vSwitch.
         database: text(ovs_endpoint), [= "\"unix:/run/openvswitch/db.sock\""], Restart,
             "`unix:/PATH`, `tcp:HOST:PORT` or `ssl:HOST:PORT`", "\"unix:/usr/local/var/run/openvswitch/db.sock\"",
-            "Where the database of Open vSwitch listens.";
+            "Endpoint of Open vSwitch's database (OVSDB).";
         control: text(ovs_control), [or "`BRIDGE.mgmt` beside the database's socket"], Restart,
             "`unix:/PATH`, `tcp:ADDRESS:PORT` or `ssl:ADDRESS:PORT`", "\"tcp:127.0.0.1:6653\"",
-            "Where the bridge listens for OpenFlow. At an address it is made to.";
+            "Endpoint on which the bridge accepts OpenFlow connections. inco configures it if it is an IP address.";
         tls: path, [or "none"], Restart,
             "directory", "\"/etc/inco/ovs\"",
-            "For `ssl:`: where `ca.pem` (the authority of Open vSwitch's certificate), `cert.pem` and `key.pem` \
-             (inco's own) are.";
+            "Directory with `ca.pem` (the authority of Open vSwitch's certificate), `cert.pem` and `key.pem` \
+             (inco's own), for `ssl:` endpoints.";
         setup: word(FlowSetup::WORDS), [= "\"proactive\""], Restart,
             "`\"proactive\"` or `\"reactive\"`", "\"reactive\"",
-            "How new flows are set up: by rules that are there before any packet, or by sending their first packets \
-             to inco, which may reorder or lose packets meanwhile.";
+            "How new flows are set up: `proactive` installs rules before the packets arrive; `reactive` sends the \
+             first packets of a flow to inco, which can reorder or lose packets until the rule is installed.";
         rules: number(16, RULES_MAX), [= "100000"], Restart,
             "number, 16 to 4,000,000", "10_000",
-            "Exact rules, one for each flow and direction, at most. Flows beyond stay on the rule of their bucket.";
+            "Maximum number of exact rules, one per flow and direction. Further flows stay on the rule of their \
+             bucket.";
         buckets: power_of_two(number(1, BUCKETS_MAX)), [= "64"], Restart,
             "power of two, 1 to 4096", "256",
-            "Parts of each service's new flows, by bits of their addresses and ports: a scheduler chooses the \
-             instance of each part. More are finer, and each has a rule in the switch.";
+            "Number of parts into which bits of addresses and ports divide the new flows of a service. The \
+             scheduler picks an instance for each part. More buckets spread the load more finely; each one is a \
+             rule in the switch.";
         spare_ports: number(0, 1000), [= "2"], Restart,
             "number, 0 to 1000", "4",
-            "Each service's ports are made before there is traffic, because its pollers stand still while Open \
-             vSwitch makes one: for `max` and `standby` instances, and so many more for those that drain. Without a \
-             port that is free there are no more instances.";
+            "Ports for draining instances, in addition to those for `max` and `standby` instances. inco creates all \
+             ports of a service before there is traffic, because Open vSwitch stops polling while it creates one. A \
+             new instance needs a free port.";
     } => {
         let is_tls = |place: &String| place.starts_with("ssl:");
         let needs_keys = is_tls(&database) || control.as_ref().is_some_and(is_tls);
         if needs_keys && tls.is_none() {
             let write = "write tls = \"DIR\", a directory with ca.pem, cert.pem and key.pem";
-            reader.wrong(&section.key("tls"), Wrong::new("ssl: needs keys", write));
+            reader.report(&section.key("tls"), ValueError::new("ssl: needs certificates", write));
         }
         if !needs_keys && tls.is_some() {
             let write = "write database = \"ssl:HOST:PORT\", or remove it";
-            reader.wrong(&section.key("tls"), Wrong::new("keys are for ssl: alone", write));
+            let wrong = ValueError::new("certificates are used by ssl: endpoints only", write);
+            reader.report(&section.key("tls"), wrong);
         }
         let openflow = OpenFlow { bridge, datapath, database, control, tls, setup, rules, buckets, spare_ports };
         if openflow.control().is_none() {
-            let what = "where the bridge listens does not follow from a database on another machine";
-            reader.wrong(&section.key("database"), Wrong::new(what, "write control = \"tcp:ADDRESS:6653\""));
+            let what = "the bridge's OpenFlow endpoint cannot be derived from a database on another machine";
+            reader.report(&section.key("database"), ValueError::new(what, "write control = \"tcp:ADDRESS:6653\""));
         }
         if datapath == Datapath::System {
-            let wrong = Wrong::new(
-                "the kernel's datapath has no memif ports, and the monitor port is one",
+            let wrong = ValueError::new(
+                "the kernel's datapath has no memif ports, and the monitor port is a memif port",
                 "write datapath = \"netdev\"",
             );
-            reader.wrong(&section.key("datapath"), wrong);
+            reader.report(&section.key("datapath"), wrong);
         }
         openflow
     }
 
     uplink(reader, section) -> Uplink = "uplink[]":
-        "Ports towards the network, each under a heading `[[uplink]]` of its own; at least one, at most 8."
+        "A port towards the network. 1 to 8 uplinks, each with its own heading `[[uplink]]`."
     {
         name: text(name), [required], Restart,
-            "name", "\"wan\"", "What services, counters and commands call it.";
+            "name", "\"wan\"", "Its name in services, counters and commands.";
         device: text(device), [required], Restart,
             "device", "\"memif:wan.sock\"",
-            "What it is attached to: a DPDK device (a PCI address or `net_...`), `memif:SOCKET` (a relative path is \
-             one in inco's run directory), `veth:INTERFACE` (a network interface of the kernel), or `pcap:FILE` (a \
-             capture, received once, as fast as it can be read, when each service of the uplink has its `min` \
-             active instances). `pcap:FILE,tx=FILE` writes what leaves by it into a second capture; without, it is \
-             discarded. `pcap:FILE,loop` begins again at the end. IPv4 fragments do not pass a `veth:` uplink: the \
-             kernel puts them together before DPDK sees them, and what is then longer than `max_frame` is dropped. \
-             `net_pcap0,iface=INTERFACE`, slower, is given them as they are.";
+            "The device. A DPDK device: a PCI address or `net_...`. `memif:SOCKET`: a memif link; a relative path \
+             is in inco's run directory. `veth:INTERFACE`: a network interface of the kernel. `pcap:FILE`: a \
+             capture, received once and as fast as possible, when each service of the uplink has its `min` active \
+             instances. `pcap:FILE,tx=FILE` writes transmitted packets to a second capture; without it they are \
+             discarded. `pcap:FILE,loop` repeats the capture. A `veth:` uplink receives no IPv4 fragments: the \
+             kernel reassembles them first, and packets longer than `max_frame` are dropped. The slower \
+             `net_pcap0,iface=INTERFACE` receives fragments unchanged.";
         // More queues help only with as many workers.
         queues: number(1, QUEUES_MAX), [= "1"], Restart,
             "number, 1 to 64", "2",
-            "Queues in each direction: each is served by a worker of its own. A card with as many queues as there \
-             are workers deals packets to the worker that owns their flow, where it can; from any other source some \
-             cross between workers.";
+            "Queues in each direction, each served by one worker. With as many queues as workers, a card that \
+             supports it delivers each packet to the worker that owns its flow. Otherwise some packets are handed \
+             off between workers.";
         // 1,500 bytes of payload, 14 of Ethernet header, two VLAN tags of 4.
         max_frame: bytes(MAX_FRAME_MIN, MAX_FRAME_MAX), [= "1522"], Restart,
             "bytes, 60 to 16384", "9022",
-            "The longest frame, from its first address to the end of its payload. Longer ones are dropped as \
-             `too_large`.";
+            "Maximum frame length, from the destination address to the end of the payload. Longer frames are \
+             dropped as `too_large`.";
     } => {
         Uplink { name, device, queues, max_frame }
     }
 
     service(reader, section) -> Service = "service.NAME":
-        "Network functions, each under a heading with its name, as `[service.firewall]`; at least one, at most 64."
+        "A network function. 1 to 64 services, each with its name in its heading, for example `[service.firewall]`."
     {
         matches as "match": matches, [keys "every IP packet of its uplinks"], Keys,
             "table", "{ proto = \"tcp\", dst = \"10.128.0.0/16\", dst_port = \"80-443\" }",
-            "Which packets are its. See below.";
+            "The packets of the service. See the table below.";
         uplinks: uplinks, [or "the first uplink" => vec![UplinkId(0)]], Restart,
             "list of one or two uplink names", "[\"wan\", \"lan\"]",
-            "Where its packets come in. What an instance sends on its k-th data port leaves by the k-th uplink.";
+            "The uplinks on which its packets arrive. Packets that an instance sends on data port k leave by uplink \
+             k of this list.";
         image: image, [or "none; required unless `port = \"null\"`"], Applies,
             "image name", "\"inco/forward\"",
-            "What is in a container: an image that `inco image list` shows, or one that Docker has.";
+            "The container's image: one that `inco image list` shows, or, with the engine `docker`, one of Docker.";
         port: word(PortKind::WORDS), [= "\"memif\""], Restart,
             "`\"memif\"`, `\"device\"` or `\"null\"`", "\"null\"",
-            "How an instance is attached: by rings of shared memory; with the driver `openflow` also by a function \
-             of a card (`devices`); or as a sink without a container, for benches.";
+            "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
+             (`devices`), with the driver `openflow` only; `null` is a sink without a container, for benches.";
         command: texts, [= "[]"], Applies,
-            "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments, instead of the image's own.";
+            "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,
-            "list of text", "[\"--cost-ns\", \"100\"]", "Arguments after the command.";
+            "list of text", "[\"--cost-ns\", \"100\"]", "Arguments, appended to the command.";
         env: env, [= "{}"], Applies,
-            "table, or list of `\"NAME=value\"`", "{ LEVEL = \"info\" }", "Environment of the program.";
+            "table, or list of `\"NAME=value\"`", "{ LEVEL = \"info\" }", "Environment variables of the program.";
         mounts: mounts, [= "[]"], Applies,
-            "list of mounts", "[\"/etc/rules:/etc/rules:ro\"]", "What it sees of this machine. See below.";
+            "list of mounts", "[\"/etc/rules:/etc/rules:ro\"]", "Files and directories of this machine in the \
+                                                                 container. See the table below.";
         devices: devices, [= "[]"], Restart,
             "list of devices", "[{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }]",
-            "For `port = \"device\"`: the functions of a card that its instances get. See below.";
+            "For `port = \"device\"`: the functions of a card for its instances. See the table below.";
         // Enough for a DPDK program with 128 MiB of buffers; small enough to contain a leak.
         memory_bytes as "memory": bytes(MEMORY_MIN_BYTES, 1 << 50), [= "\"512MiB\""], Applies,
             "size, at least 6MiB", "\"256MiB\"",
-            "Memory of one container; beyond it the kernel ends its program. The rings are the switch's, not \
-             counted here.";
+            "Memory limit of one container. The kernel kills the program beyond it. The rings belong to the switch \
+             and are not counted.";
         // A DPDK program has about five; the limit stops a fork bomb.
         processes: number(1, 65_536), [= "64"], Applies,
-            "number, 1 to 65536", "16", "Processes and threads of one container.";
+            "number, 1 to 65536", "16", "Maximum number of processes and threads in one container.";
         cpuset: text(cpuset), [or "every CPU"], Applies,
-            "CPUs, as `\"0-3,7\"`", "\"4-7\"", "CPUs that its containers may run on.";
+            "list of CPUs such as `\"0-3,7\"`", "\"4-7\"", "The CPUs on which its containers may run.";
         hugepages: boolean, [= "false"], Applies,
-            "true or false", "true", "Whether a container sees the machine's hugepages.";
+            "true or false", "true", "Whether a container can use the machine's hugepages.";
         user_namespace: boolean, [= "true"], Applies,
             "true or false", "false",
-            "Whether a container's root is nobody on the host. `false` only for what needs rights that no user \
-             namespace gives, as some drivers of cards do. Only for the engine `oci`: Docker does as it is set up.";
+            "Whether root in the container is an unprivileged user on the host. Write `false` only for programs \
+             that need rights which a user namespace cannot give, such as some drivers of cards. Engine `oci` only; \
+             with Docker, Docker's own settings apply.";
         ready: ready, [= "\"connected\""], Applies,
             "`\"connected\"`, `\"consumes\"` or a table", "{ exec = [\"/bin/check\"] }",
-            "When an instance counts as ready: its data ports are up, it took a probe packet, or a command in the \
-             container succeeds.";
+            "When an instance is ready: `connected` when its data ports are up, `consumes` when it has also taken a \
+             probe packet, a table when a command in the container succeeds.";
         // A local image starts within 0.2 s. DPDK's EAL takes a few seconds with many hugepages.
         ready_deadline: span(Nanos(1), Nanos::MAX), [= "\"10s\""], Applies,
-            "span of time", "\"30s\"",
-            "How long that may take from the program's start; then the instance has failed.";
+            "duration", "\"30s\"",
+            "Time from the start of the program until it must be ready; an instance that is not ready by then has \
+             failed.";
         instances: instances,
-            [or "its keys' defaults" => instances_table(reader, section.key("instances"), None, &[])], Applies,
+            [or "the defaults of its keys" => instances_table(reader, section.key("instances"), None, &[])], Applies,
             "table, or a number", "{ min = 3, max = 8, standby = 1, standby_mode = \"warm\" }",
-            "How many. See below.";
+            "The number of instances. See the table below.";
         cpus: cpus, [or "no limit"], Applies,
-            "number of CPUs, at least 0.001", "0.5", "CPU time that one container may use: 0.5 is half a CPU.";
+            "number of CPUs, at least 0.001", "0.5", "CPU limit of one container; 0.5 is half a CPU.";
         capacity: capacity, [= "\"learn\""], Applies,
             "packet rate, or `\"learn\"`", "\"10Mpps\"",
-            "What one instance can process, for schedulers and autoscalers. `learn` measures it while it works.";
+            "Packet rate that one instance can process, for schedulers and autoscalers. `learn` measures it in \
+             operation.";
         // The last flow may exceed the share. If it brings a tenth of the capacity, a tenth is left for bursts.
         fit: share, [= "0.8"], Rules,
             "share, above 0 and at most 1", "0.7",
-            "Share of the capacity up to which scheduling fills an instance: it takes a new flow while its load is \
-             below. The last flow can raise the load above it: write less where single flows are large.";
+            "Share of the capacity up to which schedulers fill an instance. An instance takes a new flow while its \
+             load is below this share, so the last flow can exceed it. Write a smaller share if single flows are \
+             large.";
         // The paper's recommendation, since it leaves whole instances free to be removed.
         scheduler: |at| scheduler(at, scheduler_table), [= "\"best-fit\""], Applies,
             "table, or a policy's name", "{ policy = \"worst-fit\", metric = \"bytes\", limit = \"1Gbps\" }",
-            "Which instance a new flow is given to. See below.";
+            "Picks the instance for a new flow. See the table below.";
         // Ours.
         autoscaler: |at| autoscaler(at, autoscaler_table), [= "\"ladder\""], Applies,
             "table, or a policy's name", "{ policy = \"ladder\", target = 0.6 }",
-            "How many instances are wanted. See below.";
+            "Decides the number of instances. See the table below.";
         affinity: word(Affinity::WORDS), [= "\"strict\""], Counts,
             "`\"strict\"` or `\"relaxed\"`", "\"relaxed\"",
-            "Whether a flow may be moved while its instance is well. `\"strict\"`: never, so that a drain waits for \
-             its flows to end. `\"relaxed\"`, for a function that keeps no state per flow or shares it: a drain \
-             moves them to other instances at once. A flow's packets are then held until those before are back, so \
-             that none overtakes another: at most 1 ms and 256 packets, after which they go on and the move counts \
-             as early. Counts returned packets per flow, as `flow_counters` does. With a function that changes \
-             addresses or ports every move is early.";
+            "Whether flows may move away from a working instance. `\"strict\"`: never; a drain waits until its \
+             flows have ended. `\"relaxed\"`: a drain moves flows to other instances at once; for functions that \
+             keep no state per flow, or share it. To keep the order, inco holds the packets of a moving flow until \
+             its earlier packets have returned, for at most 1 ms and 256 packets. A move that exceeds this limit \
+             counts as early. `relaxed` counts returned packets per flow, like `flow_counters`. If the function \
+             changes addresses or ports, every move is early.";
         symmetric: boolean, [= "true"], Restart,
             "true or false", "false",
-            "Whether both directions of a flow go to one instance. Otherwise each is pinned on its own.";
+            "Whether both directions of a flow are pinned to one instance. With `false`, each direction is pinned \
+             separately.";
         table_full: word(TableFull::WORDS), [= "\"hash\""], Applies,
             "`\"hash\"` or `\"drop\"`", "\"drop\"",
-            "A new flow that finds the flow table full: sent by hash without a pin, or dropped. Both are counted.";
+            "What to do with a new flow when the flow table is full: `hash` sends its packets by hash without a \
+             pin, `drop` drops them. Both are counted.";
         // Most flows end within this time, and one forgotten connection does not keep an instance alive.
         drain_deadline: span(Nanos(1), Nanos::MAX), [= "\"60s\""], Applies,
-            "span of time", "\"5m\"",
-            "How long a draining instance may keep flows; those left then are given to others.";
+            "duration", "\"5m\"",
+            "Time after which the remaining flows of a draining instance are unpinned and rescheduled.";
         // A drained function only needs to close files.
         stop_grace: span(Nanos(1), Nanos::MAX), [= "\"2s\""], Applies,
-            "span of time", "\"500ms\"",
-            "How long a program may take to end by itself (SIGTERM) before it is killed.";
+            "duration", "\"500ms\"",
+            "Time between SIGTERM and SIGKILL when a container stops.";
         ring: ring, [keys], Keys,
-            "table", "{ slots = 2048 }", "See below.";
+            "table", "{ slots = 2048 }", "See the table below.";
         // A function with one thread serves one queue pair.
         queues: number(1, reader.queues_max()), [= "1"], Applies,
             "number, 1 to the number of workers", "1",
-            "Queue pairs of each data port. With fewer than workers, an instance has home workers that serve them.";
+            "Queue pairs of each data port. With fewer queue pairs than workers, home workers serve them.";
         flow_counters: boolean, [= "false"], Counts,
             "true or false", "true",
-            "Whether returned packets are counted per flow, too: one more look into the flow table for each.";
+            "Whether returned packets are counted per flow. This costs one more lookup per packet.";
     } => {
         if port.has_container() {
             reader.required(section, "image");
@@ -441,30 +457,29 @@ tables! {
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, ready, ready_deadline, instances, cpus, capacity, fit, scheduler, limit, autoscaler, affinity,
-            symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
+            hugepages, user_namespace, ready, ready_deadline, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
+            affinity, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
         }
     }
 
     matches(reader, section) -> Match = "service.NAME.match":
-        "Which packets are the service's. All that is written must hold; without any, every IP packet of the \
-         service's uplinks is meant. A symmetric service also takes the packets of the opposite direction. Where a \
-         packet is of two services, the narrower match wins: one whose every packet is also of the other. Two \
-         matches that overlap without that are refused; where only opposite directions overlap, the first in the \
-         file wins."
+        "The packets of the service. A packet matches if all keys match; without any key, every IP packet of the \
+         service's uplinks matches. A symmetric service also matches packets of the opposite direction. If two \
+         services match a packet, the narrower match wins: the one whose packets are all matched by the other, too. \
+         Other overlaps are refused. If only opposite directions overlap, the first service in the file wins."
     {
         protocol as "proto": protocol_number, [or "any"], Rules,
-            "`tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or a number", "\"tcp\"", "The IP protocol.";
+            "`tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or a number", "\"tcp\"", "IP protocol.";
         src: text(prefix), [or "any"], Rules,
-            "address or prefix", "\"192.0.2.0/24\"", "Source addresses, IPv4 or IPv6.";
+            "address or prefix", "\"192.0.2.0/24\"", "Source address or prefix, IPv4 or IPv6.";
         dst: text(prefix), [or "any"], Rules,
-            "address or prefix", "\"2001:db8::/32\"", "Destination addresses, IPv4 or IPv6.";
+            "address or prefix", "\"2001:db8::/32\"", "Destination address or prefix, IPv4 or IPv6.";
         src_port: port_range, [or "any"], Rules,
-            "port, or range of ports", "\"1024-65535\"", "Source ports; needs `proto`.";
+            "port, or range of ports", "\"1024-65535\"", "Source port or range; needs `proto`.";
         dst_port: port_range, [or "any"], Rules,
-            "port, or range of ports", "\"80-443\"", "Destination ports; needs `proto`.";
+            "port, or range of ports", "\"80-443\"", "Destination port or range; needs `proto`.";
         vlan: number(0, 4094), [or "any"], Rules,
-            "number, 0 to 4094", "42", "The outermost VLAN id; 0 for packets without a tag.";
+            "number, 0 to 4094", "42", "Outermost VLAN id; 0 matches untagged packets.";
     } => {
         let matches = Match { protocol, src, dst, src_port, dst_port, vlan };
         check_match(reader, section, &matches);
@@ -472,49 +487,48 @@ tables! {
     }
 
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":
-        "Files and directories of this machine in a container, as tables or as text: \
-         `\"/etc/rules:/etc/rules:ro\"`."
+        "A file or directory of this machine in the container, as a table or as text: `\"/etc/rules:/etc/rules:ro\"`."
     {
         source: text(absolute), [required], Applies,
-            "absolute path", "\"/etc/rules\"", "On this machine.";
+            "absolute path", "\"/etc/rules\"", "Path on this machine.";
         target: text(absolute), [required], Applies,
-            "absolute path", "\"/etc/rules\"", "In the container.";
+            "absolute path", "\"/etc/rules\"", "Path in the container.";
         read_only: boolean, [= "false"], Applies,
-            "true or false", "true", "Whether the container may only read it.";
+            "true or false", "true", "Whether the mount is read-only.";
     } => {
         Mount { source, target, read_only }
     }
 
     device_table(reader, section) -> Option<InstanceDevice> = "service.NAME.devices[]":
-        "For `port = \"device\"`: the functions of a card, or other network interfaces, of which each instance gets \
-         one per uplink: the first instance the first ones, and so on. What a container gets, and the commands that \
-         make functions: [smartnic](../smartnic.md)."
+        "For `port = \"device\"`: functions of a card, or other network interfaces. Each instance gets one per \
+         uplink, in the order of the list. [smartnic](../smartnic.md) shows the commands that create functions and \
+         what a container gets."
     {
         representor: text(representor), [required], Restart,
-            "interface, or device of DPDK", "\"pf0vf0\"",
-            "The end that the bridge gets: a network interface of the machine of Open vSwitch, or a device of DPDK \
-             there, as `0000:03:00.0,representor=vf0`.";
+            "network interface or DPDK device", "\"pf0vf0\"",
+            "The bridge's end: a network interface on the machine of Open vSwitch, or a DPDK device there such as \
+             `0000:03:00.0,representor=vf0`.";
         pci: text(pci), [or "one of `pci`, `sf`, `interface`"], Restart,
             "PCI address", "\"0000:03:00.2\"",
-            "The instance's end, a virtual function. Where `vfio-pci` has it, the container gets its device files \
-             and `INCO_PCI`; else its network interface and `INCO_INTERFACES`.";
+            "The instance's end, a virtual function. If it is bound to `vfio-pci`, the container gets its device \
+             files and `INCO_PCI`; otherwise its network interface and `INCO_INTERFACES`.";
         sf: number(0, u64::from(u32::MAX)), [or "one of `pci`, `sf`, `interface`"], Restart,
-            "number", "1", "The instance's end, a scalable function: the container gets its network interface.";
+            "number", "1", "The instance's end, a scalable function. The container gets its network interface.";
         interface: text(interface), [or "one of `pci`, `sf`, `interface`"], Restart,
             "name of an interface", "\"enp3s0f0v0\"",
-            "The instance's end by the name of its network interface: a function's, or an end of a veth pair.";
+            "The instance's end, named by its network interface: a function, or an end of a veth pair.";
         mac: text(mac), [or "any"], Restart,
-            "Ethernet address", "\"02:00:00:00:00:11\"",
-            "The address that the function must have: another one is a mistake in the file or on the card.";
-        vfio: text(absolute), [or "what this machine says"], Restart,
+            "MAC address", "\"02:00:00:00:00:11\"",
+            "The function's MAC address. A different address on the card is reported as a problem.";
+        vfio: text(absolute), [or "the group that this machine reports"], Restart,
             "path", "\"/dev/vfio/42\"",
-            "The device file of the function's group on the engine's machine: needed where that is another one.";
+            "Device file of the function's VFIO group on the engine's machine. Required if that is another machine.";
     } => {
         let written = ["pci", "sf", "interface"].iter().filter(|key| section.get(key).is_some()).count();
         if written != 1 {
-            let what = format!("{written} of pci, sf and interface say what the instance gets");
-            let write = "write one of them: pci = \"0000:03:00.2\", sf = 1 or interface = \"enp3s0f0v0\"";
-            reader.wrong(&section.path, Wrong::new(what, write));
+            let what = format!("{written} of the keys pci, sf and interface are present; exactly one is needed");
+            let write = "write one: pci = \"0000:03:00.2\", sf = 1 or interface = \"enp3s0f0v0\"";
+            reader.report(&section.path, ValueError::new(what, write));
         }
         let pci = pci.map(|address| NetFunction::Pci { address, vfio });
         let function = pci.or(sf.map(NetFunction::Sf)).or(interface.map(NetFunction::Interface))?;
@@ -522,66 +536,70 @@ tables! {
     }
 
     ready_table(reader, section) -> Ready = "service.NAME.ready":
-        "A command as the condition for being ready."
+        "Readiness by a command."
     {
         exec: program, [required], Applies,
-            "list of text", "[\"/bin/check\"]", "The command; ready when it exits with 0.";
+            "list of text", "[\"/bin/check\"]", "The command. The instance is ready when it exits with status 0.";
     } => {
         Ready::Exec(exec)
     }
 
     instances_table(reader, section) -> Instances = "service.NAME.instances":
-        "How many containers. A bare number is that many, always: `instances = 3`."
+        "The number of instances. A number alone is a fixed count: `instances = 3`."
     {
         // With zero, the first packets of a service would wait for a container to start.
         min: number(1, INSTANCE_LIMIT), [= "1"], Applies,
-            "number, 1 to 1024", "3", "Active instances at least.";
+            "number, 1 to 1024", "3", "Minimum number of active instances.";
         // The maximum in the paper's experiment.
-        max: number(1, INSTANCE_LIMIT), [or "8, or `min` where that is more" => 8.max(min)], Applies,
-            "number, at least `min`", "8", "Active instances at most.";
+        max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more" => 8.max(min)], Applies,
+            "number, at least `min`", "8", "Maximum number of active instances.";
         // With one, the first scale-out takes microseconds instead of a container's start.
-        standby: number(0, INSTANCE_LIMIT), [or "1; 0 where `instances` is a number" => 1], Applies,
-            "number, at most `max`", "2", "Instances that are kept ready beside the active ones.";
+        standby: number(0, INSTANCE_LIMIT), [or "1; 0 if `instances` is a number" => 1], Applies,
+            "number, at most `max`", "2", "Instances that are ready in addition to the active ones.";
         standby_mode: word(StandbyMode::WORDS), [= "\"warm\""], Applies,
             "`\"warm\"` or `\"paused\"`", "\"paused\"",
-            "How they wait: running (activating one costs microseconds), or frozen (no CPU; it costs a resume).";
+            "State of standby instances: `warm` is running and becomes active within microseconds; `paused` is \
+             frozen, uses no CPU and must be resumed first.";
     } => {
         let most = |what: u32| format!("{what} is more than max ({max})");
         if min > max {
-            let wrong = Wrong::new(most(min), format!("write a min of at most {max}"));
-            reader.wrong(&section.key("min"), wrong);
+            let wrong = ValueError::new(most(min), format!("write a min of at most {max}"));
+            reader.report(&section.key("min"), wrong);
         } else if standby > max {
-            let wrong = Wrong::new(most(standby), format!("write a standby of at most {max}"));
-            reader.wrong(&section.key("standby"), wrong);
+            let wrong = ValueError::new(most(standby), format!("write a standby of at most {max}"));
+            reader.report(&section.key("standby"), wrong);
         }
         Instances { min, max, standby, standby_mode }
     }
 
     scheduler_table(reader, section) -> (Scheduler, Option<f64>) = "service.NAME.scheduler":
-        "The scheduler, what it counts, and its parameters. A bare name is that policy with its defaults. What each \
-         does, and when to use it: [policies](../policies.md)."
+        "The scheduler, its load metric and its parameters. A name alone selects the policy with its defaults. \
+         [policies](../policies.md) describes each policy and when to use it."
     {
         policy: text(known_scheduler), [= "\"best-fit\""], Applies,
             "scheduler", "\"worst-fit\"", "The policy.";
         metric: word(Metric::WORDS), [= "\"packets\""], Applies,
             "`\"packets\"`, `\"bytes\"`, `\"flows\"` or `\"busy\"`", "\"busy\"",
-            "What loads are counted in: packets or bytes per second, flows, or the share of time in which a \
-             function is busy (where it does not tell, its packets ÷ `capacity`).";
+            "The load metric: packets per second, bytes per second, flows, or the share of time for which the \
+             function is busy. If the function does not report it, `busy` is its packet rate ÷ `capacity`.";
         limit: limit_in(metric),
-            [or "`capacity` for packets, 1 for `busy`; must be written for the others"], Applies,
+            [or "`capacity` for packets, 1 for `busy`; required for the others"], Applies,
             "bit rate for `bytes`, number for `flows`, share for `busy`", "\"10Gbps\"",
-            "What one instance takes in that metric.";
+            "Load that one instance can take, in units of the metric.";
         slow_start: span(Nanos::ZERO, SLOW_START_MAX), [= "\"1s\""], Applies,
-            "span of time, at most 1h", "\"5s\"",
-            "The time in which a fresh instance is brought up to its full share of new flows; `0s` for none.";
+            "duration, at most 1h", "\"5s\"",
+            "Time over which the share of new flows for a new instance rises to the full share; `0s` turns it off.";
         spill: boolean, [= "true"], Applies,
             "true or false", "false",
-            "Whether a flow that does not fit (`fit`) where the policy would have it goes to the next instance that \
-             it fits.";
+            "Whether a flow that does not fit (`fit`) on the instance of the policy's choice goes to the next \
+             instance on which it fits.";
     } => {
         match metric {
             Metric::Bytes => reader.required(section, "limit"),
-            Metric::Flows => reader.missing(section, "limit", || Wrong::new("this key is missing", "write limit = 1000")),
+            Metric::Flows => {
+                let wrong = || ValueError::new("this key is missing", "write limit = 1000");
+                reader.missing(section, "limit", wrong);
+            }
             Metric::Packets | Metric::Busy => {}
         }
         let settings = Settings { metric, slow_start, spill };
@@ -591,7 +609,7 @@ tables! {
     }
 
     autoscaler_table(reader, section) -> Autoscaler = "service.NAME.autoscaler":
-        "The autoscaler and its parameters. A bare name is that policy with its defaults."
+        "The autoscaler and its parameters. A name alone selects the policy with its defaults."
     {
         policy: text(known_autoscaler), [= "\"ladder\""], Applies,
             "autoscaler", "\"smartinco\"", "The policy.";
@@ -602,65 +620,66 @@ tables! {
     }
 
     ring(reader, section) -> Ring = "service.NAME.ring":
-        "The rings of shared memory between the switch and an instance, one in each direction for every queue."
+        "The rings of shared memory between the switch and an instance: one per queue and direction."
     {
         // 1 ms at 1 Mpps. 256 ports with 4096 descriptors would need 4 GiB.
         slots: power_of_two(number(RING_SLOTS_MIN, RING_SLOTS_MAX)), [= "1024"], Applies,
             "power of two, 64 to 16384", "2048",
-            "Descriptors. Slots ÷ packet rate is the longest pause of the function that loses nothing.";
+            "Descriptors per ring. Slots ÷ packet rate is the longest pause of the function without loss.";
         // One frame of 1,522 bytes; also the default of DPDK's memif driver.
         buffer_bytes: bytes(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX), [= "2048"], Applies,
-            "bytes, 128 to 16384", "4096", "One buffer. Longer frames use several.";
+            "bytes, 128 to 16384", "4096", "Size of one buffer. Longer frames use several buffers.";
     } => {
         Ring { slots, buffer_bytes }
     }
 
     engine(reader, section) -> Engine = "engine":
-        "What runs containers."
+        "The container engine."
     {
         driver: word(EngineDriver::WORDS), [= "\"oci\""], Restart,
             "`\"oci\"` or `\"docker\"`", "\"docker\"",
-            "`oci` is embedded and needs no daemon; `docker` speaks to Docker or Podman.";
+            "`oci` is embedded and needs no daemon; `docker` uses Docker or Podman.";
         host: text(host), [= "\"unix:///run/docker.sock\""], Restart,
             "`unix:///...` or `tcp://HOST:PORT`", "\"tcp://192.0.2.7:2376\"",
-            "Where Docker or Podman answers. Ports of shared memory need an engine on this machine.";
+            "Address of Docker or Podman. Ports of kind `memif` need an engine on this machine.";
         tls: path, [or "none"], Restart,
             "directory", "\"/etc/inco/tls\"",
-            "For a remote engine: where `ca.pem`, `cert.pem` and `key.pem` are, as for Docker's own command.";
+            "For a remote engine: directory with `ca.pem`, `cert.pem` and `key.pem`, as for Docker's own command.";
     } => {
         if driver == EngineDriver::Oci {
             for key in ["host", "tls"].into_iter().filter(|key| section.get(key).is_some()) {
                 let what = "the oci engine is embedded and has no such key";
-                reader.wrong(&section.key(key), Wrong::new(what, "remove it, or write driver = \"docker\""));
+                reader.report(&section.key(key), ValueError::new(what, "remove it, or write driver = \"docker\""));
             }
         }
         Engine { driver, host, tls }
     }
 
     api(reader, section) -> Api = "api":
-        "How inco is asked: always over a unix socket (mode 0660), and over the network where `listen` is written: \
-         by TLS, and with a token in each request."
+        "The API. inco always serves it on a unix socket (mode 0660). With `listen`, it also serves it on the \
+         network, over TLS and with a token in each request."
     {
         socket: text(socket_path), [or "`api.sock` in the run directory: `$INCO_RUN_DIR`, or `/run/inco`"], Restart,
-            "path", "\"/run/inco/api.sock\"", "The unix socket that `inco status` and the others ask.";
-        listen: text(listen), [or "no network"], Restart,
+            "path", "\"/run/inco/api.sock\"", "Unix socket of the API, used by `inco status` and the other commands.";
+        listen: text(listen), [or "the unix socket only"], Restart,
             "address and port", "\"0.0.0.0:8443\"",
-            "Where the API and its page are to be had over TLS. Needs `certificate`, `key` and `tokens`.";
+            "Address for the API and the web page over TLS. Needs `certificate`, `key` and `tokens`.";
         certificate: path, [or "none"], Restart,
-            "path", "\"/etc/inco/api.pem\"", "The certificate and those that it rests on, as PEM.";
+            "path", "\"/etc/inco/api.pem\"", "Certificate and its chain, as PEM.";
         key: path, [or "none"], Restart,
-            "path", "\"/etc/inco/api.key\"", "The certificate's private key, as PEM.";
+            "path", "\"/etc/inco/api.key\"", "Private key of the certificate, as PEM.";
         tokens: path, [or "none"], Restart,
             "path", "\"/etc/inco/tokens\"",
-            "Who may ask: on each line a role (`read` or `admin`), a name for the event log, and a token of at \
-             least 32 characters (`openssl rand -hex 32`). Others than owner and group may not read the file.";
+            "File with the API's tokens. Each line has a role (`read` or `admin`), a name for the event log, and a \
+             token of at least 32 characters (`openssl rand -hex 32`). Only owner and group may have read access to \
+             the file.";
     } => {
         let needed = ["certificate", "key", "tokens"];
         if section.get("listen").is_some() {
             needed.into_iter().for_each(|key| reader.required(section, key));
         } else if let Some(key) = needed.into_iter().find(|key| section.get(key).is_some()) {
-            let write = "write listen = \"0.0.0.0:8443\", or take this away";
-            reader.wrong(&section.key(key), Wrong::new("nothing listens over the network", write));
+            let write = "write listen = \"0.0.0.0:8443\", or remove this key";
+            reader.report(&section.key(key), ValueError::new("this key needs listen, which is missing", write));
         }
         let files = certificate.zip(key).zip(tokens);
         let tcp = listen.zip(files).map(|(listen, ((certificate, key), tokens))| ApiTcp {
@@ -670,18 +689,18 @@ tables! {
     }
 
     event_log(reader, section) -> EventLog = "event_log":
-        "The files of events: JSON, one event on each line. `events.jsonl` is written, `events.jsonl.1` is the one \
-         before it."
+        "The event log: files with one JSON event per line. `events.jsonl` is the current file, `events.jsonl.1` \
+         the previous one."
     {
         directory: path, [or "`events` in the run directory: `$INCO_RUN_DIR`, or `/run/inco`"], Restart,
             "path", "\"/var/log/inco\"",
-            "Where the files are. The run directory is usually memory, and gone after a restart of the machine.";
+            "Directory of the files. The run directory is usually in memory and is lost when the machine restarts.";
         // About ten thousand events.
         file_bytes as "file_size": bytes(64 << 10, 1 << 30), [= "\"8MiB\""], Restart,
-            "size", "\"64MiB\"", "Of one file, 64KiB to 1GiB; the next event then begins another one.";
+            "size", "\"64MiB\"", "Maximum size of one file, 64KiB to 1GiB. inco then starts a new file.";
         // The files may be in memory.
         files: number(1, 1000), [= "4"], Restart,
-            "number", "10", "Files that are kept, the one that is written included, 1 to 1000.";
+            "number", "10", "Number of files to keep, including the current one, 1 to 1000.";
     } => {
         EventLog { directory, file_bytes, files }
     }

@@ -11,7 +11,7 @@ use crate::policies::scheduler;
 use crate::problem::Problem;
 use crate::read::Reader;
 use crate::types::{Configuration, Drivers};
-use crate::units::Wrong;
+use crate::units::ValueError;
 
 /// Parses and checks a configuration. `file_name` appears in messages; `drivers` returns each driver's capabilities.
 ///
@@ -20,14 +20,17 @@ use crate::units::Wrong;
 pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configuration, Vec<Problem>> {
     let mut reader = Reader::new(file_name, text, KEYS, drivers);
     if text.len() > FILE_LIMIT_BYTES {
-        let what = format!("the file has {} bytes, more than {FILE_LIMIT_BYTES}", text.len());
-        reader.wrong_at(0, Wrong::new(what, "write a shorter one"));
+        let what = format!(
+            "the file has {} bytes, more than the limit of {FILE_LIMIT_BYTES}",
+            text.len()
+        );
+        reader.report_at(0, ValueError::new(what, "write a shorter one"));
         return Err(reader.into_problems());
     }
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         for error in errors {
-            reader.wrong_at(error.span().map_or(0, |span| span.start), syntax(error.message()));
+            reader.report_at(error.span().map_or(0, |span| span.start), syntax(error.message()));
         }
         let mut problems = reader.into_problems();
         // Further errors of the parser on one line follow from the first.
@@ -67,9 +70,9 @@ pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Probl
     let (table, errors) = DeTable::parse_recoverable(&document);
     if !errors.is_empty() || table.get_ref().len() != 1 {
         let write = "write a name, or a table such as { policy = \"maglev\", table = 65537 }";
-        reader.wrong(
+        reader.report(
             "scheduler",
-            Wrong::new(format!("{trimmed:?} is no scheduler"), write),
+            ValueError::new(format!("{trimmed:?} is not a scheduler"), write),
         );
         return Err(reader.into_problems());
     }
@@ -82,7 +85,7 @@ pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Probl
     }
 }
 
-fn syntax(message: &str) -> Wrong {
+fn syntax(message: &str) -> ValueError {
     let write = if message.contains("duplicate key") {
         "remove one of the two"
     } else if message.contains("quote") || message.contains("string") {
@@ -90,7 +93,7 @@ fn syntax(message: &str) -> Wrong {
     } else {
         "write TOML: [table] headings and key = value lines"
     };
-    Wrong::new(format!("this is not TOML: {message}"), write)
+    ValueError::new(format!("this is not TOML: {message}"), write)
 }
 
 /// The names of all uplinks.

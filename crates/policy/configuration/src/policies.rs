@@ -8,23 +8,23 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::nearest::write_one_of;
 use crate::read::{At, Reader, Section, TableReader, number, share, text};
-use crate::units::{self, Wrong};
+use crate::units::{self, ValueError};
 
-fn named(kind: &str, names: &[&'static str], name: &str) -> Result<&'static str, Wrong> {
+fn named(kind: &str, names: &[&'static str], name: &str) -> Result<&'static str, ValueError> {
     let known = names.iter().find(|known| **known == name);
     known.copied().ok_or_else(|| {
         let write = write_one_of(name, names.iter().copied());
-        Wrong::new(format!("there is no {kind} {name:?}"), write)
+        ValueError::new(format!("unknown {kind} {name:?}"), write)
     })
 }
 
 /// Checks the name of a scheduler.
-pub(crate) fn known_scheduler(name: &str) -> Result<&'static str, Wrong> {
+pub(crate) fn known_scheduler(name: &str) -> Result<&'static str, ValueError> {
     named("scheduler", Scheduler::NAMES, name)
 }
 
 /// Checks the name of an autoscaler.
-pub(crate) fn known_autoscaler(name: &str) -> Result<&'static str, Wrong> {
+pub(crate) fn known_autoscaler(name: &str) -> Result<&'static str, ValueError> {
     named("autoscaler", Autoscaler::NAMES, name)
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn known_autoscaler(name: &str) -> Result<&'static str, Wrong> {
 pub(crate) fn scheduler(
     at: At<'_>,
     table: TableReader<(Scheduler, Option<f64>)>,
-) -> Result<(Scheduler, Option<f64>), Wrong> {
+) -> Result<(Scheduler, Option<f64>), ValueError> {
     let default = Scheduler::default();
     match policy(at, default.name(), known_scheduler, Scheduler::parameters_of)? {
         Policy::Name(name) => Ok((Scheduler::from_name(name).unwrap_or_default(), None)),
@@ -42,7 +42,7 @@ pub(crate) fn scheduler(
 }
 
 /// An autoscaler. `table` reads its table.
-pub(crate) fn autoscaler(at: At<'_>, table: TableReader<Autoscaler>) -> Result<Autoscaler, Wrong> {
+pub(crate) fn autoscaler(at: At<'_>, table: TableReader<Autoscaler>) -> Result<Autoscaler, ValueError> {
     let default = Autoscaler::default();
     match policy(at, default.name(), known_autoscaler, Autoscaler::parameters_of)? {
         Policy::Name(name) => Ok(Autoscaler::from_name(name).unwrap_or_default()),
@@ -64,9 +64,9 @@ enum Policy<'a> {
 fn policy<'a>(
     at: At<'a>,
     default: &'static str,
-    named: fn(&str) -> Result<&'static str, Wrong>,
+    named: fn(&str) -> Result<&'static str, ValueError>,
     parameters_of: fn(&str) -> Option<&'static [Parameter]>,
-) -> Result<Policy<'a>, Wrong> {
+) -> Result<Policy<'a>, ValueError> {
     let Some(table) = at.value.as_table() else {
         return named(at.text()?).map(Policy::Name);
     };
@@ -88,17 +88,17 @@ fn policy<'a>(
 }
 
 /// Reads one instance's capacity, in a unit of the metric.
-pub(crate) fn limit_in(metric: Metric) -> impl Fn(At<'_>) -> Result<f64, Wrong> {
+pub(crate) fn limit_in(metric: Metric) -> impl Fn(At<'_>) -> Result<f64, ValueError> {
     move |at| match metric {
-        Metric::Packets => Err(Wrong::new(
-            "the limit in packets is the service's `capacity`",
-            "remove it, or write another metric",
+        Metric::Packets => Err(ValueError::new(
+            "the limit of the metric packets is the service's `capacity`",
+            "remove this key, or write another metric",
         )),
         Metric::Bytes => {
             let rate = units::bit_rate(at.text()?)?;
             let write = "write a bit rate, for example \"10Gbps\"";
             let is_within = rate > 0.0 && rate <= 1e12;
-            let wrong = || Wrong::new(format!("{rate} is out of range"), write);
+            let wrong = || ValueError::new(format!("{rate} is out of range"), write);
             is_within.then_some(rate).ok_or_else(wrong)
         }
         Metric::Flows => number::<u32>(1, u64::from(u32::MAX))(at).map(f64::from),
@@ -114,7 +114,7 @@ pub(crate) fn with_parameters<'a, T>(
     parameters: Option<&[Parameter]>,
     make: impl Fn(ValueDeserializer<'a>) -> Result<T, toml::de::Error>,
 ) -> Option<T> {
-    let see = || format!("see the parameters of {policy} in the reference");
+    let see = || format!("see the parameters of {policy} in docs/reference/configuration.md");
     let is_own = |name: &str| parameters.is_some_and(|own| own.iter().any(|own| own.name == name));
     // Check each parameter alone first, so that each error has its own key.
     let mut written = DeTable::new();
@@ -130,15 +130,15 @@ pub(crate) fn with_parameters<'a, T>(
             Err(error) => {
                 let message = error.message();
                 let wrong = match message.split_once(", expected ") {
-                    Some((what, expected)) => Wrong::new(what, format!("write {expected}")),
-                    None => Wrong::new(message, see()),
+                    Some((what, expected)) => ValueError::new(what, format!("write {expected}")),
+                    None => ValueError::new(message, see()),
                 };
-                reader.wrong(&section.key(key.get_ref()), wrong);
+                reader.report(&section.key(key.get_ref()), wrong);
             }
         }
     }
     let made = make(deserializer(written));
-    made.map_err(|error| reader.wrong(&section.path, Wrong::new(error.message(), see())))
+    made.map_err(|error| reader.report(&section.path, ValueError::new(error.message(), see())))
         .ok()
 }
 

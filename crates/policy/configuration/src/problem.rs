@@ -5,7 +5,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::units::Wrong;
+use crate::units::ValueError;
 
 /// A problem: its place, its description and the remedy. Displayed as `inco.toml:12: service.firewall.instances.min:
 /// 5 is more than max (3); write a min of at most 3`.
@@ -26,7 +26,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn new(file: &str, place: Place, key: &str, wrong: Wrong) -> Problem {
+    pub(crate) fn new(file: &str, place: Place, key: &str, wrong: ValueError) -> Problem {
         Problem {
             file: file.to_owned(),
             line: place.line,

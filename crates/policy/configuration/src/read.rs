@@ -13,7 +13,7 @@ use crate::limits::QUEUES_MAX;
 use crate::nearest::{distance, list, nearest, write_one_of};
 use crate::problem::{Lines, Places, Problem};
 use crate::types::Drivers;
-use crate::units::{self, Wrong};
+use crate::units::{self, ValueError};
 
 /// A table of the file and the path of its keys.
 pub(crate) struct Section<'a> {
@@ -78,13 +78,13 @@ impl Reader {
     }
 
     /// Records a problem with a key, at the key's place or that of the enclosing table.
-    pub(crate) fn wrong(&mut self, key: &str, wrong: Wrong) {
+    pub(crate) fn report(&mut self, key: &str, wrong: ValueError) {
         let place = self.places.of(key);
         self.problems.push(Problem::new(&self.file, place, key, wrong));
     }
 
     /// Records a problem at a byte offset in the file.
-    pub(crate) fn wrong_at(&mut self, offset: usize, wrong: Wrong) {
+    pub(crate) fn report_at(&mut self, offset: usize, wrong: ValueError) {
         let place = self.lines.place(offset);
         self.problems.push(Problem::new(&self.file, place, "", wrong));
     }
@@ -121,7 +121,7 @@ impl Reader {
             if !known.contains(&name) {
                 section.unknown.push(name.to_owned());
                 let wrong = unknown_key(name, &known, self.keys);
-                self.wrong(&section.key(name), wrong);
+                self.report(&section.key(name), wrong);
             }
         }
         section
@@ -132,7 +132,7 @@ impl Reader {
         &mut self,
         section: &Section<'_>,
         name: &str,
-        read: impl FnOnce(At<'_>) -> Result<T, Wrong>,
+        read: impl FnOnce(At<'_>) -> Result<T, ValueError>,
     ) -> Option<T> {
         self.value(&section.key(name), section.get(name)?.get_ref(), read)
     }
@@ -142,18 +142,18 @@ impl Reader {
         &mut self,
         path: &str,
         value: &DeValue<'_>,
-        read: impl FnOnce(At<'_>) -> Result<T, Wrong>,
+        read: impl FnOnce(At<'_>) -> Result<T, ValueError>,
     ) -> Option<T> {
         let at = At {
             reader: self,
             path,
             value,
         };
-        read(at).map_err(|wrong| self.wrong(path, wrong)).ok()
+        read(at).map_err(|wrong| self.report(path, wrong)).ok()
     }
 
     /// The value that a row of the table of keys gives as default.
-    pub(crate) fn default<T>(&mut self, toml: &str, read: impl FnOnce(At<'_>) -> Result<T, Wrong>) -> T {
+    pub(crate) fn default<T>(&mut self, toml: &str, read: impl FnOnce(At<'_>) -> Result<T, ValueError>) -> T {
         let value = DeValue::parse(toml).ok();
         let value = value.and_then(|value| self.value("", value.get_ref(), read));
         #[expect(
@@ -164,11 +164,11 @@ impl Reader {
     }
 
     /// Reports a missing key.
-    pub(crate) fn missing(&mut self, section: &Section<'_>, name: &str, wrong: impl FnOnce() -> Wrong) {
+    pub(crate) fn missing(&mut self, section: &Section<'_>, name: &str, wrong: impl FnOnce() -> ValueError) {
         // If a similar unknown key is written, that problem was already reported.
-        let is_slip = |unknown: &String| nearest(unknown, [name]).is_some();
-        if section.get(name).is_none() && !section.unknown.iter().any(is_slip) {
-            self.wrong(&section.key(name), wrong());
+        let is_misspelling = |unknown: &String| nearest(unknown, [name]).is_some();
+        if section.get(name).is_none() && !section.unknown.iter().any(is_misspelling) {
+            self.report(&section.key(name), wrong());
         }
     }
 
@@ -177,7 +177,7 @@ impl Reader {
         let example = self.keys_of(section.kind).find(|key| key.name == name);
         let example = example.map_or("", |key| key.example);
         self.missing(section, name, || {
-            Wrong::new("this key is missing", format!("write {name} = {example}"))
+            ValueError::new("this key is missing", format!("write {name} = {example}"))
         });
     }
 
@@ -218,7 +218,7 @@ impl Reader {
 
 /// What to say of a key that its table does not have: the one that was probably meant, the table that it belongs to,
 /// or those that there are.
-fn unknown_key(name: &str, known: &[&str], keys: &[Key]) -> Wrong {
+fn unknown_key(name: &str, known: &[&str], keys: &[Key]) -> ValueError {
     let near = nearest(name, known.iter().copied());
     let mut homes: Vec<String> = keys
         .iter()
@@ -228,18 +228,15 @@ fn unknown_key(name: &str, known: &[&str], keys: &[Key]) -> Wrong {
     homes.dedup();
     match near {
         Some(near) if homes.is_empty() || distance(name, near) <= 1 => {
-            Wrong::new("there is no such key", format!("write {near:?}"))
+            ValueError::new("unknown key", format!("write {near:?}"))
         }
         _ if !homes.is_empty() => {
             let what = format!("this key belongs to {}", homes.join(" or "));
-            Wrong::new(what, "move it there, or remove it")
+            ValueError::new(what, "move it there, or remove it")
         }
         _ => {
             let known = list(known.iter().copied());
-            Wrong::new(
-                "there is no such key",
-                format!("remove it, or write one of {known}"),
-            )
+            ValueError::new("unknown key", format!("remove it, or write one of {known}"))
         }
     }
 }
@@ -254,15 +251,18 @@ pub(crate) struct At<'a> {
 
 impl<'a> At<'a> {
     /// The message for a value of the wrong kind.
-    pub(crate) fn not(&self, kind: &str, write: &str) -> Wrong {
-        not(self.value, kind, write)
+    pub(crate) fn wrong_kind(&self, kind: &str, write: &str) -> ValueError {
+        wrong_kind(self.value, kind, write)
     }
 
-    pub(crate) fn text(&self) -> Result<&'a str, Wrong> {
+    pub(crate) fn text(&self) -> Result<&'a str, ValueError> {
         let text = self.value.as_str();
-        let text = text.ok_or_else(|| self.not("text", "text in quotes"))?;
+        let text = text.ok_or_else(|| self.wrong_kind("text", "text in quotes"))?;
         if text.contains('\0') {
-            return Err(Wrong::new("it contains a NUL", "write text without it"));
+            return Err(ValueError::new(
+                "the text contains a NUL character",
+                "write text without it",
+            ));
         }
         Ok(text)
     }
@@ -271,7 +271,7 @@ impl<'a> At<'a> {
     pub(crate) fn table<T>(
         self,
         read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
-    ) -> Result<T, Wrong> {
+    ) -> Result<T, ValueError> {
         self.table_with(read, &[])
     }
 
@@ -280,19 +280,20 @@ impl<'a> At<'a> {
         self,
         read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
         own: &[&str],
-    ) -> Result<T, Wrong> {
+    ) -> Result<T, ValueError> {
         let table = self.value.as_table();
-        let table = table.ok_or_else(|| self.not("a table", "a table, for example { key = value }"))?;
+        let table =
+            table.ok_or_else(|| self.wrong_kind("a table", "a table, for example { key = value }"))?;
         Ok(read(self.reader, self.path.to_owned(), Some(table), own))
     }
 
     /// The valid values of a list, each with its index.
     pub(crate) fn items<T>(
         self,
-        mut read: impl FnMut(At<'_>) -> Result<T, Wrong>,
-    ) -> Result<(Vec<T>, usize), Wrong> {
+        mut read: impl FnMut(At<'_>) -> Result<T, ValueError>,
+    ) -> Result<(Vec<T>, usize), ValueError> {
         let items = self.value.as_array();
-        let items = items.ok_or_else(|| self.not("a list", "a list in brackets"))?;
+        let items = items.ok_or_else(|| self.wrong_kind("a list", "a list in brackets"))?;
         let mut values = Vec::new();
         for (index, item) in items.iter().enumerate() {
             let path = format!("{}[{index}]", self.path);
@@ -347,29 +348,31 @@ fn default_text(key: Option<&Key>) -> String {
     }
 }
 
-fn not(value: &DeValue<'_>, kind: &str, write: &str) -> Wrong {
-    Wrong::new(
+fn wrong_kind(value: &DeValue<'_>, kind: &str, write: &str) -> ValueError {
+    ValueError::new(
         format!("{} is not {kind}", shown(value)),
         format!("write {write}"),
     )
 }
 
 /// Reads a string with `parse`.
-pub(crate) fn text<T>(parse: impl Fn(&str) -> Result<T, Wrong>) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+pub(crate) fn text<T>(
+    parse: impl Fn(&str) -> Result<T, ValueError>,
+) -> impl Fn(At<'_>) -> Result<T, ValueError> {
     move |at| parse(at.text()?)
 }
 
 /// Reads the path of a file or directory, without checking that it exists.
-pub(crate) fn path(at: At<'_>) -> Result<PathBuf, Wrong> {
+pub(crate) fn path(at: At<'_>) -> Result<PathBuf, ValueError> {
     match at.text()? {
-        "" => Err(Wrong::new("it is empty", "write a path")),
+        "" => Err(ValueError::new("the path is empty", "write a path")),
         text => Ok(PathBuf::from(text)),
     }
 }
 
-pub(crate) fn boolean(at: At<'_>) -> Result<bool, Wrong> {
+pub(crate) fn boolean(at: At<'_>) -> Result<bool, ValueError> {
     let value = at.value.as_bool();
-    value.ok_or_else(|| at.not("true or false", "true or false, without quotes"))
+    value.ok_or_else(|| at.wrong_kind("true or false", "true or false, without quotes"))
 }
 
 /// The integer as written; `None` for other kinds.
@@ -387,26 +390,28 @@ pub(crate) fn float(value: &DeValue<'_>) -> Option<f64> {
 }
 
 /// Reads an integer within bounds. A string may have a unit of counts.
-pub(crate) fn number<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+pub(crate) fn number<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, ValueError> {
     whole(low, high, units::count)
 }
 
 /// Reads a size in bytes within bounds. A string may have a unit of sizes.
-pub(crate) fn bytes<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+pub(crate) fn bytes<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, ValueError> {
     whole(low, high, units::size)
 }
 
 fn whole<T: TryFrom<u64>>(
     low: u64,
     high: u64,
-    of_text: fn(&str) -> Result<u64, Wrong>,
-) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    of_text: fn(&str) -> Result<u64, ValueError>,
+) -> impl Fn(At<'_>) -> Result<T, ValueError> {
     move |at| {
-        let wrong = |what: String| Wrong::new(what, format!("write a whole number from {low} to {high}"));
+        let wrong =
+            |what: String| ValueError::new(what, format!("write a whole number from {low} to {high}"));
         let number = match at.value {
             DeValue::String(text) => i128::from(of_text(text)?),
-            value => integer(value)
-                .ok_or_else(|| at.not("a whole number", &format!("one from {low} to {high}")))?,
+            value => integer(value).ok_or_else(|| {
+                at.wrong_kind("a whole number", &format!("a whole number from {low} to {high}"))
+            })?,
         };
         let out_of_range = || wrong(format!("{number} is out of range"));
         match u64::try_from(number).map_err(|_| out_of_range())? {
@@ -419,14 +424,14 @@ fn whole<T: TryFrom<u64>>(
 
 /// Reads a power of two with `number`. The bounds must be powers of two.
 pub(crate) fn power_of_two<T: TryFrom<u64>>(
-    number: impl Fn(At<'_>) -> Result<u64, Wrong>,
-) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    number: impl Fn(At<'_>) -> Result<u64, ValueError>,
+) -> impl Fn(At<'_>) -> Result<T, ValueError> {
     move |at| {
         let number = number(at)?;
         let above = number.next_power_of_two();
         let wrong = || {
             let what = format!("{number} is not a power of two");
-            Wrong::new(what, format!("write {} or {above}", above / 2))
+            ValueError::new(what, format!("write {} or {above}", above / 2))
         };
         let is_one = number.is_power_of_two().then_some(number);
         is_one
@@ -436,31 +441,34 @@ pub(crate) fn power_of_two<T: TryFrom<u64>>(
 }
 
 /// Reads a duration within bounds.
-pub(crate) fn span(low: Nanos, high: Nanos) -> impl Fn(At<'_>) -> Result<Nanos, Wrong> {
+pub(crate) fn span(low: Nanos, high: Nanos) -> impl Fn(At<'_>) -> Result<Nanos, ValueError> {
     move |at| {
         let units = "text with a unit of ns, us, ms, s, m, h, d, for example \"50ms\"";
         let text = at.value.as_str();
-        let span = units::span(text.ok_or_else(|| at.not("a span of time", units))?)?;
+        let span = units::span(text.ok_or_else(|| at.wrong_kind("a duration", units))?)?;
         if span < low {
-            return Err(Wrong::new("it is zero", "write a longer span"));
+            return Err(ValueError::new("the duration is 0", "write a longer duration"));
         }
         if span > high {
-            let what = format!("it is more than {}", units::show_span(high));
-            return Err(Wrong::new(what, "write a shorter span"));
+            let what = format!("the duration is more than {}", units::show_span(high));
+            return Err(ValueError::new(what, "write a shorter duration"));
         }
         Ok(span)
     }
 }
 
 /// Reads a list of strings.
-pub(crate) fn texts(at: At<'_>) -> Result<Vec<String>, Wrong> {
+pub(crate) fn texts(at: At<'_>) -> Result<Vec<String>, ValueError> {
     let example = "a list of text, for example [\"one\", \"two\"]";
     let items = at.value.as_array();
-    let items = items.ok_or_else(|| at.not("a list of text", example))?;
+    let items = items.ok_or_else(|| at.wrong_kind("a list of text", example))?;
     let one = |item: &Spanned<DeValue<'_>>| match item.get_ref().as_str() {
         Some(text) if !text.contains('\0') => Ok(text.to_owned()),
-        Some(_) => Err(Wrong::new("it contains a NUL", "write text without it")),
-        None => Err(Wrong::new(
+        Some(_) => Err(ValueError::new(
+            "the text contains a NUL character",
+            "write text without it",
+        )),
+        None => Err(ValueError::new(
             format!("{} in the list is not text", shown(item.get_ref())),
             format!("write {example}"),
         )),
@@ -469,31 +477,34 @@ pub(crate) fn texts(at: At<'_>) -> Result<Vec<String>, Wrong> {
 }
 
 /// Reads one of the given words.
-pub(crate) fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+pub(crate) fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(At<'_>) -> Result<T, ValueError> {
     move |at| {
         let known = || words.iter().map(|(word, _)| *word);
         let one_of = || format!("one of {}", list(known()));
-        let text = at.value.as_str().ok_or_else(|| at.not("text", &one_of()))?;
+        let text = at
+            .value
+            .as_str()
+            .ok_or_else(|| at.wrong_kind("text", &one_of()))?;
         match words.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(*value),
             None => {
                 let write = write_one_of(text, known().collect::<Vec<_>>());
-                Err(Wrong::new(format!("there is no {text:?} here"), write))
+                Err(ValueError::new(format!("unknown value {text:?}"), write))
             }
         }
     }
 }
 
 /// Reads a share above 0 and at most 1.
-pub(crate) fn share(at: At<'_>) -> Result<f64, Wrong> {
+pub(crate) fn share(at: At<'_>) -> Result<f64, ValueError> {
     let share = match at.value {
         DeValue::String(text) => units::share(text)?,
-        value => float(value).ok_or_else(|| at.not("a share", "a number above 0 and at most 1"))?,
+        value => float(value).ok_or_else(|| at.wrong_kind("a share", "a number above 0 and at most 1"))?,
     };
     if share > 0.0 && share <= 1.0 {
         Ok(share)
     } else {
-        Err(Wrong::new(
+        Err(ValueError::new(
             format!("{share} is out of range"),
             "write a number above 0 and at most 1",
         ))

@@ -11,13 +11,13 @@ use crate::keys::{KEYS, TABLES};
 /// The reference of the configuration, as Markdown: `docs/reference/configuration.md`.
 pub fn reference() -> String {
     let mut text = String::from(
-        "# Configuration\n\n\
-         The file that `inco run -f` and `inco check -f` read, in [TOML](https://toml.io). This page is made from the \
-         table in `crates/policy/configuration/src/keys.rs`; `INCO_WRITE_REFERENCE=1 cargo test -p configuration` writes it again.\n\n\
-         A key that is not listed here is refused, with the nearest one that is. Figures may carry a unit, as text: \
-         packet rates `kpps`, `Mpps`, `Gpps`; spans of time `ns`, `us`, `ms`, `s`, `m`, `h`, `d` (always needed); sizes \
-         `B`, `KiB`, `MiB`, `GiB`, `kB`, `MB`, `GB`, where `K`, `M`, `G` and `Ki`, `Mi`, `Gi` are `KiB`, `MiB`, `GiB`; \
-         CPUs `m` (a thousandth); numbers `k` (1,000), `M`, `G`; shares `%`. A name is 1 to 32 of a-z, 0-9 and `-`.\n",
+        "# Configuration\n\nThe file that `inco run -f` and `inco check -f` read, in [TOML](https://toml.io). This \
+         page is made from the table in `crates/policy/configuration/src/keys.rs`; `INCO_WRITE_REFERENCE=1 cargo \
+         test -p configuration` writes it again.\n\nA key that is not listed here is refused, with the nearest one \
+         that is. Figures may carry a unit, as text: packet rates `kpps`, `Mpps`, `Gpps`; spans of time `ns`, `us`, \
+         `ms`, `s`, `m`, `h`, `d` (always needed); sizes `B`, `KiB`, `MiB`, `GiB`, `kB`, `MB`, `GB`, where `K`, `M`, \
+         `G` and `Ki`, `Mi`, `Gi` are `KiB`, `MiB`, `GiB`; CPUs `m` (a thousandth); numbers `k` (1,000), `M`, `G`; \
+         shares `%`. A name is 1 to 32 of a-z, 0-9 and `-`.\n",
     );
     for (table, meaning) in TABLES.iter().filter(|(table, _)| !table.is_empty()) {
         let heading = heading(table);
@@ -37,7 +37,10 @@ pub fn reference() -> String {
         }
         if *table == "service.NAME.scheduler" {
             let _ = write!(text, "\nPolicies: {}. Parameters:\n\n", words(Scheduler::NAMES));
-            text.push_str("| policy | parameter | what may be written | default | meaning |\n| --- | --- | --- | --- | --- |\n");
+            text.push_str(
+                "| policy | parameter | what may be written | default | meaning |\n\
+                           | --- | --- | --- | --- | --- |\n",
+            );
             for policy in Scheduler::NAMES {
                 for parameter in Scheduler::parameters_of(policy).unwrap_or_default() {
                     let Parameter {

@@ -4,14 +4,14 @@ use model::Nanos;
 
 /// An error about a value, and what to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct ValueError {
     pub(crate) what: String,
     pub(crate) write: String,
 }
 
-impl Wrong {
-    pub(crate) fn new(what: impl Into<String>, write: impl Into<String>) -> Wrong {
-        Wrong {
+impl ValueError {
+    pub(crate) fn new(what: impl Into<String>, write: impl Into<String>) -> ValueError {
+        ValueError {
             what: what.into(),
             write: write.into(),
         }
@@ -44,18 +44,18 @@ fn factor(units: &[(&str, f64)], unit: &str) -> Option<f64> {
     }
 }
 
-fn unit_wrong(text: &str, kind: &str, units: &[(&str, f64)], example: &str) -> Wrong {
+fn unit_wrong(text: &str, kind: &str, units: &[(&str, f64)], example: &str) -> ValueError {
     let what = match split(text) {
         None => format!("{text:?} is not {kind}"),
         Some((_, "")) => format!("{text:?} has no unit"),
-        Some((_, unit)) => format!("there is no unit {unit:?} for {kind}"),
+        Some((_, unit)) => format!("unknown unit {unit:?} for {kind}"),
     };
     let names: Vec<&str> = units
         .iter()
         .map(|(name, _)| *name)
         .filter(|name| !name.is_empty())
         .collect();
-    Wrong::new(
+    ValueError::new(
         what,
         format!(
             "write a number and one of {}, for example {example:?}",
@@ -73,7 +73,7 @@ const RATES: &[(&str, f64)] = &[
 ];
 
 /// Parses packets per second.
-pub(crate) fn rate(text: &str) -> Result<f64, Wrong> {
+pub(crate) fn rate(text: &str) -> Result<f64, ValueError> {
     let of = |(number, unit)| factor(RATES, unit).map(|factor| number * factor);
     split(text)
         .and_then(of)
@@ -89,7 +89,7 @@ const BIT_RATES: &[(&str, f64)] = &[
 ];
 
 /// Parses a bit rate such as `10Gbps` into bytes per second.
-pub(crate) fn bit_rate(text: &str) -> Result<f64, Wrong> {
+pub(crate) fn bit_rate(text: &str) -> Result<f64, ValueError> {
     let of = |(number, unit)| factor(BIT_RATES, unit).map(|factor| number * factor);
     split(text)
         .and_then(of)
@@ -107,7 +107,7 @@ const SPANS: &[(&str, f64)] = &[
 ];
 
 /// Parses a duration. A unit is required, because a bare number may mean seconds or milliseconds.
-pub(crate) fn span(text: &str) -> Result<Nanos, Wrong> {
+pub(crate) fn span(text: &str) -> Result<Nanos, ValueError> {
     let of = |(number, unit): (f64, &str)| {
         SPANS
             .iter()
@@ -116,11 +116,11 @@ pub(crate) fn span(text: &str) -> Result<Nanos, Wrong> {
     };
     let nanos = split(text)
         .and_then(of)
-        .ok_or_else(|| unit_wrong(text, "a span of time", SPANS, "50ms"))?;
+        .ok_or_else(|| unit_wrong(text, "a duration", SPANS, "50ms"))?;
     if nanos > 3.2e18 {
-        return Err(Wrong::new(
-            format!("{text:?} is more than a hundred years"),
-            "write a shorter span",
+        return Err(ValueError::new(
+            format!("{text:?} is longer than 100 years"),
+            "write a shorter duration",
         ));
     }
     Ok(Nanos(nanos.round() as u64))
@@ -149,7 +149,7 @@ const SIZES: &[(&str, f64)] = &[
 ];
 
 /// Parses a size in bytes.
-pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
+pub(crate) fn size(text: &str) -> Result<u64, ValueError> {
     let of = |(number, unit)| factor(SIZES, unit).map(|factor| number * factor);
     let bytes = split(text)
         .and_then(of)
@@ -169,7 +169,7 @@ pub(crate) fn cpus(text: &str) -> Option<f64> {
 const COUNTS: &[(&str, f64)] = &[("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)];
 
 /// Parses a count, where `k` is 1,000 and `M` 1,000,000.
-pub(crate) fn count(text: &str) -> Result<u64, Wrong> {
+pub(crate) fn count(text: &str) -> Result<u64, ValueError> {
     let of = |(number, unit)| factor(COUNTS, unit).map(|factor| number * factor);
     let number = split(text)
         .and_then(of)
@@ -178,27 +178,27 @@ pub(crate) fn count(text: &str) -> Result<u64, Wrong> {
 }
 
 /// Parses a share, 0 to 1, from `70%`.
-pub(crate) fn share(text: &str) -> Result<f64, Wrong> {
+pub(crate) fn share(text: &str) -> Result<f64, ValueError> {
     match split(text) {
         Some((number, "%")) => Ok(number / 100.0),
         Some((number, "")) => Ok(number),
-        _ => Err(Wrong::new(
+        _ => Err(ValueError::new(
             format!("{text:?} is not a share"),
             "write a number from 0 to 1, or a percentage, for example 0.7 or \"70%\"",
         )),
     }
 }
 
-fn whole(text: &str, number: f64) -> Result<u64, Wrong> {
+fn whole(text: &str, number: f64) -> Result<u64, ValueError> {
     // Above 2^53 a double cannot represent every integer; no valid value is that large.
     if number > 9_007_199_254_740_992.0 {
-        return Err(Wrong::new(
+        return Err(ValueError::new(
             format!("{text:?} is too large"),
             "write a smaller number",
         ));
     }
     if number.fract() != 0.0 {
-        return Err(Wrong::new(
+        return Err(ValueError::new(
             format!("{text:?} is not a whole number"),
             "write a whole number",
         ));
@@ -278,16 +278,16 @@ mod tests {
         );
         assert_eq!(
             span("50sec").unwrap_err().what,
-            "there is no unit \"sec\" for a span of time"
+            "unknown unit \"sec\" for a duration"
         );
         assert_eq!(
             rate("10Mbps").unwrap_err().what,
-            "there is no unit \"Mbps\" for a packet rate"
+            "unknown unit \"Mbps\" for a packet rate"
         );
         assert_eq!(rate("fast").unwrap_err().what, "\"fast\" is not a packet rate");
         assert!(size("1.5B").unwrap_err().what.contains("whole"));
         assert!(size("99999999TiB").unwrap_err().what.contains("too large"));
-        assert!(span("9999999d").unwrap_err().what.contains("hundred years"));
+        assert!(span("9999999d").unwrap_err().what.contains("100 years"));
     }
 
     #[test]

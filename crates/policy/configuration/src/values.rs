@@ -13,22 +13,22 @@ use crate::limits::*;
 use crate::nearest::{list, write_one_of};
 use crate::read::{At, Reader, Section, float, integer, number, texts, word};
 use crate::types::*;
-use crate::units::{self, Wrong};
+use crate::units::{self, ValueError};
 
 /// Parses a name that becomes part of container, cgroup and file names.
-pub(crate) fn name(text: &str) -> Result<String, Wrong> {
+pub(crate) fn name(text: &str) -> Result<String, ValueError> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if text.is_empty() || text.len() > NAME_LIMIT || text.starts_with('-') || !text.chars().all(allowed) {
         let write = format!(
-            "write 1 to {} of a-z, 0-9 and -, not beginning with -",
+            "write 1 to {} characters of a-z, 0-9 and -, not starting with -",
             NAME_LIMIT
         );
-        return Err(Wrong::new(format!("{text:?} is not a name"), write));
+        return Err(ValueError::new(format!("{text:?} is not a name"), write));
     }
     Ok(text.to_owned())
 }
 
-fn uplink_of(names: &[String], text: &str) -> Result<UplinkId, Wrong> {
+fn uplink_of(names: &[String], text: &str) -> Result<UplinkId, ValueError> {
     let index = names.iter().position(|name| name == text && !name.is_empty());
     index
         .and_then(|index| u8::try_from(index).ok())
@@ -40,51 +40,56 @@ fn uplink_of(names: &[String], text: &str) -> Result<UplinkId, Wrong> {
                 .filter(|name| !name.is_empty())
                 .collect();
             let write = if known.is_empty() {
-                "write an [[uplink]] of that name".to_owned()
+                "add an [[uplink]] with that name".to_owned()
             } else {
                 write_one_of(text, known)
             };
-            Wrong::new(format!("there is no uplink {text:?}"), write)
+            ValueError::new(format!("unknown uplink {text:?}"), write)
         })
 }
 
 /// Reads the uplinks of the file.
-pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, Wrong> {
+pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, ValueError> {
     let example = "[[uplink]], name = \"wan\", device = \"memif:wan.sock\"";
     let Some(items) = at.value.as_array() else {
-        return Err(at.not("a list of uplinks", example));
+        return Err(at.wrong_kind("a list of uplinks", example));
     };
     if items.is_empty() {
-        return Err(Wrong::new("there is no uplink", format!("write {example}")));
+        return Err(ValueError::new(
+            "no uplink is configured",
+            format!("write {example}"),
+        ));
     }
     if items.len() > UplinkId::LIMIT {
         let (count, limit) = (items.len(), UplinkId::LIMIT);
-        let what = format!("there are {count} uplinks, more than {limit}");
-        at.reader.wrong(at.path, Wrong::new(what, "remove some"));
+        let what = format!("{count} uplinks, more than the limit of {limit}");
+        at.reader
+            .report(at.path, ValueError::new(what, "remove some of them of them"));
     }
     let uplink = |at: At<'_>| match at.value {
         DeValue::Table(_) => at.table(keys::uplink),
-        _ => Err(at.not("an uplink", example)),
+        _ => Err(at.wrong_kind("an uplink", example)),
     };
     Ok(at.items(uplink)?.0)
 }
 
 /// Reads the services of the file.
-pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
+pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, ValueError> {
     let example = "[service.NAME] above a service's keys";
     let Some(table) = at.value.as_table() else {
-        return Err(at.not("a table of services", example));
+        return Err(at.wrong_kind("a table of services", example));
     };
     if table.is_empty() {
-        return Err(Wrong::new(
-            "there is no service",
+        return Err(ValueError::new(
+            "no service is configured",
             "write [service.NAME] with an image",
         ));
     }
     if table.len() > ServiceId::LIMIT {
         let (count, limit) = (table.len(), ServiceId::LIMIT);
-        let what = format!("there are {count} services, more than {limit}");
-        at.reader.wrong(at.path, Wrong::new(what, "remove some"));
+        let what = format!("{count} services, more than the limit of {limit}");
+        at.reader
+            .report(at.path, ValueError::new(what, "remove some of them of them"));
     }
     // In the order of the file; the parser sorts keys.
     let mut entries: Vec<_> = table.iter().collect();
@@ -94,11 +99,11 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
         let path = format!("{}.{}", at.path, key.get_ref());
         at.reader.note(&path, key.span().start);
         if let Err(wrong) = name(key.get_ref()) {
-            at.reader.wrong(&path, wrong);
+            at.reader.report(&path, wrong);
         }
         let service = |at: At<'_>| match at.value {
             DeValue::Table(_) => at.table(keys::service),
-            _ => Err(at.not("a service", example)),
+            _ => Err(at.wrong_kind("a service", example)),
         };
         services.extend(at.reader.value(&path, value.get_ref(), service));
     }
@@ -106,49 +111,49 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
 }
 
 /// Reads the CPUs of workers; each may occur once.
-pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, Wrong> {
+pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, ValueError> {
     let mut known = Vec::new();
     let cpu = |at: At<'_>| {
         let cpu = number(0, u64::from(CPU_LIMIT) - 1)(at)?;
         if known.contains(&cpu) {
-            let what = format!("CPU {cpu} is there twice");
-            return Err(Wrong::new(what, "write one worker for each CPU"));
+            let what = format!("CPU {cpu} is listed twice");
+            return Err(ValueError::new(what, "write each CPU once"));
         }
         known.push(cpu);
         Ok(cpu)
     };
     let (cpus, count) = at.items(cpu)?;
     if count > WorkerId::LIMIT {
-        let what = format!("there are {count} workers, more than {}", WorkerId::LIMIT);
-        return Err(Wrong::new(what, "remove some"));
+        let what = format!("{count} workers, more than the limit of {}", WorkerId::LIMIT);
+        return Err(ValueError::new(what, "remove some of them of them"));
     }
     Ok(cpus)
 }
 
 /// Reads `"drop"`, `"opposite"` or the name of an uplink.
-pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, Wrong> {
+pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, ValueError> {
     match (at.text()?, at.reader.uplinks.len()) {
         ("drop", _) => Ok(Fallback::Drop),
         ("opposite", 2) => Ok(Fallback::Opposite),
         ("opposite", count) => {
-            let what = format!("\"opposite\" is for two uplinks, and there are {count}");
-            Err(Wrong::new(what, "write an uplink's name, or \"drop\""))
+            let what = format!("\"opposite\" needs two uplinks; {count} are configured");
+            Err(ValueError::new(what, "write an uplink's name, or \"drop\""))
         }
         (name, _) => uplink_of(&at.reader.uplinks, name)
             .map(Fallback::Pass)
-            .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"drop\"", wrong.write))),
+            .map_err(|wrong| ValueError::new(wrong.what, format!("{}, or \"drop\"", wrong.write))),
     }
 }
 
 /// Parses an uplink's device.
-pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
+pub(crate) fn device(text: &str) -> Result<Device, ValueError> {
     const FORMS: &str = "write a PCI address (\"0000:03:00.0\"), a DPDK device (\"net_...\"), \"memif:SOCKET\", \
                          \"veth:INTERFACE\" or \"pcap:FILE\"";
-    let wrong = || Wrong::new(format!("{text:?} is not a device"), FORMS);
+    let wrong = || ValueError::new(format!("{text:?} is not a device"), FORMS);
     let (prefix, rest) = text.split_once(':').unwrap_or((text, ""));
     let filled = |what: &str| {
         if rest.is_empty() {
-            Err(Wrong::new(format!("{text:?} names no {what}"), FORMS))
+            Err(ValueError::new(format!("{text:?} has no {what}"), FORMS))
         } else {
             Ok(rest)
         }
@@ -159,8 +164,8 @@ pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
             let interface = filled("interface")?;
             // The kernel's limit on interface names, excluding the final NUL.
             if interface.len() > 15 || interface.contains(['/', ' ', ',', '=']) {
-                let what = format!("{interface:?} cannot be a network interface");
-                return Err(Wrong::new(what, "write the name that `ip link` shows"));
+                let what = format!("{interface:?} is not a valid name of a network interface");
+                return Err(ValueError::new(what, "write the name that `ip link` shows"));
             }
             Ok(Device::Veth(interface.to_owned()))
         }
@@ -171,7 +176,7 @@ pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
         _ if text.contains(':') => {
             let near = crate::nearest::nearest(prefix, ["memif", "veth", "pcap"]);
             Err(near.map_or_else(wrong, |near| {
-                Wrong::new(wrong().what, format!("write \"{near}:{rest}\""))
+                ValueError::new(wrong().what, format!("write \"{near}:{rest}\""))
             }))
         }
         _ => Err(wrong()),
@@ -180,13 +185,13 @@ pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
 
 /// Parses `FILE`, followed by `,loop` and `,tx=FILE` if present. DPDK reads the names too, so a name cannot contain a
 /// comma.
-fn capture(text: &str) -> Result<Capture, Wrong> {
-    const FORMS: &str =
-        "write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"; a file's name has no comma";
+fn capture(text: &str) -> Result<Capture, ValueError> {
+    const FORMS: &str = "write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"; a file name cannot \
+                         contain a comma";
     let mut parts = text.split(',');
     let file = parts.next().unwrap_or_default();
     if file.is_empty() {
-        return Err(Wrong::new(format!("\"pcap:{text}\" names no file"), FORMS));
+        return Err(ValueError::new(format!("\"pcap:{text}\" has no file"), FORMS));
     }
     let mut capture = Capture {
         file: PathBuf::from(file),
@@ -199,7 +204,12 @@ fn capture(text: &str) -> Result<Capture, Wrong> {
             Some(("tx", file)) if !file.is_empty() && capture.tx.is_none() => {
                 capture.tx = Some(PathBuf::from(file));
             }
-            _ => return Err(Wrong::new(format!("{part:?} is no part of a capture"), FORMS)),
+            _ => {
+                return Err(ValueError::new(
+                    format!("unknown option {part:?} of a capture"),
+                    FORMS,
+                ));
+            }
         }
     }
     Ok(capture)
@@ -225,30 +235,30 @@ fn is_pci_address(text: &str) -> bool {
 }
 
 /// Parses the path of a unix socket.
-pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
+pub(crate) fn socket_path(text: &str) -> Result<PathBuf, ValueError> {
     if text.is_empty() || text.ends_with('/') {
-        return Err(Wrong::new(
+        return Err(ValueError::new(
             format!("{text:?} is not a file"),
             "write the socket's path",
         ));
     }
     if text.len() > SOCKET_PATH_LIMIT {
         let what = format!(
-            "the path has {} bytes; a unix socket's has at most {}",
+            "the path has {} bytes; the limit for a unix socket is {}",
             text.len(),
             SOCKET_PATH_LIMIT
         );
-        return Err(Wrong::new(what, "write a shorter one"));
+        return Err(ValueError::new(what, "write a shorter one"));
     }
     Ok(PathBuf::from(text))
 }
 
 /// Parses a bridge's name. Its own interface has the same name, and its ports' names begin with it.
-pub(crate) fn bridge(text: &str) -> Result<String, Wrong> {
+pub(crate) fn bridge(text: &str) -> Result<String, ValueError> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if text.is_empty() || text.len() > 15 || !text.chars().all(allowed) {
-        return Err(Wrong::new(
-            format!("{text:?} is no name for a bridge"),
+        return Err(ValueError::new(
+            format!("{text:?} is not a valid name of a bridge"),
             "write at most 15 letters, digits, - and _",
         ));
     }
@@ -256,7 +266,7 @@ pub(crate) fn bridge(text: &str) -> Result<String, Wrong> {
 }
 
 /// Parses an endpoint in Open vSwitch's notation.
-pub(crate) fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
+pub(crate) fn ovs_endpoint(text: &str) -> Result<String, ValueError> {
     let is_one = match text.split_once(':') {
         Some(("unix", path)) => path.starts_with('/'),
         Some(("tcp" | "ssl", host)) => host
@@ -267,28 +277,33 @@ pub(crate) fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
     if is_one {
         Ok(text.to_owned())
     } else {
-        Err(Wrong::new(
-            format!("{text:?} is no place where Open vSwitch listens"),
+        Err(ValueError::new(
+            format!("{text:?} is not an endpoint of Open vSwitch"),
             "write unix:/path/to/socket, tcp:HOST:PORT or ssl:HOST:PORT",
         ))
     }
 }
 
 /// The same, for an endpoint on which a bridge is to listen.
-pub(crate) fn ovs_control(text: &str) -> Result<String, Wrong> {
+pub(crate) fn ovs_control(text: &str) -> Result<String, ValueError> {
     let control = ovs_endpoint(text)?;
     match control.strip_prefix("tcp:").or(control.strip_prefix("ssl:")) {
-        Some(address) if address.parse::<SocketAddr>().is_err() => Err(Wrong::new(
-            "the bridge listens at an address and not at a name",
-            "write the address, as in tcp:192.0.2.1:6653",
+        Some(address) if address.parse::<SocketAddr>().is_err() => Err(ValueError::new(
+            "the bridge listens on an IP address, not on a host name",
+            "write an IP address, for example tcp:192.0.2.1:6653",
         )),
         _ => Ok(control),
     }
 }
 
 /// Parses the address of an engine.
-pub(crate) fn host(text: &str) -> Result<String, Wrong> {
-    let wrong = |what: String| Err(Wrong::new(what, "write \"unix:///path\" or \"tcp://host:port\""));
+pub(crate) fn host(text: &str) -> Result<String, ValueError> {
+    let wrong = |what: String| {
+        Err(ValueError::new(
+            what,
+            "write \"unix:///path\" or \"tcp://host:port\"",
+        ))
+    };
     match text.split_once("://") {
         Some(("unix", path)) if path.starts_with('/') => socket_path(path).map(|_| text.to_owned()),
         Some(("tcp", authority)) => {
@@ -298,7 +313,7 @@ pub(crate) fn host(text: &str) -> Result<String, Wrong> {
                 .and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
             match port {
                 Some(1..) => Ok(text.to_owned()),
-                _ => wrong(format!("{text:?} has no host and port")),
+                _ => wrong(format!("{text:?} has no valid host and port")),
             }
         }
         _ => wrong(format!("{text:?} is not an engine's address")),
@@ -306,17 +321,17 @@ pub(crate) fn host(text: &str) -> Result<String, Wrong> {
 }
 
 /// Parses the TCP address of the API.
-pub(crate) fn listen(text: &str) -> Result<SocketAddr, Wrong> {
+pub(crate) fn listen(text: &str) -> Result<SocketAddr, ValueError> {
     let write = "write an address of this machine and a port: \"0.0.0.0:8443\", \"[::1]:8443\"";
     let address = text.parse();
-    address.map_err(|_| Wrong::new(format!("{text:?} is no address with a port"), write))
+    address.map_err(|_| ValueError::new(format!("{text:?} is not an IP address with a port"), write))
 }
 
 /// Reads an image's name.
-pub(crate) fn image(at: At<'_>) -> Result<String, Wrong> {
+pub(crate) fn image(at: At<'_>) -> Result<String, ValueError> {
     let example = "the name of an image, for example \"inco/forward\"";
     let text = at.value.as_str();
-    let text = text.ok_or_else(|| at.not("an image", example))?;
+    let text = text.ok_or_else(|| at.wrong_kind("an image", example))?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
     // Docker's limit on a reference.
     if text.is_empty()
@@ -324,8 +339,8 @@ pub(crate) fn image(at: At<'_>) -> Result<String, Wrong> {
         || text.starts_with(['-', '/', ':', '.'])
         || !text.chars().all(allowed)
     {
-        return Err(Wrong::new(
-            format!("{text:?} is not an image"),
+        return Err(ValueError::new(
+            format!("{text:?} is not a valid name of an image"),
             format!("write {example}"),
         ));
     }
@@ -333,7 +348,7 @@ pub(crate) fn image(at: At<'_>) -> Result<String, Wrong> {
 }
 
 /// Reads an environment: a table, or a list of `NAME=value`.
-pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
+pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, ValueError> {
     const EXAMPLE: &str = "write { NAME = \"value\" } or [\"NAME=value\"]";
     let mut env = BTreeMap::new();
     match at.value {
@@ -344,7 +359,12 @@ pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
                     DeValue::Integer(number) => number.to_string(),
                     DeValue::Float(number) => number.to_string(),
                     DeValue::Boolean(value) => value.to_string(),
-                    _ => return Err(Wrong::new(format!("{} is not text", name.get_ref()), EXAMPLE)),
+                    _ => {
+                        return Err(ValueError::new(
+                            format!("{} is not text", name.get_ref()),
+                            EXAMPLE,
+                        ));
+                    }
                 };
                 env.insert(name.get_ref().to_string(), text);
             }
@@ -352,20 +372,20 @@ pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
         DeValue::Array(_) => {
             for item in texts(at)? {
                 let Some((name, text)) = item.split_once('=') else {
-                    return Err(Wrong::new(format!("{item:?} has no ="), EXAMPLE));
+                    return Err(ValueError::new(format!("{item:?} is not NAME=value"), EXAMPLE));
                 };
                 env.insert(name.to_owned(), text.to_owned());
             }
         }
         _ => {
             let write = "{ NAME = \"value\" } or [\"NAME=value\"]";
-            return Err(at.not("an environment", write));
+            return Err(at.wrong_kind("an environment", write));
         }
     }
     for (name, text) in &env {
         if name.is_empty() || name.contains(['=', '\0']) || text.contains('\0') {
-            return Err(Wrong::new(
-                format!("{name:?} cannot be in an environment"),
+            return Err(ValueError::new(
+                format!("{name:?} is not a valid environment variable"),
                 EXAMPLE,
             ));
         }
@@ -374,29 +394,29 @@ pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
 }
 
 /// Parses an absolute path without `..`.
-pub(crate) fn absolute(text: &str) -> Result<PathBuf, Wrong> {
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, ValueError> {
     let path = Path::new(text);
     let climbs = path
         .components()
         .any(|part| part == std::path::Component::ParentDir);
     if !path.is_absolute() || climbs || text.contains('\0') {
         let what = format!("{text:?} is not an absolute path without \"..\"");
-        return Err(Wrong::new(what, "write one that begins with /"));
+        return Err(ValueError::new(what, "write a path that starts with /"));
     }
     Ok(path.to_owned())
 }
 
 /// Reads the functions of a network card for the instances.
-pub(crate) fn devices(at: At<'_>) -> Result<Vec<InstanceDevice>, Wrong> {
+pub(crate) fn devices(at: At<'_>) -> Result<Vec<InstanceDevice>, ValueError> {
     let device = |at: At<'_>| match at.value {
         DeValue::Table(_) => at.table(keys::device_table),
-        _ => Err(at.not("a device", "{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }")),
+        _ => Err(at.wrong_kind("a device", "{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }")),
     };
     Ok(at.items(device)?.0.into_iter().flatten().collect())
 }
 
 /// Parses the switch's end of a device: a network interface or a DPDK device.
-pub(crate) fn representor(text: &str) -> Result<String, Wrong> {
+pub(crate) fn representor(text: &str) -> Result<String, ValueError> {
     if text.contains([':', ',']) && !text.contains(char::is_whitespace) {
         return Ok(text.to_owned());
     }
@@ -404,19 +424,19 @@ pub(crate) fn representor(text: &str) -> Result<String, Wrong> {
 }
 
 /// Parses the name of a network interface.
-pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
+pub(crate) fn interface(text: &str) -> Result<String, ValueError> {
     let allowed = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':');
     if (1..=15).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(allowed) {
         return Ok(text.to_owned());
     }
-    Err(Wrong::new(
-        format!("{text:?} is no name of a network interface"),
-        "write one of `ip link`, at most 15 bytes",
+    Err(ValueError::new(
+        format!("{text:?} is not a valid name of a network interface"),
+        "write a name that `ip link` shows, of at most 15 bytes",
     ))
 }
 
 /// Parses a PCI address such as `0000:03:00.2`.
-pub(crate) fn pci(text: &str) -> Result<String, Wrong> {
+pub(crate) fn pci(text: &str) -> Result<String, ValueError> {
     let is_hex =
         |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
     let parts: Vec<&str> = text.split([':', '.']).collect();
@@ -430,15 +450,15 @@ pub(crate) fn pci(text: &str) -> Result<String, Wrong> {
         {
             Ok(text.to_ascii_lowercase())
         }
-        _ => Err(Wrong::new(
-            format!("{text:?} is no PCI address"),
+        _ => Err(ValueError::new(
+            format!("{text:?} is not a PCI address"),
             "write it in full, as `lspci -D` shows it: \"0000:03:00.2\"",
         )),
     }
 }
 
 /// Parses a MAC address such as `02:00:00:00:00:11`.
-pub(crate) fn mac(text: &str) -> Result<MacAddress, Wrong> {
+pub(crate) fn mac(text: &str) -> Result<MacAddress, ValueError> {
     let bytes: Vec<Option<u8>> = text
         .split(':')
         .map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2))
@@ -446,32 +466,32 @@ pub(crate) fn mac(text: &str) -> Result<MacAddress, Wrong> {
     let bytes = bytes.into_iter().collect::<Option<Vec<u8>>>();
     match bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok()) {
         Some(bytes) if bytes[0] & 1 == 0 => Ok(MacAddress(bytes)),
-        _ => Err(Wrong::new(
-            format!("{text:?} is no Ethernet address of one device"),
-            "write six bytes, as \"02:00:00:00:00:11\"",
+        _ => Err(ValueError::new(
+            format!("{text:?} is not the MAC address of one device"),
+            "write six bytes, for example \"02:00:00:00:00:11\"",
         )),
     }
 }
 
 /// Reads mounts: tables, or text as in compose.
-pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, Wrong> {
+pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, ValueError> {
     let mount = |at: At<'_>| match at.value {
         DeValue::String(text) => mount(text),
         DeValue::Table(_) => at.table(keys::mount_table),
-        _ => Err(at.not("a mount", "\"/source:/target:ro\"")),
+        _ => Err(at.wrong_kind("a mount", "\"/source:/target:ro\"")),
     };
     Ok(at.items(mount)?.0)
 }
 
 /// Parses `/source:/target[:ro|rw]`, as in compose.
-fn mount(text: &str) -> Result<Mount, Wrong> {
+fn mount(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, read_only) = match parts.as_slice() {
         [source, target] => (source, target, false),
         [source, target, "ro"] => (source, target, true),
         [source, target, "rw"] => (source, target, false),
         _ => {
-            return Err(Wrong::new(
+            return Err(ValueError::new(
                 format!("{text:?} is not a mount"),
                 "write \"/source:/target:ro\"",
             ));
@@ -488,11 +508,11 @@ fn mount(text: &str) -> Result<Mount, Wrong> {
 ///
 /// # Errors
 /// The text is not a valid set.
-pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, Wrong> {
+pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, ValueError> {
     let wrong = || {
-        Wrong::new(
-            format!("{text:?} is not a set of CPUs"),
-            "write numbers and ranges, as \"0-3,7\"",
+        ValueError::new(
+            format!("{text:?} is not a list of CPUs"),
+            "write numbers and ranges, for example \"0-3,7\"",
         )
     };
     let mut cpus = Vec::new();
@@ -510,12 +530,12 @@ pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, Wrong> {
 }
 
 /// Validates a CPU set and keeps its notation.
-pub(crate) fn cpuset(text: &str) -> Result<String, Wrong> {
+pub(crate) fn cpuset(text: &str) -> Result<String, ValueError> {
     cpus_of(text).map(|_| text.to_owned())
 }
 
 /// Reads a readiness condition: a word, or a table with a command.
-pub(crate) fn ready(at: At<'_>) -> Result<Ready, Wrong> {
+pub(crate) fn ready(at: At<'_>) -> Result<Ready, ValueError> {
     if at.value.is_table() {
         return at.table(keys::ready_table);
     }
@@ -528,16 +548,19 @@ pub(crate) fn ready(at: At<'_>) -> Result<Ready, Wrong> {
 }
 
 /// Reads a program with its arguments.
-pub(crate) fn program(at: At<'_>) -> Result<Vec<String>, Wrong> {
+pub(crate) fn program(at: At<'_>) -> Result<Vec<String>, ValueError> {
     let command = texts(at)?;
     if command.first().is_none_or(String::is_empty) {
-        return Err(Wrong::new("it names no program", "write [\"/bin/check\"]"));
+        return Err(ValueError::new(
+            "the list has no program",
+            "write [\"/bin/check\"]",
+        ));
     }
     Ok(command)
 }
 
 /// Reads the number of instances: a table, or a fixed number.
-pub(crate) fn instances(at: At<'_>) -> Result<Instances, Wrong> {
+pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
     if at.value.is_table() {
         return at.table(keys::instances_table);
     }
@@ -551,53 +574,54 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, Wrong> {
 }
 
 /// Reads the CPUs of a container.
-pub(crate) fn cpus(at: At<'_>) -> Result<f64, Wrong> {
+pub(crate) fn cpus(at: At<'_>) -> Result<f64, ValueError> {
     let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5 or \"500m\"");
     let cpus = match at.value {
         DeValue::String(text) => units::cpus(text),
         value => float(value),
     };
-    let cpus = cpus.ok_or_else(|| Wrong::new(at.not("a number of CPUs", "").what, &*write))?;
+    let cpus = cpus.ok_or_else(|| ValueError::new(at.wrong_kind("a number of CPUs", "").what, &*write))?;
     if !(CPUS_MIN..=f64::from(CPU_LIMIT)).contains(&cpus) {
-        return Err(Wrong::new(format!("{cpus} is out of range"), write));
+        return Err(ValueError::new(format!("{cpus} is out of range"), write));
     }
     Ok(cpus)
 }
 
 /// What one instance can process.
-pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, Wrong> {
+pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, ValueError> {
     let pps = match at.value {
         DeValue::String(text) if text == "learn" => return Ok(Capacity::Learn),
         DeValue::String(text) => units::rate(text)
-            .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"learn\"", wrong.write)))?,
-        value => float(value).ok_or_else(|| at.not("a packet rate", "\"10Mpps\", or \"learn\""))?,
+            .map_err(|wrong| ValueError::new(wrong.what, format!("{}, or \"learn\"", wrong.write)))?,
+        value => float(value).ok_or_else(|| at.wrong_kind("a packet rate", "\"10Mpps\", or \"learn\""))?,
     };
     // Load is stored as f32. A rate above 1 Tpps is a mistaken unit.
     if pps > 0.0 && pps <= 1e12 {
         Ok(Capacity::Pps(pps))
     } else {
-        Err(Wrong::new(
-            format!("{pps} packets per second cannot be"),
-            "write more than 0, for example \"10Mpps\"",
+        Err(ValueError::new(
+            format!("{pps} packets per second is out of range"),
+            "write a rate above 0 and at most 1000 Gpps, for example \"10Mpps\"",
         ))
     }
 }
 
 /// Reads the uplinks of a service: one or two, each once.
-pub(crate) fn uplinks(at: At<'_>) -> Result<Vec<UplinkId>, Wrong> {
+pub(crate) fn uplinks(at: At<'_>) -> Result<Vec<UplinkId>, ValueError> {
     let (mut known, path) = (Vec::new(), at.path);
     if let Some(count) = at.value.as_array().map(|items| items.len())
         && !(1..=SERVICE_UPLINK_LIMIT).contains(&count)
     {
-        let what = format!("there are {count} uplinks in the list");
-        let write = "write one (packets leave where they came in) or two (in by one, out by the other)";
-        at.reader.wrong(path, Wrong::new(what, write));
+        let what = format!("the list has {count} uplinks");
+        let write = "write one uplink (packets leave on it, too), or two (packets that arrive on one leave on the \
+                     other)";
+        at.reader.report(path, ValueError::new(what, write));
     }
     let uplink = |at: At<'_>| {
         let uplink = uplink_of(&at.reader.uplinks, at.text()?)?;
         if known.contains(&uplink) {
-            let write = "write it once, or another one";
-            return Err(Wrong::new("this uplink is there twice", write));
+            let write = "write each uplink once";
+            return Err(ValueError::new("this uplink is listed twice", write));
         }
         known.push(uplink);
         Ok(uplink)
@@ -615,24 +639,30 @@ pub(crate) fn check_match(reader: &mut Reader, section: &Section<'_>, matches: &
     if let (Some(src), Some(dst)) = (matches.src, matches.dst)
         && src.address.is_ipv4() != dst.address.is_ipv4()
     {
-        let what = "src and dst are of different IP versions: no packet has both";
-        reader.wrong(
+        let what = "src and dst have different IP versions: no packet can match";
+        reader.report(
             &section.key("dst"),
-            Wrong::new(what, "write both as IPv4 or both as IPv6"),
+            ValueError::new(what, "write both as IPv4 or both as IPv6"),
         );
     }
     let version = matches.src.or(matches.dst).map(|prefix| prefix.address.is_ipv4());
     match (matches.protocol, version) {
         (Some(protocol::ICMP), Some(false)) => {
-            reader.wrong(
+            reader.report(
                 &section.key("proto"),
-                Wrong::new("icmp is IPv4's", "write \"icmpv6\""),
+                ValueError::new(
+                    "icmp is a protocol of IPv4, and the address is IPv6",
+                    "write \"icmpv6\"",
+                ),
             );
         }
         (Some(protocol::ICMPV6), Some(true)) => {
-            reader.wrong(
+            reader.report(
                 &section.key("proto"),
-                Wrong::new("icmpv6 is IPv6's", "write \"icmp\""),
+                ValueError::new(
+                    "icmpv6 is a protocol of IPv6, and the address is IPv4",
+                    "write \"icmp\"",
+                ),
             );
         }
         _ => {}
@@ -645,16 +675,16 @@ pub(crate) fn check_match(reader: &mut Reader, section: &Section<'_>, matches: &
             Some(protocol::TCP | protocol::UDP | protocol::SCTP) => continue,
             // If `proto` is invalid, only that is reported.
             None if section.get("proto").is_some() => continue,
-            None => Wrong::new(
-                "which protocol's ports is not said",
+            None => ValueError::new(
+                "a port needs a protocol, and proto is missing",
                 "write proto = \"tcp\", \"udp\" or \"sctp\"",
             ),
-            Some(_) => Wrong::new(
+            Some(_) => ValueError::new(
                 "this protocol has no ports",
                 "remove it, or write proto = \"tcp\", \"udp\" or \"sctp\"",
             ),
         };
-        reader.wrong(&section.key(key), wrong);
+        reader.report(&section.key(key), wrong);
     }
 }
 
@@ -667,30 +697,30 @@ const PROTOCOLS: &[(&str, u8)] = &[
 ];
 
 /// Reads an IP protocol: a name or a number.
-pub(crate) fn protocol_number(at: At<'_>) -> Result<u8, Wrong> {
+pub(crate) fn protocol_number(at: At<'_>) -> Result<u8, ValueError> {
     if integer(at.value).is_some() {
         return number(0, 255)(at);
     }
     let names = list(PROTOCOLS.iter().map(|(name, _)| *name));
     let text = at.value.as_str();
-    let text = text.ok_or_else(|| at.not("a protocol", &format!("one of {names}, or a number")))?;
+    let text = text.ok_or_else(|| at.wrong_kind("a protocol", &format!("one of {names}, or a number")))?;
     PROTOCOLS
         .iter()
         .find(|(name, _)| *name == text)
         .map(|(_, number)| *number)
         .ok_or_else(|| {
             let known: Vec<&str> = PROTOCOLS.iter().map(|(name, _)| *name).collect();
-            Wrong::new(
-                format!("there is no protocol {text:?} here"),
+            ValueError::new(
+                format!("unknown protocol {text:?}"),
                 format!("{}, or a number", write_one_of(text, known)),
             )
         })
 }
 
 /// Parses an address or a prefix.
-pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
+pub(crate) fn prefix(text: &str) -> Result<Prefix, ValueError> {
     let wrong = || {
-        Wrong::new(
+        ValueError::new(
             format!("{text:?} is not an address or prefix"),
             "write one, for example \"10.128.0.0/16\" or \"2001:db8::/32\"",
         )
@@ -708,8 +738,8 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
             .ok()
             .filter(|bits| *bits <= width)
             .ok_or_else(|| {
-                Wrong::new(
-                    format!("/{bits} is longer than the address"),
+                ValueError::new(
+                    format!("/{bits} is longer than an address"),
                     format!("write at most /{width}"),
                 )
             })?,
@@ -718,24 +748,24 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
     let prefix = Prefix { address, bits };
     let first = prefix.first();
     if first != address {
-        let what = format!("{text:?} has bits beyond its length");
-        return Err(Wrong::new(
+        let what = format!("{text:?} has bits set beyond the prefix length");
+        return Err(ValueError::new(
             what,
-            format!("write \"{first}/{bits}\", or \"{address}\" for the one address"),
+            format!("write \"{first}/{bits}\", or \"{address}\" for a single address"),
         ));
     }
     Ok(prefix)
 }
 
 /// Reads a port or a range of ports.
-pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, Wrong> {
+pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, ValueError> {
     const WRITE: &str = "write a port or a range, for example 443 or \"80-443\"";
     if integer(at.value).is_some() {
         let port = number(0, 65_535)(at)?;
         return Ok(port..=port);
     }
     let text = at.value.as_str();
-    let text = text.ok_or_else(|| Wrong::new(at.not("a range of ports", "").what, WRITE))?;
+    let text = text.ok_or_else(|| ValueError::new(at.wrong_kind("a range of ports", "").what, WRITE))?;
     let number = |text: &str| {
         let text = text.trim();
         text.bytes()
@@ -746,10 +776,13 @@ pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, Wrong> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => Ok(first..=last),
-        (Some(first), Some(last)) => Err(Wrong::new(
+        (Some(first), Some(last)) => Err(ValueError::new(
             format!("the range {text:?} is empty"),
             format!("write \"{last}-{first}\""),
         )),
-        _ => Err(Wrong::new(format!("{text:?} is not a range of ports"), WRITE)),
+        _ => Err(ValueError::new(
+            format!("{text:?} is not a range of ports"),
+            WRITE,
+        )),
     }
 }

@@ -73,7 +73,8 @@ proptest! {
 
     #[test]
     fn no_change_to_a_valid_file_panics(
-        cuts in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, "[\\[\\]{}=\",.\n0-9a-z_\u{e9} -]{0,6}"), 1..5),
+        cuts in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12,
+        "[\\[\\]{}=\",.\n0-9a-z_\u{e9} -]{0,6}"), 1..5),
     ) {
         let mut text = FULL.to_owned();
         for (at, length, with) in cuts {

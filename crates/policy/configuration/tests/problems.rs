@@ -54,7 +54,7 @@ fn shown(problems: &[Problem]) -> String {
     problems.iter().map(|problem| format!("{problem}\n")).collect()
 }
 
-fn wrong(text: &str) -> Vec<String> {
+fn problems_of(text: &str) -> Vec<String> {
     match parse(text, "inco.toml") {
         Ok(configuration) => panic!("accepted: {configuration:#?}"),
         Err(problems) => problems.iter().map(ToString::to_string).collect(),
@@ -163,7 +163,8 @@ fn schedulers_are_read_with_what_they_count_and_their_parameters() {
     assert_eq!((scheduler.name(), limit), ("best-fit", None));
     assert_eq!(*scheduler.settings(), Settings::default());
     let (scheduler, limit) = of(
-        "scheduler = { policy = 'maglev', metric = 'bytes', limit = '8Gbps', slow_start = '250ms', spill = false, table = 1009 }",
+        "scheduler = { policy = 'maglev', metric = 'bytes', limit = '8Gbps', slow_start = '250ms', spill = false, \
+         table = 1009 }",
     );
     assert_eq!((scheduler.name(), limit), ("maglev", Some(1e9)));
     let settings = Settings {
@@ -194,20 +195,14 @@ fn a_scheduler_alone_is_read_as_in_the_file() {
     let table = " { policy = 'rss', metric = 'flows', limit = 10, ports = false } ";
     assert_eq!(name(table).unwrap(), ("rss", Some(10.0)));
     for (text, said) in [
-        (
-            "worstfit",
-            "there is no scheduler \"worstfit\"; write \"worst-fit\"",
-        ),
-        ("", "there is no scheduler \"\""),
+        ("worstfit", "unknown scheduler \"worstfit\"; write \"worst-fit\""),
+        ("", "unknown scheduler \"\""),
         (
             "{ policy = 'rss'",
-            "no scheduler; write a name, or a table such as",
+            "is not a scheduler; write a name, or a table such as",
         ),
-        ("'rss'\nlimit = 3", "no scheduler; write a name"),
-        (
-            "{ policy = 'rss', port = false }",
-            "there is no such key; write \"ports\"",
-        ),
+        ("'rss'\nlimit = 3", "is not a scheduler; write a name"),
+        ("{ policy = 'rss', port = false }", "unknown key; write \"ports\""),
     ] {
         let problems = name(text).unwrap_err();
         assert!(problems[0].to_string().contains(said), "{}", problems[0]);
@@ -293,7 +288,7 @@ host = "unix:///run/podman.sock"
 fn a_problem_names_file_line_key_and_what_to_write() {
     let text = EXAMPLE.replace("min = 3, max = 8", "min = 5, max = 3");
     assert_eq!(
-        wrong(&text),
+        problems_of(&text),
         ["inco.toml:15: service.firewall.instances.min: 5 is more than max (3); write a min of at most 3"]
     );
 }
@@ -316,14 +311,14 @@ fn a_key_of_another_table_is_told_where_it_belongs() {
         // One letter off is a slip.
         (
             service_with("service = 3"),
-            "service.a.service: there is no such key; remove it, or write",
+            "service.a.service: unknown key; remove it, or write",
         ),
         (
             service_with("rings = {}"),
-            "service.a.rings: there is no such key; write \"ring\"",
+            "service.a.rings: unknown key; write \"ring\"",
         ),
     ] {
-        let problems = wrong(&text).join("\n");
+        let problems = problems_of(&text).join("\n");
         assert!(problems.contains(said), "{said}\n{problems}");
     }
 }
@@ -334,11 +329,11 @@ fn each_thing_that_is_wrong_is_told() {
     let cases = [
         (
             "instance = 3",
-            "service.a.instance: there is no such key; write \"instances\"",
+            "service.a.instance: unknown key; write \"instances\"",
         ),
         (
             "colour = 3",
-            "service.a.colour: there is no such key; remove it, or write one of ",
+            "service.a.colour: unknown key; remove it, or write one of ",
         ),
         ("image2 = 'a'", "write \"image\""),
         (
@@ -352,11 +347,11 @@ fn each_thing_that_is_wrong_is_told() {
         ("instances = 0", "service.a.instances: 0 is less than 1"),
         (
             "instances = { max = 1020, standby = 8 }",
-            "more than the switch's 1024; write a smaller max or standby",
+            "more than the switch's limit of 1024; write a smaller max or standby",
         ),
         (
             "scheduler = 'bestfit'",
-            "there is no scheduler \"bestfit\"; write \"best-fit\"",
+            "unknown scheduler \"bestfit\"; write \"best-fit\"",
         ),
         (
             "scheduler = 'xyz'",
@@ -364,23 +359,24 @@ fn each_thing_that_is_wrong_is_told() {
         ),
         (
             "scheduler = { policy = 'maglef' }",
-            "service.a.scheduler.policy: there is no scheduler \"maglef\"; write \"maglev\"",
+            "service.a.scheduler.policy: unknown scheduler \"maglef\"; write \"maglev\"",
         ),
         (
             "scheduler = { policy = 'maglev', table = 1000 }",
-            "service.a.scheduler.table: invalid value: integer `1000`; write a prime from 3 to 1048573, for example 1009",
+            "service.a.scheduler.table: invalid value: integer `1000`; write a prime from 3 to 1048573, for example \
+             1009",
         ),
         (
             "scheduler = { policy = 'jbsq', lamda = 0.5 }",
-            "service.a.scheduler.lamda: there is no such key; write \"lambda\"",
+            "service.a.scheduler.lamda: unknown key; write \"lambda\"",
         ),
         (
             "scheduler = { policy = 'rss', lambda = 0.5 }",
-            "service.a.scheduler.lambda: there is no such key; ",
+            "service.a.scheduler.lambda: unknown key; ",
         ),
         (
             "scheduler = { metric = 'bits' }",
-            "service.a.scheduler.metric: there is no \"bits\" here; write \"bytes\"",
+            "service.a.scheduler.metric: unknown value \"bits\"; write \"bytes\"",
         ),
         (
             "scheduler = { metric = 'bytes' }",
@@ -388,32 +384,32 @@ fn each_thing_that_is_wrong_is_told() {
         ),
         (
             "scheduler = { metric = 'bytes', limit = '10Mpps' }",
-            "service.a.scheduler.limit: there is no unit \"Mpps\" for a bit rate",
+            "service.a.scheduler.limit: unknown unit \"Mpps\" for a bit rate",
         ),
         (
             "scheduler = { limit = 10 }",
-            "service.a.scheduler.limit: the limit in packets is the service's `capacity`",
+            "service.a.scheduler.limit: the limit of the metric packets is the service's `capacity`",
         ),
         (
             "scheduler = { slow_start = '2h' }",
-            "service.a.scheduler.slow_start: it is more than 1h",
+            "service.a.scheduler.slow_start: the duration is more than 1h",
         ),
         (
             "scheduler = { slow_start = 2 }",
-            "service.a.scheduler.slow_start: the number 2 is not a span of time",
+            "service.a.scheduler.slow_start: the number 2 is not a duration",
         ),
         (
             "autoscaler = 'smartinko'",
-            "there is no autoscaler \"smartinko\"; write \"smartinco\"",
+            "unknown autoscaler \"smartinko\"; write \"smartinco\"",
         ),
         (
             "autoscaler = { policy = 'x' }",
-            "service.a.autoscaler.policy: there is no autoscaler \"x\"",
+            "service.a.autoscaler.policy: unknown autoscaler \"x\"",
         ),
         ("autoscaler = { target = 1.5 }", "service.a.autoscaler.target: "),
         (
             "autoscaler = { tarket = 0.5 }",
-            "service.a.autoscaler.tarket: there is no such key; write \"target\"",
+            "service.a.autoscaler.tarket: unknown key; write \"target\"",
         ),
         (
             "autoscaler = { window = '5 parsecs' }",
@@ -421,11 +417,11 @@ fn each_thing_that_is_wrong_is_told() {
         ),
         (
             "capacity = '0Mpps'",
-            "service.a.capacity: 0 packets per second cannot be",
+            "service.a.capacity: 0 packets per second is out of range",
         ),
         (
             "capacity = '10Mbps'",
-            "there is no unit \"Mbps\" for a packet rate; write a number and one of pps, kpps",
+            "unknown unit \"Mbps\" for a packet rate; write a number and one of pps, kpps",
         ),
         ("capacity = 'lots'", "\"lots\" is not a packet rate"),
         (
@@ -441,25 +437,28 @@ fn each_thing_that_is_wrong_is_told() {
         ("cpus = 'two'", "the text \"two\" is not a number of CPUs"),
         (
             "cpuset = '3-1'",
-            "\"3-1\" is not a set of CPUs; write numbers and ranges, as \"0-3,7\"",
+            "\"3-1\" is not a list of CPUs; write numbers and ranges, for example \"0-3,7\"",
         ),
         (
             "drain_deadline = 60",
-            "the number 60 is not a span of time; write text with a unit",
+            "the number 60 is not a duration; write text with a unit",
         ),
         (
             "drain_deadline = '60'",
             "service.a.drain_deadline: \"60\" has no unit",
         ),
-        ("drain_deadline = '0s'", "service.a.drain_deadline: it is zero"),
+        (
+            "drain_deadline = '0s'",
+            "service.a.drain_deadline: the duration is 0",
+        ),
         (
             "memory = '1MiB'",
             "service.a.memory: 1048576 is less than 6291456",
         ),
-        ("memory = '64 mebi'", "there is no unit \"mebi\" for a size"),
+        ("memory = '64 mebi'", "unknown unit \"mebi\" for a size"),
         (
             "port = 'mem'",
-            "service.a.port: there is no \"mem\" here; write \"memif\"",
+            "service.a.port: unknown value \"mem\"; write \"memif\"",
         ),
         (
             "symmetric = 'yes'",
@@ -467,12 +466,12 @@ fn each_thing_that_is_wrong_is_told() {
         ),
         (
             "uplinks = ['lan']",
-            "service.a.uplinks[0]: there is no uplink \"lan\"; write \"wan\"",
+            "service.a.uplinks[0]: unknown uplink \"lan\"; write \"wan\"",
         ),
-        ("uplinks = []", "there are 0 uplinks in the list"),
+        ("uplinks = []", "the list has 0 uplinks"),
         (
             "uplinks = ['wan', 'wan']",
-            "service.a.uplinks[1]: this uplink is there twice",
+            "service.a.uplinks[1]: this uplink is listed twice",
         ),
         (
             "ring = { slots = 1000 }",
@@ -497,42 +496,42 @@ fn each_thing_that_is_wrong_is_told() {
             "mounts = [{ source = '/a' }]",
             "service.a.mounts[0].target: this key is missing; write target =",
         ),
-        ("env = ['A']", "service.a.env: \"A\" has no ="),
+        ("env = ['A']", "service.a.env: \"A\" is not NAME=value"),
         ("env = { A = [] }", "A is not text"),
         (
             "ready = { exe = [] }",
-            "service.a.ready.exe: there is no such key; write \"exec\"",
+            "service.a.ready.exe: unknown key; write \"exec\"",
         ),
         (
             "ready = { exec = [] }",
-            "service.a.ready.exec: it names no program",
+            "service.a.ready.exec: the list has no program",
         ),
         (
             "match = { proto = 'tpc' }",
-            "there is no protocol \"tpc\" here; write \"tcp\", or a number",
+            "unknown protocol \"tpc\"; write \"tcp\", or a number",
         ),
         ("match = { proto = 300 }", "300 is more than 255"),
         (
             "match = { dst = '10.0.0.1/8' }",
-            "has bits beyond its length; write \"10.0.0.0/8\"",
+            "has bits set beyond the prefix length; write \"10.0.0.0/8\"",
         ),
         (
             "match = { dst = '10.0.0.0/33' }",
-            "/33 is longer than the address; write at most /32",
+            "/33 is longer than an address; write at most /32",
         ),
         ("match = { dst = '10.0.0/8' }", "is not an address or prefix"),
         ("match = { dst = '10.0.0.0/+8' }", "is not an address or prefix"),
         (
             "match = { src = '::/0', dst = '10.0.0.0/8' }",
-            "of different IP versions",
+            "have different IP versions",
         ),
         (
             "match = { proto = 'icmp', dst = '::/0' }",
-            "icmp is IPv4's; write \"icmpv6\"",
+            "icmp is a protocol of IPv4, and the address is IPv6; write \"icmpv6\"",
         ),
         (
             "match = { dst_port = 80 }",
-            "match.dst_port: which protocol's ports is not said; write proto = ",
+            "match.dst_port: a port needs a protocol, and proto is missing; write proto = ",
         ),
         (
             "match = { proto = 'icmp', dst_port = 80 }",
@@ -550,7 +549,7 @@ fn each_thing_that_is_wrong_is_told() {
         ("match = 'tcp'", "the text \"tcp\" is not a table"),
     ];
     for (line, said) in cases {
-        let problems = wrong(&service_with(line));
+        let problems = problems_of(&service_with(line));
         assert_eq!(problems.len(), 1, "{line}: {problems:#?}");
         assert!(
             problems[0].starts_with("inco.toml:6: "),
@@ -573,11 +572,11 @@ fn what_is_wrong_outside_of_services_is_told() {
     let cases = [
         (
             with("[swich]\n", ""),
-            "inco.toml:1: swich: there is no such key; write \"switch\"",
+            "inco.toml:1: swich: unknown key; write \"switch\"",
         ),
         (
             with("[switch]\nworkers = [0, 0]\n", ""),
-            "inco.toml:2: switch.workers[1]: CPU 0 is there twice",
+            "inco.toml:2: switch.workers[1]: CPU 0 is listed twice",
         ),
         (
             with("[switch]\nworkers = [99999]\n", ""),
@@ -589,15 +588,15 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
         (
             with("[switch]\nunmatched = 'lan'\n", ""),
-            "there is no uplink \"lan\"; write \"wan\", or \"drop\"",
+            "unknown uplink \"lan\"; write \"wan\", or \"drop\"",
         ),
         (
             with("[switch]\nother = 'opposite'\n", ""),
-            "switch.other: \"opposite\" is for two uplinks, and there are 1; write an uplink's name, or \"drop\"",
+            "switch.other: \"opposite\" needs two uplinks; 1 are configured; write an uplink's name, or \"drop\"",
         ),
         (
             with("[switch]\ndriver = 'hardware'\n", ""),
-            "switch.driver: there is no \"hardware\" here; write one of \"soft\", \"openflow\"",
+            "switch.driver: unknown value \"hardware\"; write one of \"soft\", \"openflow\"",
         ),
         (
             with("[switch]\npoll = 1\n", ""),
@@ -605,24 +604,24 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
         (
             service.to_owned(),
-            "inco.toml:1: uplink: there is no uplink; write [[uplink]]",
+            "inco.toml:1: uplink: no uplink is configured; write [[uplink]]",
         ),
         (
             uplink.to_owned(),
-            "service: there is no service; write [service.NAME]",
+            "service: no service is configured; write [service.NAME]",
         ),
         (
             with("", "queues = 2\n"),
-            "inco.toml:4: uplink[0].queues: 2 queues are more than there are workers (1)",
+            "inco.toml:4: uplink[0].queues: 2 queues, more than the 1 workers",
         ),
         (
             with("", "max_frame = 20000\n"),
             "uplink[0].max_frame: 20000 is more than 16384",
         ),
-        (with("", "mtu = 1500\n"), "uplink[0].mtu: there is no such key"),
+        (with("", "mtu = 1500\n"), "uplink[0].mtu: unknown key"),
         (
             with("", uplink),
-            "inco.toml:5: uplink[1].name: line 2 has an uplink \"wan\" already; write another name",
+            "inco.toml:5: uplink[1].name: line 2 already has an uplink \"wan\"; write another name",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'memif:w'\n"),
@@ -641,39 +640,41 @@ fn what_is_wrong_outside_of_services_is_told() {
                 "",
                 "[[uplink]]\nname = 'b'\ndevice = 'veth:averyverylonginterface'\n",
             ),
-            "cannot be a network interface",
+            "is not a valid name of a network interface",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'veth:eth1,qpairs=2'\n"),
-            "cannot be a network interface",
+            "is not a valid name of a network interface",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:,tx=b'\n"),
-            "\"pcap:,tx=b\" names no file; write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"",
+            "\"pcap:,tx=b\" has no file; write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,fast'\n"),
-            "inco.toml:6: uplink[1].device: \"fast\" is no part of a capture; write \"pcap:FILE\"",
+            "inco.toml:6: uplink[1].device: unknown option \"fast\" of a capture; write \"pcap:FILE\"",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=b,tx=c'\n"),
-            "\"tx=c\" is no part of a capture",
+            "unknown option \"tx=c\" of a capture",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=a'\n"),
-            "inco.toml:6: uplink[1].device: a is written, and read or written already; write another file",
+            "inco.toml:6: uplink[1].device: a is already read or written by another capture; write a different file",
         ),
         (
             with(
                 "",
-                "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=out'\n[[uplink]]\nname = 'c'\ndevice = 'net_pcap0,tx_pcap=out'\n",
+                "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=out'\n[[uplink]]\nname = 'c'\n\
+                 device = 'net_pcap0,tx_pcap=out'\n",
             ),
-            "inco.toml:9: uplink[2].device: out is written, and read or written already",
+            "inco.toml:9: uplink[2].device: out is already read or written by another capture",
         ),
         (
-            "[switch]\nworkers = [0, 1]\n[[uplink]]\nname = 'b'\ndevice = 'pcap:a'\nqueues = 2\n[service.a]\nport = 'null'\n"
+            "[switch]\nworkers = [0, 1]\n[[uplink]]\nname = 'b'\ndevice = 'pcap:a'\nqueues = 2\n[service.a]\n\
+             port = 'null'\n"
                 .to_owned(),
-            "inco.toml:6: uplink[0].queues: a capture has one queue; remove it",
+            "inco.toml:6: uplink[0].queues: a capture has only one queue; remove it",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\n"),
@@ -697,7 +698,7 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
         (
             with("[engine]\ndriver = 'podman'\n", ""),
-            "engine.driver: there is no \"podman\" here; write one of \"oci\", \"docker\"",
+            "engine.driver: unknown value \"podman\"; write one of \"oci\", \"docker\"",
         ),
         (
             with("[engine]\nhost = 'unix:///a'\n", ""),
@@ -709,7 +710,7 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
         (
             with("[engine]\ndriver = 'docker'\nhost = 'tcp://h'\n", ""),
-            "\"tcp://h\" has no host and port",
+            "\"tcp://h\" has no valid host and port",
         ),
         ("a = [1,\n".to_owned(), "this is not TOML"),
         (
@@ -718,7 +719,7 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
     ];
     for (text, said) in cases {
-        let problems = wrong(&text);
+        let problems = problems_of(&text);
         assert!(
             problems.iter().any(|problem| problem.contains(said)),
             "{text}\n{problems:#?}\nhave no\n{said}"
@@ -737,22 +738,24 @@ fn what_is_wrong_outside_of_services_is_told() {
 fn a_remote_engine_is_refused_where_memory_is_shared() {
     let text = format!("{SHORT}[engine]\ndriver = 'docker'\nhost = 'tcp://192.0.2.1:2376'\ntls = '/tls'\n");
     assert_eq!(
-        wrong(&text),
+        problems_of(&text),
         [
-            "inco.toml:4: service.a.port: a memif port shares memory, and the containers of tcp://192.0.2.1:2376 are on \
-          another machine; write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \"device\""
+            "inco.toml:4: service.a.port: a memif port shares memory, and the containers of tcp://192.0.2.1:2376 are \
+             on another machine; write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or \
+             port = \"device\""
         ]
     );
     good(&text.replace("image = \"inco/forward\"", "port = \"null\""));
     let bare = text.replace("image = \"inco/forward\"", "port = \"null\"");
     let bare = bare.split("tls =").next().unwrap();
-    assert!(wrong(bare)[0].contains("a directory with ca.pem, cert.pem and key.pem"));
+    assert!(problems_of(bare)[0].contains("a directory with ca.pem, cert.pem and key.pem"));
 }
 
 #[test]
 fn all_problems_come_at_once_in_the_order_of_the_file() {
     let problems = parse(
-        "[switch]\npol = 1\n[[uplink]]\nname = 'W'\ndevice = 'memif:a'\n[service.a]\nimage = 'a'\ncapacity = '1Mbps'\nfit = 2\n",
+        "[switch]\npol = 1\n[[uplink]]\nname = 'W'\ndevice = 'memif:a'\n[service.a]\nimage = 'a'\n\
+         capacity = '1Mbps'\nfit = 2\n",
         "inco.toml",
     )
     .unwrap_err();
@@ -1019,7 +1022,8 @@ fn what_the_machine_lacks_is_told_at_the_key_that_asks_for_it() {
 fn what_run_would_refuse_is_asked_beforehand() {
     let text = service_with("ready = { exec = ['/bin/check'] }")
         .replace("[service.a]", "[service.a]\nqueues = 1")
-        + "[api]\nlisten = '127.0.0.1:1'\ncertificate = '/a'\nkey = '/b'\ntokens = '/c'\n[event_log]\ndirectory = '/d'\n";
+        + "[api]\nlisten = '127.0.0.1:1'\ncertificate = '/a'\nkey = '/b'\ntokens = '/c'\n[event_log]\n\
+           directory = '/d'\n";
     let c = good(&text);
     assert_eq!(check_facts(&c, &Machine(&[])), []);
     for (lacks, said) in [
@@ -1075,15 +1079,18 @@ fn the_api_over_the_network_needs_a_certificate_and_tokens() {
         ),
         (
             all.replace("listen", "# "),
-            "api.certificate: nothing listens over the network",
+            "api.certificate: this key needs listen, which is missing",
         ),
         (
             all.replace("0.0.0.0:8443", "8443"),
-            "api.listen: \"8443\" is no address with a port",
+            "api.listen: \"8443\" is not an IP address with a port",
         ),
-        (all.replace("/c", ""), "api.tokens: it is empty; write a path"),
+        (
+            all.replace("/c", ""),
+            "api.tokens: the path is empty; write a path",
+        ),
     ] {
-        let problems = wrong(&format!("{SHORT}[api]\n{text}"));
+        let problems = problems_of(&format!("{SHORT}[api]\n{text}"));
         assert!(
             problems.iter().any(|problem| problem.contains(said)),
             "{problems:?} has no {said}"
@@ -1105,8 +1112,8 @@ fn a_bridge_of_open_vswitch_is_read() {
         "unix:/run/openvswitch/br-inco.mgmt"
     );
     let of = good(&text(
-        "openflow = { bridge = \"br-nf\", database = \"tcp:[::1]:6640\", control = \"tcp:[::1]:6653\", setup = \"reactive\", \
-         rules = 500, buckets = 16 }\n",
+        "openflow = { bridge = \"br-nf\", database = \"tcp:[::1]:6640\", control = \"tcp:[::1]:6653\", setup = \
+         \"reactive\", rules = 500, buckets = 16 }\n",
         "",
     ))
     .switch
@@ -1129,7 +1136,7 @@ fn a_bridge_of_open_vswitch_is_read() {
         (
             "openflow = { bridge = \"a bridge\" }\n",
             "",
-            "is no name for a bridge",
+            "is not a valid name of a bridge",
         ),
         (
             "openflow = { database = \"/run/db.sock\" }\n",
@@ -1144,12 +1151,12 @@ fn a_bridge_of_open_vswitch_is_read() {
         (
             "openflow = { tls = \"/etc/ovs\" }\n",
             "",
-            "keys are for ssl: alone",
+            "certificates are used by ssl: endpoints only",
         ),
         (
             "openflow = { control = \"tcp:card:6653\" }\n",
             "",
-            "write the address",
+            "write an IP address",
         ),
         (
             "openflow = { database = \"tcp:card:6640\" }\n",
@@ -1166,15 +1173,15 @@ fn a_bridge_of_open_vswitch_is_read() {
         (
             "",
             "instances = { min = 1, max = 40 }",
-            "more than the driver openflow's 32",
+            "more than the driver openflow's limit of 32",
         ),
     ] {
-        let problems = wrong(&text(switch, service)).join("\n");
+        let problems = problems_of(&text(switch, service)).join("\n");
         assert!(problems.contains(said), "{said}\n{problems}");
     }
-    let both_ways = wrong(&format!("[switch]\ndriver = \"openflow\"\n{SHORT}")).join("\n");
+    let both_ways = problems_of(&format!("[switch]\ndriver = \"openflow\"\n{SHORT}")).join("\n");
     assert!(both_ways.contains("write symmetric = false"), "{both_ways}");
-    let unused = wrong(&format!("[switch]\nopenflow = {{ rules = 100 }}\n{SHORT}")).join("\n");
+    let unused = problems_of(&format!("[switch]\nopenflow = {{ rules = 100 }}\n{SHORT}")).join("\n");
     assert!(unused.contains("driver = \"openflow\""), "{unused}");
 }
 
@@ -1186,7 +1193,8 @@ fn functions_of_a_card_are_read_and_must_be_enough() {
             "[switch]\ndriver = \"openflow\"\n{more}{SHORT}symmetric = false\nport = \"device\"\n{service}\n"
         )
     };
-    let two = "instances = 2\ndevices = [\n{ representor = \"pf0vf0\", pci = \"0000:03:00.2\", mac = \"02:00:00:00:00:1A\" },\n\
+    let two = "instances = 2\ndevices = [\n\
+               { representor = \"pf0vf0\", pci = \"0000:03:00.2\", mac = \"02:00:00:00:00:1A\" },\n\
                { representor = \"0000:03:00.0,representor=sf1\", sf = 1 },\n]";
     let service = good(&text(two, "")).services.remove(0);
     assert_eq!(service.port, PortKind::Device);
@@ -1213,64 +1221,68 @@ fn functions_of_a_card_are_read_and_must_be_enough() {
         (
             one("{ representor = \"pf0vf0\" }"),
             "",
-            "service.a.devices[0]: 0 of pci, sf and interface say what the instance gets; write one of them",
+            "service.a.devices[0]: 0 of the keys pci, sf and interface are present; exactly one is needed; write one: \
+             pci",
         ),
         (
             one("{ representor = \"pf0vf0\", sf = 1, interface = \"a\" }"),
             "",
-            "2 of pci, sf and interface",
+            "2 of the keys pci, sf and interface",
         ),
         (
             one("{ representor = \"pf0vf0\", pci = \"03:00.2\" }"),
             "",
-            "\"03:00.2\" is no PCI address; write it in full",
+            "\"03:00.2\" is not a PCI address; write it in full",
         ),
         (
             one("{ representor = \"pf0vf0\", sf = 1, mac = \"01:00:00:00:00:01\" }"),
             "",
-            "is no Ethernet address of one device; write six bytes",
+            "is not the MAC address of one device; write six bytes",
         ),
         (
             one("{ representor = \"a very long name of one\", sf = 1 }"),
             "",
-            "is no name of a network interface",
+            "is not a valid name of a network interface",
         ),
         (one("\"pf0vf0\""), "", "write { representor = \"pf0vf0\", pci ="),
         (
             two.replace("instances = 2", "instances = { min = 1, max = 3 }"),
             "",
-            "there are 2 devices, and 4 instances with standby need 4, 1 each",
+            "2 devices for 4 instances, standby included; they need 4, 1 each",
         ),
         (
             two.replace("sf = 1", "pci = \"0000:03:00.2\""),
             "",
-            "service.a.devices[0] (line 12) has it already",
+            "service.a.devices[0] (line 12) already uses it",
         ),
         (
             two.to_owned(),
             "[engine]\ndriver = \"docker\"\n",
-            "Docker moves no network interface of a machine",
+            "Docker cannot move a network interface of the machine",
         ),
         (
             one("{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }"),
             "[engine]\ndriver = \"docker\"\nhost = \"tcp://192.168.100.1:2376\"\ntls = \"/etc/host\"\n",
-            "cannot tell the group of a function of the engine's machine; write vfio = \"/dev/vfio/N\"",
+            "the VFIO group of a function on the engine's machine is not known on this machine; write vfio = \"/dev/vfio/N\"",
         ),
     ] {
-        let problems = wrong(&text(&service, more)).join("\n");
+        let problems = problems_of(&text(&service, more)).join("\n");
         assert!(problems.contains(said), "{said}\n{problems}");
     }
-    let soft = wrong(&format!("{SHORT}port = \"device\"\n{two}\n")).join("\n");
+    let soft = problems_of(&format!("{SHORT}port = \"device\"\n{two}\n")).join("\n");
     assert!(
-        soft.contains("the driver soft has no port of that kind; write port = \"memif\", or driver = \"openflow\" in [switch]"),
+        soft.contains(
+            "the driver soft does not support this kind of port; write port = \"memif\", or driver = \
+                       \"openflow\" in [switch]"
+        ),
         "{soft}"
     );
-    let unused = wrong(&format!(
+    let unused = problems_of(&format!(
         "[switch]\ndriver = \"openflow\"\n{SHORT}symmetric = false\n{two}\n"
     ))
     .join("\n");
     assert!(
-        unused.contains("write port = \"device\", or remove it"),
+        unused.contains("write port = \"device\", or remove this key"),
         "{unused}"
     );
 

@@ -57,7 +57,7 @@ fn each_key_is_told_with_its_old_and_new_value() {
             &[
                 "service.a.command: [] (default) -> [\"/a\", \"-b\"]",
                 "service.a.env: {} (default) -> { LEVEL = \"info\" }",
-                "service.a.instances: 2 -> its keys' defaults (default)",
+                "service.a.instances: 2 -> the defaults of its keys (default)",
                 "service.a.ready_deadline: \"10s\" (default) -> \"1m\"",
             ],
         ),

@@ -224,7 +224,7 @@ pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
 
 /// An unknown scheduler name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no scheduler {name:?}; there are {}", Scheduler::NAMES.join(", "))]
+#[error("unknown scheduler {name:?}; write one of {}", Scheduler::NAMES.join(", "))]
 pub struct UnknownScheduler {
     /// The requested name.
     pub name: String,

@@ -167,7 +167,7 @@ impl Policy for Weighted {
     const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[Parameter {
         name: "period",
-        kind: "span of time",
+        kind: "duration",
         default: "\"1s\"",
         meaning: "how often weights are recomputed from the load each instance was given",
     }];

@@ -875,7 +875,7 @@ fn parameters_are_parsed_validated_and_serialised() {
         ("jbsq", r#"{"lambda":1.5}"#, "a number from 0 to 1"),
         ("weighted", r#"{"period":"fast"}"#, "seconds"),
         ("round-robin", r#"{"weight":1}"#, "unknown field `weight`"),
-        ("random", "{}", "there is no scheduler \"random\""),
+        ("random", "{}", "unknown scheduler \"random\""),
     ] {
         let mut parameters = serde_json::Deserializer::from_str(parameters);
         let error = Scheduler::with_parameters(name, Settings::default(), &mut parameters).unwrap_err();

@@ -16,7 +16,7 @@ pub(super) fn run(args: &ExplainInput) -> anyhow::Result<()> {
     }
 }
 
-/// The answer in lines.
+/// The answer as text.
 fn answer_text(answer: &Answer) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.

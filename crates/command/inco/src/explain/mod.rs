@@ -1,5 +1,5 @@
-//! `inco explain`: what a policy decides in a situation that is written down, and why. It runs the code that decides
-//! live.
+//! `inco explain`: the decision of a policy for a given input, and its reason. It runs the same code as a running
+//! inco.
 
 mod autoscaler;
 mod scheduler;
@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::cli::{ExplainArgs, ExplainCommand};
 use display::output::WrongUsage;
 
-/// Inputs longer than this are refused, in bytes: a case has some kilobytes.
+/// Maximum size of an input, in bytes; a case has some kilobytes.
 const INPUT_LIMIT: u64 = 64 << 20;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Why an input cannot be read, in words instead of types.
+/// The reason why an input is invalid, without names of Rust types.
 fn in_words(why: &str) -> String {
     let Some((before, expected)) = why.split_once("expected ") else {
         return why.to_owned();
@@ -36,7 +36,7 @@ fn in_words(why: &str) -> String {
     format!("{before}expected {expected}")
 }
 
-/// The input's name, for messages, and its text.
+/// The input's name for messages, and its text.
 fn read(path: &Path) -> anyhow::Result<(String, String)> {
     let is_standard_input = path == Path::new("-");
     let name = if is_standard_input {
@@ -53,7 +53,7 @@ fn read(path: &Path) -> anyhow::Result<(String, String)> {
     } else {
         std::fs::File::open(path).and_then(|file| file.take(INPUT_LIMIT + 1).read_to_end(&mut bytes))
     };
-    read.map_err(|error| WrongUsage(format!("{name}: it cannot be read ({error})")))?;
+    read.map_err(|error| WrongUsage(format!("{name}: cannot read it ({error})")))?;
     if bytes.len() as u64 > INPUT_LIMIT {
         return Err(WrongUsage(format!("{name}: it is longer than 64 MiB; give one case")).into());
     }

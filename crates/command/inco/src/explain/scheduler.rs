@@ -1,4 +1,4 @@
-//! `inco explain scheduler`: which instance each of some new flows is given to.
+//! `inco explain scheduler`: the instances that a scheduler picks for new flows.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! `inco sim`: scenarios played in simulation, as table, JSON or page.
+//! `inco sim`: plays scenarios in simulation; output as table, JSON or page.
 
 pub(crate) mod args;
 mod report;
@@ -12,10 +12,10 @@ use simulation::{ScenarioFile, ScenarioResult};
 use self::args::{Play, SimCommand, SimCompareArgs, SimRunArgs, SimSweepArgs};
 use display::output::{self, WrongUsage};
 
-/// Where traces and captures are looked for when nobody says.
+/// Default folder of traces and captures.
 const DATA: &str = "../shared/data";
 
-/// Carries out one of the subcommands.
+/// Runs a subcommand.
 pub(crate) fn run(command: &SimCommand) -> anyhow::Result<()> {
     match command {
         SimCommand::Run(args) => run_scenario(args),
@@ -37,10 +37,7 @@ fn run_scenario(args: &SimRunArgs) -> anyhow::Result<()> {
     if result.is_met() {
         Ok(())
     } else {
-        Err(anyhow!(
-            "{}: it did not come out as expected",
-            args.file.display()
-        ))
+        Err(anyhow!("{}: the expectation is not met", args.file.display()))
     }
 }
 
@@ -59,7 +56,7 @@ fn compare(args: &SimCompareArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Two scenarios of one variant each can be compared, and variants of the same name.
+/// Checks that both scenarios have one variant each, or variants of the same name.
 fn check_pairs(a: &ScenarioFile, b: &ScenarioFile) -> anyhow::Result<()> {
     let names = |file: &ScenarioFile| file.variants().map(str::to_owned).collect::<Vec<_>>();
     let (of_a, of_b) = (names(a), names(b));
@@ -72,7 +69,8 @@ fn check_pairs(a: &ScenarioFile, b: &ScenarioFile) -> anyhow::Result<()> {
     };
     let (a, b, of_a, of_b) = (a.path.display(), b.path.display(), said(&of_a), said(&of_b));
     let what = format!(
-        "{a} has the variants {of_a} and {b} has {of_b}: none of the same name; give two that have one"
+        "{a} has the variants {of_a} and {b} has {of_b}: they have no common name; name scenarios with a common \
+         variant"
     );
     Err(WrongUsage(what).into())
 }
@@ -92,7 +90,7 @@ fn sweep(args: &SimSweepArgs) -> anyhow::Result<()> {
         args.play.seeds,
         &data(&args.play),
         &mut |done, all| {
-            bar.say(&format!("{done} of {all} combinations"));
+            bar.show(&format!("{done} of {all} combinations"));
         },
     );
     bar.end();
@@ -114,14 +112,14 @@ fn write(path: &Path, page: &str) -> anyhow::Result<()> {
     std::fs::write(path, page).with_context(|| format!("{}: the report could not be written", path.display()))
 }
 
-/// A line on a terminal that says how far it is.
+/// A progress line on a terminal.
 #[derive(Default)]
 struct Progress {
     said: bool,
 }
 
 impl Progress {
-    fn say(&mut self, text: &str) {
+    fn show(&mut self, text: &str) {
         if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
             self.said = true;
             put(&format!("\r{text}\u{1b}[K"));
@@ -135,13 +133,13 @@ impl Progress {
     }
 }
 
-/// Writes to standard error, if anybody reads it.
+/// Writes to standard error; errors are ignored.
 fn put(text: &str) {
     use std::io::Write as _;
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// The scenario with what the command line changes.
+/// The scenario with the changes of the command line.
 fn load(path: &Path, play: &Play) -> anyhow::Result<ScenarioFile> {
     let mut file = ScenarioFile::load(path).map_err(|error| match error {
         simulation::Error::Read { .. } => WrongUsage(format!(
@@ -163,7 +161,7 @@ fn play(file: &ScenarioFile, play: &Play) -> anyhow::Result<ScenarioResult> {
     let mut bar = Progress::default();
     let result = simulation::run(file, play.seeds, &data(play), &mut |variant, done, all| {
         if all > 1 {
-            bar.say(&format!("{done} of {all} runs {variant}"));
+            bar.show(&format!("{done} of {all} runs {variant}"));
         }
     });
     bar.end();
@@ -178,7 +176,7 @@ fn data(play: &Play) -> PathBuf {
     folder.unwrap_or_else(|| PathBuf::from(DATA))
 }
 
-/// A scenario that cannot be played is wrong usage; a file of data that cannot be read is not.
+/// An invalid scenario is a usage error; an unreadable data file is not.
 fn usage(error: simulation::Error) -> anyhow::Error {
     match error {
         simulation::Error::Scenario { .. } | simulation::Error::Value { .. } => {

@@ -10,9 +10,9 @@ use super::show;
 use display::chart::{Chart, NEUTRAL, Series, Style, escape};
 use display::page;
 
-/// Instances that a plot tells apart; of more, those with the lowest ids.
+/// Maximum number of instances in a plot: those with the lowest ids.
 const INSTANCES_SHOWN: usize = 16;
-/// Decisions that the page lists for each variant.
+/// Maximum number of decisions of a variant on the page.
 const DECISIONS_SHOWN: usize = 200;
 
 /// The page of a scenario's result.
@@ -20,8 +20,9 @@ pub(super) fn of_run(result: &ScenarioResult) -> String {
     let mut page = page::begin(&format!("{}, simulated", result.name));
     let _ = write!(
         page,
-        "<h1>{}, simulated</h1><p>{}</p><p>{}</p><p>Every figure and plot on this page is simulated, not measured: the policies, \
-         windows and the controller are those of inco, flows and instances are modelled. Plots show the first seed.</p>",
+        "<h1>{}, simulated</h1><p>{}</p><p>{}</p><p>Every figure and plot on this page is simulated, not measured: \
+         the policies, windows and the controller are those of inco, flows and instances are modelled. Plots show \
+         the first seed.</p>",
         escape(&result.name),
         escape(&show::one_line(&result.about)),
         escape(&result.source),
@@ -33,9 +34,9 @@ pub(super) fn of_run(result: &ScenarioResult) -> String {
             "<h2>Expected</h2><p>{}</p><p>{}</p><ul>",
             escape(&show::one_line(&result.expected)),
             if result.is_met() {
-                "It came out so."
+                "The expectation is met."
             } else {
-                "It did not come out so."
+                "The expectation is not met."
             }
         );
         for check in &result.checks {
@@ -107,7 +108,7 @@ fn together(result: &ScenarioResult) -> Vec<Chart> {
     charts
 }
 
-/// Served, lost, active and wanted over time, a line for each of these variants.
+/// Plots over time: served, lost, active and target, with one line per variant.
 fn over_time(variants: &[(&str, &VariantResult)]) -> Vec<Chart> {
     let series = |pick: fn(&Point) -> f64| -> Vec<Series> {
         let of = |(place, (name, variant)): (usize, &(&str, &VariantResult))| {
@@ -178,10 +179,7 @@ fn per_instance(variant: &VariantResult) -> Vec<Chart> {
     };
     vec![
         chart(
-            format!(
-                "{}: flows of each instance, on top of each other (simulated)",
-                name(variant)
-            ),
+            format!("{}: flows of each instance, stacked (simulated)", name(variant)),
             "flows",
             Style::Stack,
             series(|instance| instance.flows),
@@ -237,8 +235,8 @@ pub(super) fn of_sweep(scenario: &str, points: &[SweepPoint]) -> String {
     let mut page = page::begin("sweep, simulated");
     let _ = write!(
         page,
-        "<h1>Sweep of {}, simulated</h1><p>Each point is a combination of parameters. On the Pareto front are those \
-         where no other one loses less without needing more instance-time.</p>",
+        "<h1>Sweep of {}, simulated</h1><p>Each point is a combination of parameters. A combination is on the \
+         Pareto front if no other one loses fewer packets without more instance-time.</p>",
         escape(scenario)
     );
     let place = |point: &SweepPoint| {
@@ -248,7 +246,7 @@ pub(super) fn of_sweep(scenario: &str, points: &[SweepPoint]) -> String {
     let mut front: Vec<(f64, f64)> = points.iter().filter(|point| point.on_front).map(place).collect();
     front.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut series = vec![Series::new("Pareto front", 0, front)];
-    // A line of its own for each other point: they are points, not a course.
+    // Each other point is its own series, so that no line connects them.
     for point in points.iter().filter(|point| !point.on_front) {
         series.push(Series::new(show::settings(point), NEUTRAL, vec![place(point)]));
     }

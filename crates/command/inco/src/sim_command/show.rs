@@ -1,4 +1,4 @@
-//! A scenario's result for people and for programs.
+//! A scenario's result as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use simulation::{Checked, Decision, Figure, Point, ScenarioResult, SweepPoint, V
 
 use display::table::{Table, short};
 
-/// The metrics that a table shows, with their headings, in this order. The event model has its own.
+/// The columns of a table: metric and heading. The event model has its own.
 const COLUMNS: [(&str, &str); 14] = [
     ("offered_packets", ">offered"),
     ("lost_packets", ">lost"),
@@ -27,7 +27,7 @@ const COLUMNS: [(&str, &str); 14] = [
     ("latency_us_p99", ">p99 us"),
 ];
 
-/// A figure with its confidence interval, where there is one.
+/// A figure with its confidence interval, if there is one.
 pub(super) fn figure(name: &str, figure: &Figure) -> String {
     let one = |value: f64| match name {
         "lost_share" if value == 0.0 => "0".to_owned(),
@@ -42,7 +42,7 @@ pub(super) fn figure(name: &str, figure: &Figure) -> String {
     }
 }
 
-/// The table, the expectation and what came of it.
+/// The table and the result of the expectation.
 pub(super) fn text(result: &ScenarioResult) -> String {
     let mut text = format!(
         "{}: simulated, {} s, {}\n",
@@ -67,7 +67,7 @@ pub(super) fn text(result: &ScenarioResult) -> String {
     text
 }
 
-/// A line for each variant.
+/// One line per variant.
 fn table(result: &ScenarioResult) -> Table {
     let columns: Vec<(&str, &'static str)> = COLUMNS
         .into_iter()
@@ -99,8 +99,8 @@ pub(super) fn rows(result: &ScenarioResult) -> Vec<Vec<String>> {
     table(result).cells()
 }
 
-/// One variant, as it is written for programs. The series are not copied into values first: an hour with 64 instances
-/// has some hundred thousand figures, and as values they take 40 MB.
+/// One variant in JSON. The series are serialised without a copy: an hour with 64 instances has some hundred thousand
+/// figures, which would take 40 MB as JSON values.
 #[derive(Serialize)]
 struct WrittenVariant<'a> {
     name: &'a str,
@@ -116,7 +116,7 @@ struct WrittenExpectation<'a> {
     checks: &'a [Checked],
 }
 
-/// Everything, as it is written for programs.
+/// The whole result in JSON.
 #[derive(Serialize)]
 pub(super) struct Written<'a> {
     simulated: bool,
@@ -129,7 +129,7 @@ pub(super) struct Written<'a> {
     expectation: WrittenExpectation<'a>,
 }
 
-/// Everything, for programs.
+/// The result as JSON.
 pub(super) fn json(result: &ScenarioResult) -> Written<'_> {
     let variants = result.variants.iter().map(|variant| WrittenVariant {
         name: &variant.name,
@@ -153,7 +153,7 @@ pub(super) fn json(result: &ScenarioResult) -> Written<'_> {
     }
 }
 
-/// Variants of both with the same name; where each has only one, these two.
+/// The pairs of variants with the same name; if each scenario has only one, these two.
 pub(super) fn pairs<'a>(
     a: &'a ScenarioResult,
     b: &'a ScenarioResult,
@@ -168,7 +168,7 @@ pub(super) fn pairs<'a>(
         .collect()
 }
 
-/// Two scenarios' figures beside each other.
+/// The figures of two scenarios side by side.
 pub(super) fn compared(a: &ScenarioResult, b: &ScenarioResult) -> String {
     let mut text = format!(
         "{} and {}: simulated, {} and {}\n",
@@ -186,7 +186,7 @@ pub(super) fn compared(a: &ScenarioResult, b: &ScenarioResult) -> String {
     text
 }
 
-/// A line for each metric that both have and that is not 0 in both.
+/// One line per metric that both have and that is not 0 in both.
 pub(super) fn differences(one: &VariantResult, other: &VariantResult) -> Table {
     let mut table = Table::new(&["metric", ">a", ">b", ">difference"]);
     for (name, left) in &one.metrics {
@@ -206,7 +206,7 @@ pub(super) fn differences(one: &VariantResult, other: &VariantResult) -> Table {
     table
 }
 
-/// The same for programs.
+/// The same in JSON.
 pub(super) fn compared_json(a: &ScenarioResult, b: &ScenarioResult) -> Value {
     let pairs: Vec<Value> = pairs(a, b)
         .into_iter()
@@ -236,7 +236,7 @@ fn seeds(count: u64) -> String {
     }
 }
 
-/// A sweep's combinations, those with the least loss first.
+/// The combinations of a sweep, in ascending order of loss.
 pub(super) fn swept(points: &[SweepPoint]) -> String {
     let mut order: Vec<&SweepPoint> = points.iter().collect();
     order.sort_by(|a, b| {
@@ -270,18 +270,18 @@ pub(super) fn swept(points: &[SweepPoint]) -> String {
         ]);
     }
     format!(
-        "simulated; * on the Pareto front: no other loses less without needing more instance-time\n{}",
+        "simulated; * on the Pareto front: no other one loses fewer packets without more instance-time\n{}",
         table.text()
     )
 }
 
-/// What a combination sets.
+/// The settings of a combination.
 pub(super) fn settings(point: &SweepPoint) -> String {
     let set = point.set.iter().map(|(key, value)| format!("{key}={value}"));
     set.collect::<Vec<_>>().join(" ")
 }
 
-/// A figure without rounding away what a check may turn on.
+/// A figure with enough digits for the result of a check.
 fn exact(value: f64) -> String {
     let digits = if value.fract() == 0.0 || value.abs() >= 1e6 {
         0
@@ -296,7 +296,7 @@ fn exact(value: f64) -> String {
     }
 }
 
-/// A text of several lines as one.
+/// Joins lines into one.
 pub(super) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -121,10 +121,13 @@ fn a_command_in_a_container_is_for_root_alone() {
     assert_eq!(asked.status.code(), Some(1));
     let said = text(&asked.stderr);
     assert!(
-        said.contains("uid 65534 may not run commands in containers"),
+        said.contains("uid 65534 is not permitted to run commands in containers"),
         "{said}"
     );
-    let is_refused = |event: &Event| matches!(&event.kind, EventKind::Action { action, refused: true, .. } if action == "exec");
+    let is_refused = |event: &Event| {
+        let kind = &event.kind;
+        matches!(kind, EventKind::Action { action, refused: true, .. } if action == "exec")
+    };
     assert!(inco.events().iter().any(is_refused));
     inco.stop(&place);
 }

@@ -338,7 +338,8 @@ fn frames_longer_than_an_uplink_carries_are_counted_both_ways() {
     // On the way in: the uplink beside it makes the room for longer ones.
     let out = place.path("in.pcap");
     let text = format!(
-        "[[uplink]]\nname = \"wan\"\ndevice = \"pcap:{},tx={}\"\n[[uplink]]\nname = \"lan\"\ndevice = \"memif:lan.sock\"\nmax_frame = 9022\n{}{}",
+        "[[uplink]]\nname = \"wan\"\ndevice = \"pcap:{},tx={}\"\n[[uplink]]\nname = \"lan\"\n\
+         device = \"memif:lan.sock\"\nmax_frame = 9022\n{}{}",
         jumbo.display(),
         out.display(),
         service("all", "\"wan\"", "", 1),
@@ -547,8 +548,8 @@ fn frames_beyond_the_mtu_of_an_interface_are_counted() {
         .within(|| place.output(&["check", "-f", file.to_str().unwrap()]));
     let said = crate::support::text(&check.stderr);
     assert_eq!(check.status.code(), Some(2), "{said}");
-    let expected = "uplink[1].device: wan0 has an MTU of 1400 B, and frames of 1522 B need 1500 B; \
-                    run `ip link set wan0 mtu 1500`, or write max_frame = 1422";
+    let expected = "uplink[1].device: the MTU of wan0 is 1400 B; frames of 1522 B need 1500 B; run `ip link set \
+                    wan0 mtu 1500`, or write max_frame = 1422";
     assert!(said.contains(expected), "{said}");
 
     let inco = wire
@@ -664,7 +665,7 @@ fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
         let output = place.output(&["run", "-f", file.to_str().unwrap()]);
         let said = crate::support::text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{said}");
-        let expected = "inco.toml:2: switch.hugepages: no hugepage is free; reserve some with `sysctl vm.nr_hugepages=512`";
+        let expected = "inco.toml:2: switch.hugepages: no free hugepages; run `sysctl vm.nr_hugepages=512`";
         assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
         let Some((takes, _)) = small_run(&place, "hugepages = \"auto\"", in_hugepages) else {
             return;

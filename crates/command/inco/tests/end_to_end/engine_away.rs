@@ -99,7 +99,10 @@ fn scaling_waits_and_steering_goes_on(
     assert_eq!(inco.instances().len(), 2, "{:#?}", inco.instances());
     let said = failures(&inco);
     assert_eq!(said.len(), 1, "{said:#?}");
-    assert!(said[0].contains("scaling waits until it answers"), "{said:#?}");
+    assert!(
+        said[0].contains("scaling waits until the engine answers"),
+        "{said:#?}"
+    );
     assert_eq!(recoveries(&inco), 0);
 
     come_back();

@@ -17,7 +17,8 @@ fn the_forward_example_runs_as_it_is() {
     place.must(&["check", "-f", file.to_str().unwrap()]);
     let inco = place.run_file(&file);
     inco.settled(3, 1);
-    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\nrate_per_flow = \"200pps\"\n";
+    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
+                rate_per_flow = \"200pps\"\n";
     assert_clean(&place.traffic(load).report());
     for command in ["status", "services", "instances", "flows", "events"] {
         assert!(
@@ -126,7 +127,8 @@ fn both_directions_meet_one_instance(engine: Engine) {
     let flows = 6;
     let profile = both_ways(flows)
         // Of no service: it passes through to lan, by no instance.
-        + "[[phase]]\nduration = \"1s\"\nflows = 3\nrate_per_flow = \"100pps\"\ndst_port = 9999\nuplink = 0\nreturns = 1\n";
+        + "[[phase]]\nduration = \"1s\"\nflows = 3\nrate_per_flow = \"100pps\"\ndst_port = 9999\nuplink = 0\n\
+           returns = 1\n";
     let report = place.traffic_by(&profile, &BOTH).report();
     crate::support::assert_undisturbed_but(&report, 300);
     assert_eq!(report.lost, 0, "{:#?}", report.counts);

@@ -64,8 +64,8 @@ ring = {{ slots = 8192 }}
     scaling.unwrap();
     longest = longest.max(gap());
     println!(
-        "longest gap: {shared:.0} us on a shared CPU, {before:.0} us alone on it, {longest:.0} us while 4 containers are \
-         made, in which other machines had the CPUs for {stolen:.0} us"
+        "longest gap: {shared:.0} us on a shared CPU, {before:.0} us alone on it, {longest:.0} us while 4 containers \
+         are made, in which other machines had the CPUs for {stolen:.0} us"
     );
     assert!(longest > 0.0, "no gap is reported");
     assert!(

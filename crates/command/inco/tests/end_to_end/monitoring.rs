@@ -157,7 +157,8 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
     let prometheus = Prometheus::start(&place, &tls);
     let report = place
         .traffic(
-            "uplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\nrate_per_flow = \"200pps\"\n",
+            "uplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
+             rate_per_flow = \"200pps\"\n",
         )
         .report();
     assert_clean(&report);

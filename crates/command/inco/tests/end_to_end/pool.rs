@@ -51,7 +51,10 @@ rate_per_flow = "50pps"
     // It has flows for as long as the traffic goes on, and its port so long.
     let (leaving, staying) = (&first[0], &first[1]);
     place.must(&["drain", &leaving.id.to_string()]);
-    let waits = |kind: &EventKind| matches!(kind, EventKind::Failure { what, reason } if what == "switch" && reason.contains("all 2 ports"));
+    let waits = |kind: &EventKind| {
+        matches!(kind, EventKind::Failure { what, reason }
+            if what == "switch" && reason.contains("all 2 ports"))
+    };
     let told = || inco.events().iter().filter(|event| waits(&event.kind)).count();
     eventually(
         "it is told that there is no port",

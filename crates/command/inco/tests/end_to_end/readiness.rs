@@ -51,7 +51,10 @@ fn a_command_says_when_an_instance_is_ready(engine: Engine) {
     let flag = place.path("flag");
     std::fs::create_dir(&flag).unwrap();
     // Whoever runs it has no rights that the container does not have.
-    let confined = r"'-qzP', 'CapEff:\t0{16}\nCapBnd:\t0{16}\nCapAmb:\t0{16}\nNoNewPrivs:\t1\nSeccomp:\t2\n', '/proc/self/status'";
+    let confined = concat!(
+        r"'-qzP', 'CapEff:\t0{16}\nCapBnd:\t0{16}\nCapAmb:\t0{16}\n",
+        r"NoNewPrivs:\t1\nSeccomp:\t2\n', '/proc/self/status'"
+    );
     let text = [
         "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n".to_owned(),
         service(
@@ -84,7 +87,8 @@ fn a_command_says_when_an_instance_is_ready(engine: Engine) {
         PATIENCE,
         || {
             let rows = of(&inco, "waits");
-            let said = "its readiness command exited with 2; it said last: /bin/grep: /run/flag/ready: No such file or directory";
+            let said = "its readiness command exited with 2; its last output: /bin/grep: /run/flag/ready: No such \
+                        file or directory";
             (rows.len() == 2
                 && rows
                     .iter()

@@ -40,7 +40,7 @@ fn what_the_machine_does_not_have_is_refused() {
     }
     let place = Place::new();
     let output = run(&place, &format!("{UPLINK}{}", service("inco-test/forwadr")));
-    let said = "service.forward.image: there is no image \"inco-test/forwadr\"; write \"inco-test/forward";
+    let said = "service.forward.image: image \"inco-test/forwadr\" does not exist; write \"inco-test/forward";
     assert_refused(&place, &output, 5, said);
     let host = "unix:///nonexistent/docker.sock";
     let engine = format!("[engine]\ndriver = \"docker\"\nhost = \"{host}\"\n");
@@ -132,7 +132,7 @@ fn a_check_refuses_what_run_refuses() {
     refused(
         &api(&free),
         11,
-        &format!("{of_tokens}everybody may read it; chmod 0600"),
+        &format!("{of_tokens}every user can read it; run chmod 0600"),
     );
     set_mode(0o600);
     std::fs::write(&tokens, "admin ops short\n").unwrap();
@@ -147,7 +147,7 @@ fn a_check_refuses_what_run_refuses() {
         &api(&taken.to_string()),
         8,
         &format!(
-            "api.listen: {taken} cannot be listened on (Address already in use (os error 98)); stop what listens"
+            "api.listen: cannot listen on {taken} (Address already in use (os error 98)); stop the program that listens"
         ),
     );
     let wrong = api(&free).replace(&key.display().to_string(), &file.display().to_string());
@@ -155,7 +155,7 @@ fn a_check_refuses_what_run_refuses() {
     refused(
         &format!("{UPLINK}{sink}[event_log]\ndirectory = \"{}\"\n", file.display()),
         8,
-        &format!("event_log.directory: {} is no directory; ", file.display()),
+        &format!("event_log.directory: {} is not a directory; ", file.display()),
     );
     refused(
         &format!(
@@ -164,7 +164,7 @@ fn a_check_refuses_what_run_refuses() {
         ),
         3,
         &format!(
-            "uplink[0].device: {} is there and is no socket; remove it",
+            "uplink[0].device: {} exists and is not a socket; remove it",
             file.display()
         ),
     );
@@ -183,17 +183,18 @@ fn a_check_refuses_what_run_refuses() {
         (
             "command = [\"inco-nf\", \"forward\"]",
             7,
-            "service.forward.command: the image inco-test/forward:latest has no program \"inco-nf\": looked for /usr/local/sbin/inco-nf, ",
+            "service.forward.command: the image inco-test/forward:latest has no program \"inco-nf\": looked for \
+             /usr/local/sbin/inco-nf, ",
         ),
         (
             "command = [\"/dev\"]",
             7,
-            "service.forward.command: /dev of the image inco-test/forward:latest cannot be run: it is no",
+            "service.forward.command: /dev of the image inco-test/forward:latest is not an executable file",
         ),
         (
             "ready = { exec = [\"/bin/ready\"] }",
             7,
-            "service.forward.ready: the image inco-test/forward:latest has no /bin/ready; write a program that is in ",
+            "service.forward.ready: the image inco-test/forward:latest has no file /bin/ready; write a program of ",
         ),
     ] {
         refused(&function(keys), line, said);
@@ -246,7 +247,7 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
     let pid = first.status().pid;
     assert!(
         said.contains(&format!(
-            "inco runs here with {file} (process {pid}): `inco reload --check`"
+            "inco runs with {file} (process {pid}): `inco reload --check`"
         )),
         "{said}"
     );
@@ -305,7 +306,7 @@ fn without_root_one_line_says_what_to_do() {
         let mut command = place.inco_as_nobody(&["run", "-f"]);
         command.arg(&file).env("INCO_RUN_DIR", run_dir).output().unwrap()
     };
-    let said = "engine.driver: containers of the oci engine need root; run inco with sudo, or";
+    let said = "engine.driver: containers of the oci engine need root; run inco as root, or";
     assert_refused(&place, &as_nobody(&place.run_dir()), 8, said);
     assert_nothing_started(&place);
     // Where it may not even have a run directory, that is told, too.
@@ -313,7 +314,7 @@ fn without_root_one_line_says_what_to_do() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(
-        error.contains("run inco with sudo, or set INCO_RUN_DIR to a directory of yours"),
+        error.contains("run inco as root, or set INCO_RUN_DIR to a directory of your own"),
         "{error}"
     );
 }
@@ -341,7 +342,7 @@ fn a_run_directory_is_refused_when_it_is_too_long_for_sockets() {
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(
             error.contains(
-                "/launcher.sock has 108 bytes, and may have 107; set INCO_RUN_DIR to a shorter directory"
+                "/launcher.sock has 108 bytes, more than the limit of 107; set INCO_RUN_DIR to a shorter directory"
             ),
             "{error}"
         );

@@ -200,7 +200,7 @@ fn stop_removes_what_is_left(engine: Engine, end: &End) {
     assert_eq!(traces.processes_alive().len(), 3);
     let said = place.must(&["stop"]);
     assert!(
-        said.contains("; 3 containers that it had left are removed"),
+        said.contains("; 3 containers of an earlier run are removed"),
         "{said}"
     );
     traces.assert_nothing_left();

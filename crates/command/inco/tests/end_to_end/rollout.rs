@@ -61,7 +61,7 @@ fn a_rollout_replaces_containers_while_packets_flow_and_ends_with_a_bad_one() {
     });
     let said = place.must(&["rollout", "forward", "--wait", "--timeout", "60"]);
     assert!(
-        said.contains("forward: 3 instances are replaced, one after the other"),
+        said.contains("forward: the rollout of 3 instances has begun"),
         "{said}"
     );
     let after = ids(&inco.settled(2, 1));
@@ -146,8 +146,8 @@ fn a_count_is_waited_for() {
     let place = Place::new();
     let text_of = |max: u32| {
         format!(
-            "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n\
-             [service.sink]\nport = \"null\"\nautoscaler = \"fixed\"\ninstances = {{ min = {max}, max = 9, standby = 0 }}\n"
+            "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.sink]\nport = \"null\"\n\
+             autoscaler = \"fixed\"\ninstances = {{ min = {max}, max = 9, standby = 0 }}\n"
         )
     };
     let inco = place.run(&text_of(1));

@@ -86,7 +86,8 @@ fn a_sink_needs_no_root() {
     }
     let place = Place::new();
     place.open_to_nobody();
-    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nport = \"null\"\ninstances = 2\n";
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nport = \"null\"\n\
+                instances = 2\n";
     let file = place.file("inco.toml", text);
     let mut command = place.inco_as_nobody(&["run", "-f"]);
     command.arg(&file);

@@ -39,7 +39,8 @@ fn sends_every_packet_back(engine: Engine, mode: &str) {
     let text = with(&text, "--forward-mode=macswap", &format!("--forward-mode={mode}"));
     let text = with(&text, "min = 1, max = 2", "min = 2, max = 2");
     let text = format!(
-        "{text}scheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nautoscaler = \"fixed\"\nstop_grace = \"200ms\"\nring = {{ slots = 8192 }}\n{}",
+        "{text}scheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nautoscaler = \"fixed\"\n\
+         stop_grace = \"200ms\"\nring = {{ slots = 8192 }}\n{}",
         engine.toml()
     );
     let inco = place.run(&text);

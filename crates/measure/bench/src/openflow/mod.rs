@@ -23,19 +23,19 @@ use traffic::{
     Control, Counts, Generator, LatencyUs, LengthSource, Phase, Profile, Rate, Report, Span, Verify,
 };
 
+use super::cleanup::Cleanup;
 use super::facts::facts;
 use super::raw::Raw;
-use super::undo::Undo;
 use crate::args::{OpenflowArgs, OpenflowCase};
 use display::output;
 use display::table::{Table, grouped, short};
 use images::EngineName;
 use relay::Relay;
-use testbed::{FORWARD_IMAGE, Ground, Interrupt, Session, SwitchName, make_image};
+use testbed::{Environment, FORWARD_IMAGE, Interrupt, Session, SwitchName, make_image};
 
 /// Minimum and maximum number of instances.
-const FEW: u32 = 3;
-const MANY: u32 = 8;
+const MIN_INSTANCES: u32 = 3;
+const MAX_INSTANCES: u32 = 8;
 const SERVICE: &str = "forward";
 /// The bridge that inco creates by default.
 const BRIDGE: &str = "br-inco";
@@ -45,7 +45,7 @@ const BURST_PPS: f64 = 100e3;
 const ESTABLISHED: u32 = 100;
 const ESTABLISHED_PPS: f64 = 10e3;
 /// New flows per second besides them, packets of each, and packets per second within each.
-const NEW_BESIDE: f64 = 50.0;
+const NEW_FLOWS_PER_S: f64 = 50.0;
 const NEW_PACKETS: u32 = 4;
 const NEW_PPS: f64 = 1e3;
 /// The case with too few rules: rules, flows, and total packets per second.
@@ -63,10 +63,10 @@ const UPLINK_WAIT: Duration = Duration::from_secs(2);
 /// Due times are multiples of this, so that the generator sleeps between bursts.
 const TICK: Duration = Duration::from_micros(200);
 /// Maximum time for flows to get their rules, and for packets to return.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time in flight of the last packets.
-const REST: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(5);
+const IDLE_SLEEP: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl OpenflowCase {
     const ALL: [OpenflowCase; 6] = [
@@ -217,10 +217,10 @@ impl Row {
 /// Runs the bench.
 pub(super) fn run(args: &OpenflowArgs) -> Result<()> {
     make_image(EngineName::Oci)?;
-    let ground = Ground::new(EngineName::Oci, SwitchName::Openflow, false, Interrupt::default())?;
+    let ground = Environment::new(EngineName::Oci, SwitchName::Openflow, false, Interrupt::default())?;
     let directory = ground.directory().to_owned();
     // If the bench is interrupted; inco itself ends with this process.
-    let _removed = Undo::by(move || {
+    let _removed = Cleanup::by(move || {
         let _gone = std::fs::remove_dir_all(directory);
     });
     let mut rows = Vec::new();
@@ -334,7 +334,7 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
 }
 
 /// Settings of an inco that differ between cases.
-struct Terms<'a> {
+struct CaseSettings<'a> {
     setup: &'static str,
     rules: u32,
     idle: Duration,
@@ -343,7 +343,7 @@ struct Terms<'a> {
     control: Option<&'a Path>,
 }
 
-impl Terms<'_> {
+impl CaseSettings<'_> {
     /// The configuration file, as a user would write it. The number of instances is set manually.
     fn configuration(&self) -> String {
         let control = self
@@ -376,7 +376,7 @@ ready = "connected"
 ready_deadline = "30s"
 symmetric = false
 capacity = "50kpps"
-instances = {{ min = {FEW}, max = {MANY} }}
+instances = {{ min = {MIN_INSTANCES}, max = {MAX_INSTANCES} }}
 scheduler = {{ policy = "round-robin", slow_start = "0s", spill = false }}
 ring = {{ slots = 4096 }}
 "#,
@@ -392,7 +392,7 @@ ring = {{ slots = 4096 }}
 /// A case to run.
 struct Bench<'a> {
     args: &'a OpenflowArgs,
-    ground: &'a Ground,
+    ground: &'a Environment,
     case: OpenflowCase,
     /// Open vSwitch's counters of packets dropped on the way to a controller, when the last inco was started.
     dropped_before: RefCell<BTreeMap<&'static str, u64>>,
@@ -404,7 +404,7 @@ impl Bench<'_> {
             OpenflowCase::Bursts | OpenflowCase::Reactive => self.bursts(),
             OpenflowCase::Rules => self.rules(),
             OpenflowCase::Limit => self.limit(),
-            OpenflowCase::Cut => self.cut(),
+            OpenflowCase::Cut => self.interrupt_control(),
             OpenflowCase::Restart => self.restart(),
         }
     }
@@ -422,14 +422,19 @@ impl Bench<'_> {
         let database = self.open_vswitch()?.database();
         self.dropped_before
             .replace(self.open_vswitch()?.controller_drops()?);
-        let terms = Terms {
+        let terms = CaseSettings {
             setup: self.case.setup(),
             rules,
             idle,
             database: &database,
             control,
         };
-        Session::start(self.ground, self.case.name(), &terms.configuration(), FEW)
+        Session::start(
+            self.ground,
+            self.case.name(),
+            &terms.configuration(),
+            MIN_INSTANCES,
+        )
     }
 
     /// Stops it and collects its counters.
@@ -438,10 +443,10 @@ impl Bench<'_> {
         let status = loop {
             let status = session.client()?.status()?;
             let rests = status.accounting.in_flight == 0 && status.accounting.gap() == 0;
-            if rests || since.elapsed() > REST {
+            if rests || since.elapsed() > IDLE_SLEEP {
                 break status;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         };
         let before = self.dropped_before.take();
         let mut dropped = self.open_vswitch()?.controller_drops()?;
@@ -458,9 +463,9 @@ impl Bench<'_> {
     }
 
     /// Minimum, maximum and minimum number of instances, each for a third of the time.
-    fn come_and_go(&self, session: &mut Session<'_>) -> Result<()> {
+    fn scale_out_and_in(&self, session: &mut Session<'_>) -> Result<()> {
         let began = Instant::now();
-        for (number, instances) in (1..).zip([FEW, MANY, FEW]) {
+        for (number, instances) in (1..).zip([MIN_INSTANCES, MAX_INSTANCES, MIN_INSTANCES]) {
             session.scale(SERVICE, instances)?;
             session.note(&session.client()?.instances()?);
             wait(session, began + self.span() * number / 3)?;
@@ -479,7 +484,9 @@ impl Bench<'_> {
             ..phase(0, self.span() * 2)
         };
         let mut session = self.start(LARGE_TABLE, IDLE, None)?;
-        let report = with_traffic(&mut session, vec![phase], |session| self.come_and_go(session))?;
+        let report = with_traffic(&mut session, vec![phase], |session| {
+            self.scale_out_and_in(session)
+        })?;
         Ok(vec![self.stop(session, &report)?])
     }
 
@@ -492,7 +499,7 @@ impl Bench<'_> {
             let bridge = self.open_vswitch()?.control(BRIDGE);
             let mut rate = 0.0;
             let report = with_traffic(&mut session, established(self.span() * 10), |session| {
-                have_rules(session, ESTABLISHED)?;
+                wait_for_rules(session, ESTABLISHED)?;
                 rate = rules::write(&bridge, self.args.rules, self.args.bundle, limit)?;
                 Ok(())
             })?;
@@ -516,21 +523,23 @@ impl Bench<'_> {
             ..phase(0, self.span() * 2)
         };
         let mut session = self.start(SMALL_TABLE, LONG_IDLE, None)?;
-        let report = with_traffic(&mut session, vec![phase], |session| self.come_and_go(session))?;
+        let report = with_traffic(&mut session, vec![phase], |session| {
+            self.scale_out_and_in(session)
+        })?;
         Ok(vec![self.stop(session, &report)?])
     }
 
-    fn cut(&self) -> Result<Vec<Row>> {
+    fn interrupt_control(&self) -> Result<Vec<Row>> {
         let listen = self.open_vswitch()?.control("relay");
         let mut relay = Relay::new(listen.clone(), self.open_vswitch()?.control(BRIDGE));
         relay.open()?;
         let mut session = self.start(LARGE_TABLE, LONG_IDLE, Some(&listen))?;
         let mut phases = established(self.span() * 2);
-        phases.push(beside(self.span() * 2));
+        phases.push(background_phase(self.span() * 2));
         let report = with_traffic(&mut session, phases, |session| {
-            have_rules(session, ESTABLISHED)?;
+            wait_for_rules(session, ESTABLISHED)?;
             let began = Instant::now();
-            relay.cut();
+            relay.interrupt_control();
             wait(session, began + self.span() / 2)?;
             relay.open()?;
             wait(session, began + self.span())
@@ -541,21 +550,21 @@ impl Bench<'_> {
     fn restart(&self) -> Result<Vec<Row>> {
         let mut session = self.start(LARGE_TABLE, LONG_IDLE, None)?;
         let (mut away, mut back, mut ruled) = (0.0, 0.0, 0.0);
-        session.scale(SERVICE, MANY)?;
+        session.scale(SERVICE, MAX_INSTANCES)?;
         let report = with_traffic(&mut session, established(self.span() * 4), |session| {
-            have_rules(session, ESTABLISHED)?;
+            wait_for_rules(session, ESTABLISHED)?;
             // The buckets of most instances move: only exact rules keep the flows in place.
-            session.scale(SERVICE, FEW)?;
+            session.scale(SERVICE, MIN_INSTANCES)?;
             let began = Instant::now();
             wait(session, began + self.span() / 4)?;
             let (killed, answered) = self.open_vswitch()?.kill_and_start()?;
             let returned = session.client()?.status()?.accounting.returned;
-            until(session, "packets come back", |session| {
+            wait_until(session, "packets come back", |session| {
                 Ok(session.client()?.status()?.accounting.returned > returned)
             })?;
             let ms = |span: Duration| span.as_secs_f64() * 1e3;
             (away, back) = (ms(answered - killed), ms(answered.elapsed()));
-            have_rules(session, ESTABLISHED)?;
+            wait_for_rules(session, ESTABLISHED)?;
             ruled = ms(answered.elapsed());
             let now = Instant::now();
             wait(session, now + self.span() / 4)
@@ -586,10 +595,10 @@ fn established(duration: Duration) -> Vec<Phase> {
     }]
 }
 
-fn beside(duration: Duration) -> Phase {
+fn background_phase(duration: Duration) -> Phase {
     Phase {
-        flows: (NEW_BESIDE * duration.as_secs_f64()).ceil() as u32,
-        arrivals: Some(NEW_BESIDE),
+        flows: (NEW_FLOWS_PER_S * duration.as_secs_f64()).ceil() as u32,
+        arrivals: Some(NEW_FLOWS_PER_S),
         lengths: Some(LengthSource::Packets(NEW_PACKETS)),
         rate_per_flow: Some(Rate(NEW_PPS)),
         ..phase(64, duration)
@@ -632,13 +641,13 @@ fn with_traffic(
 fn wait(session: &mut Session<'_>, until: Instant) -> Result<()> {
     while Instant::now() < until {
         session.check()?;
-        thread::sleep(LOOK.min(until.saturating_duration_since(Instant::now())));
+        thread::sleep(POLL_INTERVAL.min(until.saturating_duration_since(Instant::now())));
     }
     Ok(())
 }
 
 /// Waits until the condition holds. Returns an error on timeout.
-fn until(
+fn wait_until(
     session: &mut Session<'_>,
     what: &str,
     mut is_so: impl FnMut(&Session<'_>) -> Result<bool>,
@@ -646,17 +655,17 @@ fn until(
     let since = Instant::now();
     while !is_so(session)? {
         session.check()?;
-        if since.elapsed() > PATIENCE {
-            bail!("not within {} s: {what}", PATIENCE.as_secs());
+        if since.elapsed() > TIMEOUT {
+            bail!("timed out after {} s: {what}", TIMEOUT.as_secs());
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
 /// Waits until at least `flows` flows have rules.
-fn have_rules(session: &mut Session<'_>, flows: u32) -> Result<()> {
-    until(session, "flows have rules", |session| {
+fn wait_for_rules(session: &mut Session<'_>, flows: u32) -> Result<()> {
+    wait_until(session, "flows have rules", |session| {
         let filter = FlowFilter {
             limit: Some(FlowFilter::LIMIT),
             ..FlowFilter::default()
@@ -675,7 +684,7 @@ mod tests {
     #[test]
     fn configurations_are_right() {
         for case in OpenflowCase::ALL {
-            let terms = Terms {
+            let terms = CaseSettings {
                 setup: case.setup(),
                 rules: SMALL_TABLE,
                 idle: IDLE,
@@ -684,7 +693,10 @@ mod tests {
             };
             let read = orchestrator::load::parse(&terms.configuration(), "openflow.toml").unwrap();
             let of = &read.services[0];
-            assert_eq!((of.instances.min, of.instances.max), (FEW, MANY));
+            assert_eq!(
+                (of.instances.min, of.instances.max),
+                (MIN_INSTANCES, MAX_INSTANCES)
+            );
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 const BYTES: usize = 64 << 10;
 
 /// Relays a connection while open. While closed, nothing listens on its socket.
@@ -41,7 +41,7 @@ impl Relay {
     /// # Errors
     /// Returns the error of the failed system call.
     pub(super) fn open(&mut self) -> Result<()> {
-        self.cut();
+        self.interrupt_control();
         let listener = UnixListener::bind(&self.socket)
             .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
         listener
@@ -58,7 +58,7 @@ impl Relay {
                             // The next connection is accepted after this one has ended.
                             let _ended = pass(&controller, &bridge, &stopped);
                         }
-                        Err(_) => thread::sleep(LOOK),
+                        Err(_) => thread::sleep(POLL_INTERVAL),
                     }
                 }
             })
@@ -68,7 +68,7 @@ impl Relay {
     }
 
     /// Cuts the connection; new connections are refused.
-    pub(super) fn cut(&mut self) {
+    pub(super) fn interrupt_control(&mut self) {
         if let Some(Open { stop, thread }) = self.open.take() {
             stop.store(true, Ordering::Relaxed);
             let _ended = thread.join();
@@ -79,7 +79,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.cut();
+        self.interrupt_control();
     }
 }
 
@@ -93,7 +93,7 @@ fn pass(controller: &UnixStream, bridge: &Path, stopped: &AtomicBool) -> io::Res
             scope.spawn(|| copy(&bridge, controller)),
         ];
         while !threads.iter().any(|thread| thread.is_finished()) && !stopped.load(Ordering::Relaxed) {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         for end in [controller, &bridge] {
             let _is_over = end.shutdown(Shutdown::Both);
@@ -136,7 +136,7 @@ mod tests {
             its.write_all(b"there").unwrap();
             ours.read_exact(&mut bytes).unwrap();
             assert_eq!(&bytes, b"there");
-            relay.cut();
+            relay.interrupt_control();
             assert_eq!(ours.read(&mut bytes).unwrap(), 0);
             assert_eq!(its.read(&mut bytes).unwrap(), 0);
             assert!(UnixStream::connect(&socket).is_err());

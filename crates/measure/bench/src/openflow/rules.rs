@@ -102,7 +102,7 @@ struct Writer {
 impl Writer {
     fn turn(&mut self) -> Result<()> {
         if self.began.elapsed() > LIMIT {
-            bail!("Open vSwitch does not answer within {} s", LIMIT.as_secs());
+            bail!("Open vSwitch did not answer within {} s", LIMIT.as_secs());
         }
         self.connection
             .turn(self.began.elapsed().as_nanos() as u64, &mut self.turned);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Chromium under the names that distributions give it.
 const NAMES: [&str; 4] = [
@@ -112,7 +112,7 @@ impl Browser {
         bytes.push(0);
         self.input.write_all(&bytes).unwrap();
         loop {
-            let mut answer = match self.messages.recv_timeout(PATIENCE) {
+            let mut answer = match self.messages.recv_timeout(TIMEOUT) {
                 Ok(answer) => answer,
                 Err(RecvTimeoutError::Timeout) => panic!("the browser does not answer {method}"),
                 Err(RecvTimeoutError::Disconnected) => panic!("the browser has ended at {method}"),
@@ -170,9 +170,9 @@ impl Browser {
         let started = Instant::now();
         while self.value(expression) != json!(true) {
             assert!(
-                started.elapsed() < PATIENCE,
+                started.elapsed() < TIMEOUT,
                 "not within {} s: {expression}",
-                PATIENCE.as_secs()
+                TIMEOUT.as_secs()
             );
             std::thread::sleep(Duration::from_millis(20));
         }

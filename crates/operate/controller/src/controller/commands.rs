@@ -33,7 +33,7 @@ impl Controller {
                 let id = collector.add_service(settings.autoscaler.stable_window());
                 self.services.push(Service::new(id, (**settings).clone()));
                 self.plan_changed = true;
-                Ok(format!("service {} is there", settings.name))
+                Ok(format!("service {} is configured", settings.name))
             }
             Command::Reconfigure {
                 service: id,
@@ -50,7 +50,7 @@ impl Controller {
             Command::Match(ref matching) => {
                 self.settings.matching = matching.clone();
                 self.plan_changed = true;
-                Ok("packets are matched as it was asked for".to_owned())
+                Ok("the new matches are in force".to_owned())
             }
         }
     }
@@ -79,7 +79,7 @@ impl Controller {
                     InstanceState::Active => {
                         format!("instance {id}: the drain starts when its service has a replacement")
                     }
-                    InstanceState::Draining => format!("instance {id} is draining already"),
+                    InstanceState::Draining => format!("instance {id} is already draining"),
                     state => return Err(wrong_state(id, state, action)),
                 };
                 instance.leaving = true;
@@ -91,11 +91,9 @@ impl Controller {
                 match instance.state {
                     InstanceState::Active if instance.leaving => {
                         self.instances[index].leaving = false;
-                        Ok(format!("instance {id} stays"))
+                        Ok(format!("instance {id} keeps its flows and takes new ones again"))
                     }
-                    InstanceState::Active => {
-                        Ok(format!("instance {id} takes new flows: nothing to take back"))
-                    }
+                    InstanceState::Active => Ok(format!("instance {id} is not draining")),
                     InstanceState::Draining => {
                         let service = self.service(instance.service)?;
                         let active = self.count(service.id, |i| i.state == InstanceState::Active);
@@ -123,9 +121,12 @@ impl Controller {
                 self.event(None, None, EventKind::Stopping { keep });
                 self.shutdown = Some(keep);
                 let (reason, result) = if keep {
-                    ("inco stops and keeps it running", "containers go on running")
+                    (
+                        "inco stops; the container keeps running",
+                        "the containers keep running",
+                    )
                 } else {
-                    ("inco stops", "everything is removed")
+                    ("inco stops", "all containers are removed")
                 };
                 for index in 0..self.instances.len() {
                     self.stop(index, reason);
@@ -174,14 +175,14 @@ impl Controller {
             }),
             (Some(_), true) => {
                 self.abort_rollout(index, "canceled by an operator".to_owned());
-                Ok(format!("{name}: the instances that are not replaced stay"))
+                Ok(format!(
+                    "{name}: the rollout is cancelled; the other instances keep running"
+                ))
             }
             (None, true) => Ok(format!("{name}: no rollout is under way")),
             (None, false) => {
                 let total = self.begin_rollout(index);
-                Ok(format!(
-                    "{name}: {total} instances are replaced, one after the other"
-                ))
+                Ok(format!("{name}: the rollout of {total} instances has begun"))
             }
         }
     }
@@ -271,7 +272,7 @@ impl Controller {
             };
             self.event(Some(id), None, kind);
         }
-        Ok(format!("service {} has other settings", settings.name))
+        Ok(format!("the settings of service {} have changed", settings.name))
     }
 
     fn named(&mut self, name: &str) -> Result<&mut Service, CommandError> {

@@ -220,7 +220,7 @@ impl Controller {
 
     /// Brings the service to its wanted count of instances and its pool to its size.
     pub(super) fn reconcile(&mut self, index: usize, collector: &Collector) {
-        self.roll(index);
+        self.advance_rollout(index);
         let service = &self.services[index];
         let (id, wanted, pool) = (service.id, service.wanted, service.settings.standby);
         let (min, max) = (service.settings.min, service.settings.max);
@@ -258,7 +258,7 @@ impl Controller {
                 .iter()
                 .rposition(|i| i.service == id && i.is_for_pool());
             let Some(at) = youngest else { break };
-            self.stop(at, "the pool has more than it should");
+            self.stop(at, "the pool is larger than configured");
             pooled -= 1;
         }
     }
@@ -310,7 +310,7 @@ impl Controller {
             && let Some(at) =
                 find(&|i| i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up)
         {
-            self.undrain(at, "the load came back");
+            self.undrain(at, "the load rose again");
             return true;
         }
         let is_ready = |i: &Instance| i.is_for_pool() && i.state == InstanceState::Standby;
@@ -347,7 +347,7 @@ impl Controller {
             instance.for_active = false;
             instance.decided = None;
         } else {
-            self.stop(at, "it is not wanted any more");
+            self.stop(at, "the instance is not needed any more");
         }
         true
     }
@@ -364,10 +364,7 @@ impl Controller {
             .min_by_key(|(_, i)| (!self.is_replaced(i), flows(i), std::cmp::Reverse(i.id)))
             .map(|(at, i)| (at, flows(i)));
         let Some((at, flows)) = victim else { return false };
-        self.drain(
-            at,
-            format!("fewer are wanted, and it has the fewest flows ({flows})"),
-        );
+        self.drain(at, format!("scale-in; it has the fewest flows ({flows})"));
         true
     }
 
@@ -386,11 +383,12 @@ impl Controller {
             if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
                 let reason = match &self.services[index].settings.places {
                     Some(places) => format!(
-                        "all {} ports that were made for its instances are taken, those that drain included; it waits for one",
+                        "all {} ports of its instances are in use, draining instances included; a new instance \
+                         waits for a free port",
                         places.len()
                     ),
                     None => format!(
-                        "all {} places for instances are taken; it waits for one",
+                        "all {} slots are in use; a new instance waits for a free slot",
                         Slot::LIMIT
                     ),
                 };

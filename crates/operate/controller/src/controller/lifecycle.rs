@@ -14,11 +14,11 @@ use crate::settings::{CHECK_LIMIT, YOUNG};
 impl Controller {
     /// Whether an instance is Active or Standby with no work pending. This is the common case, so one check finds it.
     #[inline]
-    pub(super) fn rests(&self, instance: &Instance) -> bool {
+    pub(super) fn is_at_rest(&self, instance: &Instance) -> bool {
         let Some(service) = self.services.get(instance.service.index()) else {
             return false;
         };
-        let rests = match instance.state {
+        let is_at_rest = match instance.state {
             InstanceState::Active => {
                 instance.wanted_cpus == instance.cpus
                     && self.now.since(instance.since) < service.settings.stall_after
@@ -26,7 +26,7 @@ impl Controller {
             InstanceState::Standby => !instance.for_active && instance.container == Container::Paused,
             _ => false,
         };
-        rests && !service.back_off.has_failed()
+        is_at_rest && !service.back_off.has_failed()
     }
 
     /// Advances one instance as far as possible. False if it was removed from the list.
@@ -113,7 +113,7 @@ impl Controller {
                             instance.probed = Some(taken);
                             self.out.switch.push(SwitchRequest::Probe(instance.slot));
                         }
-                        Some(before) if taken > before => self.ready(index, "it took the probe packet"),
+                        Some(before) if taken > before => self.ready(index, "it consumed the probe packet"),
                         Some(_) => {}
                     }
                 }
@@ -196,7 +196,7 @@ impl Controller {
             }
         }
         if let Some(ready) = self.position(id).and_then(|at| self.instances[at].ready) {
-            self.forgive(service, ready);
+            self.reset_failures(service, ready);
         }
     }
 
@@ -205,7 +205,7 @@ impl Controller {
         let instance = &self.instances[index];
         let service = instance.service;
         if let Some(ready) = instance.ready {
-            self.forgive(service, ready);
+            self.reset_failures(service, ready);
         }
         let instance = &self.instances[index];
         let stall_after = self
@@ -220,7 +220,7 @@ impl Controller {
             let waited = rates.waiting.as_millis();
             self.fail(
                 index,
-                format!("it stalled: its ring is not empty and it took nothing for {waited} ms"),
+                format!("it stalled: its ring is not empty and it consumed nothing for {waited} ms"),
             );
             return;
         }
@@ -334,9 +334,9 @@ impl Controller {
         if !self.has_container(self.instances[index].service) || (keep && !is_failed) {
             collector.release(self.instances[index].slot);
             let reason = if keep {
-                "its container goes on running"
+                "its container keeps running"
             } else {
-                "its port is gone"
+                "its port is removed"
             };
             self.transition(index, InstanceStep::Removed, reason);
             return;
@@ -440,7 +440,7 @@ impl Controller {
         let instance = &mut self.instances[index];
         let from = instance.state;
         let Ok(to) = from.step(step) else {
-            debug_assert!(false, "{from:?} has no {step:?}");
+            debug_assert!(false, "invalid transition: {step:?} in state {from:?}");
             return false;
         };
         let reason = reason.into();
@@ -545,7 +545,7 @@ impl Controller {
     }
 
     /// Resets the failure count after an instance that became ready later has grown old.
-    pub(super) fn forgive(&mut self, service: ServiceId, ready: Nanos) {
+    pub(super) fn reset_failures(&mut self, service: ServiceId, ready: Nanos) {
         if self.now.since(ready) >= YOUNG
             && let Some(service) = self.services.get_mut(service.index())
         {

@@ -3,7 +3,7 @@
 
 mod commands;
 mod decisions;
-mod happened;
+mod inputs;
 mod lifecycle;
 mod rollout;
 
@@ -373,7 +373,7 @@ impl Controller {
         let mut index = 0;
         while index < self.instances.len() {
             // A removed instance leaves the list; the next one takes its index.
-            if self.rests(&self.instances[index]) || self.advance(index, collector) {
+            if self.is_at_rest(&self.instances[index]) || self.advance(index, collector) {
                 index += 1;
             }
         }
@@ -558,7 +558,7 @@ impl Controller {
 
     fn add_orphan(&mut self, name: &str) {
         if !self.orphans.iter().any(|orphan| orphan.name == name) {
-            let reason = format!("the container {name} belongs to no instance; it is removed");
+            let reason = format!("the container {name} belongs to no instance and is removed");
             self.event(
                 None,
                 None,

@@ -37,7 +37,7 @@ impl Controller {
                 reason: String::new(),
             },
         });
-        self.report_rollout(index, RolloutState::Running, "it began".to_owned());
+        self.report_rollout(index, RolloutState::Running, "started".to_owned());
         total
     }
 
@@ -78,7 +78,7 @@ impl Controller {
     }
 
     /// Advances a rollout: first the pool, so that a replacement is ready, then the active instances.
-    pub(super) fn roll(&mut self, index: usize) {
+    pub(super) fn advance_rollout(&mut self, index: usize) {
         let service = &self.services[index];
         let (id, total) = match &service.rollout {
             Some(rollout) if rollout.is_running() => (service.id, rollout.status.total),
@@ -94,7 +94,7 @@ impl Controller {
                 self.report_rollout(
                     index,
                     RolloutState::Finished,
-                    "every instance is replaced".to_owned(),
+                    "all instances are replaced".to_owned(),
                 );
             }
             return;
@@ -105,7 +105,7 @@ impl Controller {
         {
             let old = &self.instances[at];
             if old.state == InstanceState::Active && self.services[index].no_slot_told {
-                let reason = "there is no place for one more instance".to_owned();
+                let reason = "no slot is free for a replacement".to_owned();
                 return self.abort_rollout(index, reason);
             }
             let reason = match old.state {
@@ -129,14 +129,14 @@ impl Controller {
         if let Some(at) = find(&|i| self.is_replaced(i) && i.is_for_pool()) {
             let name = self.instances[at].id;
             self.stop(at, "the rollout replaces it");
-            return self.report_rollout(index, RolloutState::Running, format!("standby {name} goes"));
+            return self.report_rollout(index, RolloutState::Running, format!("standby {name} is removed"));
         }
         // The pool is filled first: it supplies the next replacement.
         if there < self.services[index].settings.standby {
             return self.report_rollout(
                 index,
                 RolloutState::Running,
-                "the pool is being filled".to_owned(),
+                "the pool is being refilled".to_owned(),
             );
         }
         if let Some(at) = find(&|i| self.is_replaced(i) && i.state == InstanceState::Active) {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use api::types::{FlowExplanation, FlowPage, FlowRow, Refusal};
-use api::{Answer, Inbox, Question};
+use api::{Answer, ControlRequest, RequestReceiver};
 use model::{InstanceId, Nanos, ServiceId, Slot};
 use switch::{FlowFilter, SwitchEvent};
 
@@ -15,7 +15,7 @@ type FlowAnswer = Answer<Result<FlowPage, Refusal>>;
 
 /// The state of this part.
 pub(super) struct Answers {
-    inbox: Inbox,
+    inbox: RequestReceiver,
     /// Queries that wait for rows of the switch, by request number.
     pending: HashMap<u64, Pending>,
 }
@@ -31,7 +31,7 @@ enum Pending {
 }
 
 impl Answers {
-    pub(super) fn new(inbox: Inbox) -> Answers {
+    pub(super) fn new(inbox: RequestReceiver) -> Answers {
         Answers {
             inbox,
             pending: HashMap::new(),
@@ -47,31 +47,31 @@ impl Answers {
 impl ControlLoop {
     /// Answers the queries since the last turn, and begins their actions.
     pub(super) fn answer(&mut self, now: Nanos) {
-        while let Some(question) = self.answer.inbox.take() {
-            match question {
-                Question::Status(answer) => {
+        while let Some(control_request) = self.answer.inbox.take() {
+            match control_request {
+                ControlRequest::Status(answer) => {
                     self.note_gaps(now);
                     answer.give(self.status(now));
                 }
-                Question::Services(answer) => answer.give(self.service_rows(now)),
-                Question::Settings(service, answer) => answer.give(self.settings(&service)),
-                Question::Logs(service, answer) => answer.give(self.log_rows(&service)),
-                Question::Log(service, instance, from, answer) => {
+                ControlRequest::Services(answer) => answer.give(self.service_rows(now)),
+                ControlRequest::Settings(service, answer) => answer.give(self.settings(&service)),
+                ControlRequest::Logs(service, answer) => answer.give(self.log_rows(&service)),
+                ControlRequest::Log(service, instance, from, answer) => {
                     answer.give(self.log_piece(&service, instance, from));
                 }
-                Question::Instances(answer) => answer.give(self.instance_rows(now)),
-                Question::Flows(filter, answer) => self.answer_flows(&filter, answer),
-                Question::Snapshot(answer) => {
+                ControlRequest::Instances(answer) => answer.give(self.instance_rows(now)),
+                ControlRequest::Flows(filter, answer) => self.answer_flows(&filter, answer),
+                ControlRequest::Snapshot(answer) => {
                     self.note_gaps(now);
                     answer.give(self.snapshot(now));
                 }
-                Question::Explain(flow, answer) => self.answer_explanation(flow, answer),
-                Question::Policies(answer) => answer.give(self.policies()),
-                Question::Counters(answer) => {
+                ControlRequest::Explain(flow, answer) => self.answer_explanation(flow, answer),
+                ControlRequest::Policies(answer) => answer.give(self.policies()),
+                ControlRequest::Counters(answer) => {
                     self.note_gaps(now);
                     answer.give(Box::new(self.counters()));
                 }
-                Question::Act(action, caller, answer) => {
+                ControlRequest::Act(action, caller, answer) => {
                     let asked = Asked {
                         action,
                         caller,
@@ -191,8 +191,8 @@ impl ControlLoop {
         };
         self.configuration.service(name).map(|(id, _)| id).ok_or_else(|| {
             Refusal::new(
-                format!("there is no service {name:?}"),
-                format!("there are: {}", known()),
+                format!("unknown service {name:?}"),
+                format!("known services: {}", known()),
             )
         })
     }
@@ -203,11 +203,6 @@ impl ControlLoop {
             .iter()
             .find(|i| i.id() == id)
             .map(|i| i.slot())
-            .ok_or_else(|| {
-                Refusal::new(
-                    format!("there is no instance {id}"),
-                    "`inco instances` shows those that there are",
-                )
-            })
+            .ok_or_else(|| Refusal::new(format!("unknown instance {id}"), "see `inco instances`"))
     }
 }

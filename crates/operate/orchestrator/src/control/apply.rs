@@ -134,8 +134,8 @@ impl ControlLoop {
                 }
                 _ => {
                     return Err(Refusal::new(
-                        "it is not said which policy",
-                        "give a scheduler or an autoscaler, one at a time",
+                        "policy needs a scheduler or an autoscaler",
+                        "send exactly one of them",
                     ));
                 }
             }),
@@ -143,8 +143,8 @@ impl ControlLoop {
             Action::Purge { flow: Some(flow), .. } => Course::Done(self.purge_flow(flow)?),
             Action::Purge { instance: None, .. } => {
                 return Err(Refusal::new(
-                    "it is not said what to purge",
-                    "give an instance or a flow",
+                    "purge needs an instance or a flow",
+                    "send one of them",
                 ));
             }
             Action::Move { flow, instance } => Course::Move(self.begin_move(flow, *instance)?),
@@ -171,57 +171,57 @@ impl ControlLoop {
         row: Option<&switch::FlowRow>,
     ) -> Result<Outcome, Refusal> {
         let Action::Move { flow, instance: id } = action else {
-            return Err(Refusal::new("this is no move", ""));
+            return Err(Refusal::new("this action is not a move", ""));
         };
         let Some(row) = row else {
             return Err(Refusal::new(
-                format!("there is no flow {flow} in the table"),
-                "`inco flows` shows those that there are",
+                format!("flow {flow} is not in the flow table"),
+                "see `inco flows`",
             ));
         };
         let service = self.configuration.services.get(row.service.index());
         let name = service.map_or("", |service| service.name.as_str());
         if service.is_some_and(|service| service.affinity == configuration::Affinity::Strict) {
             return Err(Refusal::new(
-                format!("{flow} is of {name}, whose flows stay on their instance"),
-                "write affinity = \"relaxed\" where its functions keep no state of a flow or share it; `inco purge --flow` \
-                 gives the flow to whichever instance the scheduler picks",
+                format!("flows of {name} have strict affinity, and {flow} cannot move"),
+                "write affinity = \"relaxed\" if its functions keep no state per flow, or share it; or use `inco \
+                 purge --flow` to reschedule the flow",
             ));
         }
         let instances = self.decide.shell.controller().instances();
         let Some(instance) = instances.iter().find(|i| i.id() == *id) else {
             return Err(Refusal::new(
-                format!("there is no instance {id}"),
-                "`inco instances` shows those that there are",
+                format!("unknown instance {id}"),
+                "see `inco instances`",
             ));
         };
         if instance.service() != row.service || instance.state() != InstanceState::Active {
             let its = self.configuration.services.get(instance.service().index());
             return Err(Refusal::new(
                 format!(
-                    "instance {id} of {} is {}: {flow} needs an active one of {name}",
+                    "instance {id} of {} is {}; {flow} needs an active instance of {name}",
                     its.map_or("", |service| service.name.as_str()),
                     instance.state().name()
                 ),
-                "`inco instances` shows those that there are",
+                "see `inco instances`",
             ));
         }
         if service.is_some_and(|service| !service.symmetric) {
             return Err(Refusal::new(
-                format!("{flow} is of {name}, whose flows have an instance for each direction"),
-                "`inco purge --flow` gives both directions anew",
+                format!("{name} is not symmetric: each direction of {flow} has its own instance"),
+                "use `inco purge --flow` to reschedule both directions",
             ));
         }
         let slot = instance.slot();
         if row.pins.iter().all(|pin| !pin.is_some() || *pin == slot) {
-            return Ok(Outcome::new(format!("{flow} is on instance {id} already")));
+            return Ok(Outcome::new(format!("{flow} is already on instance {id}")));
         }
         self.publish.change(Change::MoveFlow {
             key: row.key,
             to: slot,
         })?;
         Ok(Outcome::new(format!(
-            "{flow} goes to instance {id} from its next packet on"
+            "{flow} moves to instance {id} with its next packet"
         )))
     }
 
@@ -230,14 +230,14 @@ impl ControlLoop {
         let id = self.service_id(service)?;
         if decisions == 0 || decisions > Action::RECORD_LIMIT {
             return Err(Refusal::new(
-                format!("{decisions} decisions cannot be recorded"),
-                format!("ask for 1 to {}", Action::RECORD_LIMIT),
+                format!("the number of decisions, {decisions}, is out of range"),
+                format!("send a number from 1 to {}", Action::RECORD_LIMIT),
             ));
         }
         self.publish.ask_record(id)?;
         self.apply.records.insert(id, decisions);
         Ok(Outcome::new(format!(
-            "the next {decisions} scheduling decisions of {service} are put into the event log: see `inco events`"
+            "the next {decisions} scheduling decisions of {service} are recorded: see `inco events`"
         )))
     }
 
@@ -277,7 +277,7 @@ impl ControlLoop {
         if is_last {
             self.apply.records.remove(&record.service);
         } else if let Err(error) = self.publish.ask_record(record.service) {
-            tracing::warn!(%error, "no more scheduling decisions are recorded");
+            tracing::warn!(%error, "recording of scheduling decisions has ended");
             self.apply.records.remove(&record.service);
         }
     }
@@ -338,7 +338,7 @@ impl ControlLoop {
 /// The autoscaler of a choice.
 fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
     let known = Autoscaler::from_name(&choice.policy);
-    known.map_err(|error| Refusal::new(error.to_string(), "name one of those"))?;
+    known.map_err(|error| Refusal::new(error.to_string(), "name one of them"))?;
     let parameters = serde_json::Value::Object(choice.parameters.clone());
     Autoscaler::with_parameters(&choice.policy, parameters).map_err(|error| {
         let names = Autoscaler::parameters_of(&choice.policy).unwrap_or_default();
@@ -372,7 +372,7 @@ fn scheduler_of(choice: &PolicyChoice) -> Result<(Scheduler, Option<f64>), Refus
             format!("{}: {}", problem.key, problem.what),
             problem.write.clone(),
         ),
-        None => Refusal::new("this is no scheduler", "name one"),
+        None => Refusal::new("this is not a scheduler", "name a scheduler"),
     })
 }
 
@@ -381,7 +381,7 @@ fn plan_refusal(switch_events: &[SwitchEvent]) -> Option<Refusal> {
     switch_events.iter().find_map(|event| match event {
         SwitchEvent::PlanRefused { reason, .. } => Some(Refusal::new(
             format!("the switch refused the plan: {reason}"),
-            "it goes on by the plan before; take the change back",
+            "the previous plan stays in force; undo the change",
         )),
         _ => None,
     })
@@ -389,7 +389,7 @@ fn plan_refusal(switch_events: &[SwitchEvent]) -> Option<Refusal> {
 
 fn hint(error: &CommandError) -> &'static str {
     match error {
-        CommandError::UnknownService { .. } => "`inco services` shows those that there are",
+        CommandError::UnknownService { .. } => "see `inco services`",
         CommandError::UnknownInstance { .. } | CommandError::WrongState { .. } => {
             "`inco instances` shows the instances and their states"
         }

@@ -91,7 +91,7 @@ fn outcome_of(executed: Executed) -> Outcome {
         Exit {
             signal: Some(signal), ..
         } => format!("was ended by signal {signal}"),
-        _ => "ended, nobody knows how".to_owned(),
+        _ => "ended; its status is unknown".to_owned(),
     };
     Outcome {
         command: Some(CommandEnd {
@@ -132,8 +132,8 @@ impl ControlLoop {
         let rows = self.log_rows(service)?;
         let missing = || {
             Refusal::new(
-                format!("there is no output of instance {instance} of {service}"),
-                format!("`inco logs {service}` shows the output that is kept"),
+                format!("no stored output of instance {instance} of {service}"),
+                format!("`inco logs {service}` shows the stored output"),
             )
         };
         let row = rows
@@ -176,17 +176,20 @@ impl ControlLoop {
     /// The container in which somebody who may wants to run a command.
     fn container_for(&self, asked: &Asked) -> Result<String, Refusal> {
         let Action::Exec { instance: id, .. } = &asked.action else {
-            return Err(Refusal::new("this is no command", ""));
+            return Err(Refusal::new("the command is empty", ""));
         };
         if !asked.caller.is_root {
             return Err(Refusal::new(
-                format!("{} may not run commands in containers", asked.caller.name),
-                "run `inco exec` as root, on the machine on which inco runs",
+                format!(
+                    "{} is not permitted to run commands in containers",
+                    asked.caller.name
+                ),
+                "run `inco exec` as root on inco's machine",
             ));
         }
         if self.containers.waiting.len() >= MAX_COMMANDS {
             return Err(Refusal::new(
-                format!("{MAX_COMMANDS} commands run in containers already"),
+                format!("{MAX_COMMANDS} commands already run in containers"),
                 "try again when one of them has ended",
             ));
         }
@@ -195,8 +198,8 @@ impl ControlLoop {
         let has_container = |of: &&controller::Instance| of.container() != controller::Container::Absent;
         match found {
             None => Err(Refusal::new(
-                format!("there is no instance {id}"),
-                "`inco instances` shows those that there are",
+                format!("unknown instance {id}"),
+                "see `inco instances`",
             )),
             Some(instance) => found
                 .filter(has_container)
@@ -224,7 +227,7 @@ impl ControlLoop {
         if let Some(number) = late.map(|(number, _)| *number)
             && let Some((asked, _)) = self.containers.waiting.remove(&number)
         {
-            let refusal = Refusal::new("the engine does not say what came of it", "see `inco status`");
+            let refusal = Refusal::new("the engine reported no result", "see `inco status`");
             self.conclude(asked, Err(refusal));
         }
     }

@@ -18,7 +18,7 @@ use model::Event;
 /// Events that may wait for the disk: some seconds at a high rate. Further events are counted as lost.
 const WAITING_LIMIT: usize = 4096;
 /// Wait after a failed write.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The current file.
 const FILE: &str = "events.jsonl";
 
@@ -156,7 +156,7 @@ impl Writer {
 
     /// Writes a line and returns its length in bytes.
     fn put(&mut self, event: &Event) -> std::io::Result<u64> {
-        if self.open.is_none() && self.refused.is_some_and(|at| at.elapsed() < AGAIN) {
+        if self.open.is_none() && self.refused.is_some_and(|at| at.elapsed() < RETRY_DELAY) {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
         let mut line = serde_json::to_vec(event)?;
@@ -234,7 +234,7 @@ fn truncate_partial_line(file: &File, path: &Path) -> std::io::Result<u64> {
         tracing::warn!(
             file = %path.display(),
             bytes = length - whole,
-            "an event that was written in part is removed"
+            "a partly written event is removed"
         );
     }
     Ok(whole)

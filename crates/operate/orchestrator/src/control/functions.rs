@@ -8,7 +8,7 @@ use nf_page::PageReader;
 use switch::{FunctionCounters, SlotCounters};
 
 /// Interval at which a page is offered to a function that does not listen yet.
-const OFFER_AGAIN: Nanos = Nanos::from_millis(50);
+const OFFER_INTERVAL: Nanos = Nanos::from_millis(50);
 /// How long a page is offered. A third-party function never listens.
 const OFFER_FOR: Nanos = Nanos::from_secs(5);
 
@@ -56,7 +56,7 @@ impl FunctionPages {
         for (slot, page) in &mut self.pages {
             if !page.offered && now >= page.offer_at && now.since(page.since) < OFFER_FOR {
                 page.offered = page.reader.offer(&page.socket).is_ok();
-                page.offer_at = now + OFFER_AGAIN;
+                page.offer_at = now + OFFER_INTERVAL;
             }
             let Some(counters) = counters.get_mut(slot.index()) else {
                 continue;

@@ -334,7 +334,7 @@ impl ControlLoop {
             SwitchEvent::UplinkUp { .. } | SwitchEvent::UplinkDown { .. } => self.report_uplinks(now),
             SwitchEvent::PortDown { slot, reason } => tracing::warn!(%slot, reason, "a port went down"),
             SwitchEvent::Trouble { what, reason } => {
-                tracing::warn!(what, reason, "the switch is in trouble");
+                tracing::warn!(what, reason, "the switch reports a fault");
                 self.journal.add(EventKind::Failure {
                     what: what.clone(),
                     reason: reason.clone(),

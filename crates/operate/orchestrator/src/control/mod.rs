@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use api::{EventLog, Inbox};
+use api::{EventLog, RequestReceiver};
 use clock::{monotonic, unix_ms};
 use configuration::Configuration;
 use controller::{Controller, Settings, Shell};
@@ -46,9 +46,9 @@ use super::drivers::{Started, driver};
 use super::{Place, StopRequest, wiring};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
-const QUIET: Nanos = Nanos::from_secs(1);
+const IDLE_AFTER: Nanos = Nanos::from_secs(1);
 /// Period of turns while dozing. Timers and exits of containers are at most this late.
-const DOZE: Nanos = Nanos::from_millis(20);
+const IDLE_PERIOD: Nanos = Nanos::from_millis(20);
 /// Time limit of a shutdown. After it, the rest is reported as left behind.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -84,7 +84,7 @@ impl ControlLoop {
         configuration: Configuration,
         place: &Place,
         launcher: Option<Launcher>,
-        inbox: Inbox,
+        inbox: RequestReceiver,
         events: EventLog,
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
@@ -109,7 +109,7 @@ impl ControlLoop {
             settings.places = Some(places);
         }
         let shell = Shell::new(Controller::new(settings, services), engine, now)
-            .context("the engine does not say what runs already")?;
+            .context("the engine does not list the running containers")?;
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
         let journal = Journal::start(&configuration, events)?;
         match raise_priority() {
@@ -143,7 +143,7 @@ impl ControlLoop {
         let mut left = Vec::new();
         loop {
             self.lag.note(pace.begin(monotonic()));
-            self.turn(pace.is_hasty());
+            self.turn(pace.is_fast());
             self.stop.note_turn();
             if self.decide.is_stopping() {
                 let since = *stopping_since.get_or_insert_with(Instant::now);
@@ -177,8 +177,8 @@ impl ControlLoop {
         })
     }
 
-    /// One turn. `is_hasty`: the next turn follows sooner than usual.
-    fn turn(&mut self, is_hasty: bool) {
+    /// One turn. `is_fast`: the next turn follows sooner than usual.
+    fn turn(&mut self, is_fast: bool) {
         let now = monotonic();
         self.gather(now);
         self.answer(now);
@@ -200,7 +200,7 @@ impl ControlLoop {
         self.publish_loads();
         // Read files after the requests that packets wait for, in time for the next sample. Skip them if the next
         // turn is due at once.
-        if !is_hasty {
+        if !is_fast {
             self.gather_usage(now);
         }
         self.open_uplinks(now);
@@ -209,9 +209,9 @@ impl ControlLoop {
         }
     }
 
-    /// Whether no packet has come for [`QUIET`] and nothing is in progress.
+    /// Whether no packet has come for [`IDLE_AFTER`] and nothing is in progress.
     fn is_quiet(&mut self) -> bool {
-        self.gather.quiet_for(monotonic()) >= QUIET
+        self.gather.quiet_for(monotonic()) >= IDLE_AFTER
             && self.gather.reading.in_flight() == 0
             && !self.decide.is_stopping()
             && self.decide.shell.controller().is_settled()
@@ -221,13 +221,13 @@ impl ControlLoop {
             && self.containers.is_idle()
     }
 
-    /// Sleeps until a packet, a query or the end of [`DOZE`].
+    /// Sleeps until a packet, a query or the end of [`IDLE_PERIOD`].
     fn doze(&mut self, alarm: &dyn WakeUp) {
         alarm.set();
         // Packets that came before the alarm was set do not ring it.
         self.publish.switch.read(&mut self.gather.reading);
         if !self.gather.has_moved() {
-            std::thread::park_timeout(Duration::from_nanos(DOZE.0));
+            std::thread::park_timeout(Duration::from_nanos(IDLE_PERIOD.0));
         }
         alarm.clear();
     }
@@ -242,7 +242,7 @@ impl ControlLoop {
             }
             now = monotonic();
             if self.publish.alarm.as_ref().is_some_and(|alarm| alarm.take_rise()) {
-                pace.hurry(now);
+                pace.speed_up(now);
             }
         }
     }
@@ -254,7 +254,8 @@ impl ControlLoop {
             .instances()
             .iter()
             .map(|of| {
-                tracing::error!(instance = ?of, acknowledged = ?self.gather.reading.acknowledged, newest = ?controller.plan().generation, "left behind");
+                let (acknowledged, newest) = (self.gather.reading.acknowledged, controller.plan().generation);
+                tracing::error!(instance = ?of, ?acknowledged, ?newest, "left behind");
                 format!("{} ({}: {})", of.name(), of.state().name(), of.reason())
             })
             .collect();
@@ -273,7 +274,7 @@ pub fn secret() -> Result<[u64; 4]> {
     while filled < bytes.len() {
         let rest = bytes.get_mut(filled..).unwrap_or_default();
         filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())
-            .context("the system gives no random bytes")?;
+            .context("the system provides no random bytes")?;
     }
     let mut words = [0; 4];
     for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {

@@ -5,13 +5,13 @@ use model::Nanos;
 
 /// Period of turns while the packet rate rises. The fast rates have a time constant of 10 ms, so a rise shows soon
 /// enough.
-pub(super) const HASTE: Nanos = Nanos::from_micros(200);
+pub(super) const FAST_PERIOD: Nanos = Nanos::from_micros(200);
 /// How long this period holds after a worker reports a rise: until an autoscaler has seen it, or it proves to be a
 /// single train of packets.
-const HASTE_SPAN: Nanos = Nanos::from_millis(3);
+const FAST_SPAN: Nanos = Nanos::from_millis(3);
 
-/// The schedule: the next turn is due one period after the last due time, or [`HASTE`] after the last turn began
-/// while the packet rate rises.
+/// The schedule: the next turn is due one period after the last due time, or [`FAST_PERIOD`] after the last turn
+/// began while the packet rate rises.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// When the last turn began, and when the next is due.
@@ -38,14 +38,14 @@ impl Pace {
     }
 
     /// Whether the packet rate has risen recently, so that the next turn follows soon.
-    pub(super) fn is_hasty(&self) -> bool {
+    pub(super) fn is_fast(&self) -> bool {
         self.began < self.hasty_until
     }
 
     /// The turn has ended.
     pub(super) fn end(&mut self, now: Nanos) {
-        self.next = if self.is_hasty() {
-            self.began + HASTE
+        self.next = if self.is_fast() {
+            self.began + FAST_PERIOD
         } else {
             self.next + SAMPLE_PERIOD
         };
@@ -53,10 +53,10 @@ impl Pace {
         self.next = self.next.max(now);
     }
 
-    /// The packet rate rises: the next turn is due at once, but not before [`HASTE`] since the last one began.
-    pub(super) fn hurry(&mut self, now: Nanos) {
-        self.hasty_until = now + HASTE_SPAN;
-        self.next = self.next.min((self.began + HASTE).max(now));
+    /// The packet rate rises: the next turn is due at once, but not before [`FAST_PERIOD`] since the last one began.
+    pub(super) fn speed_up(&mut self, now: Nanos) {
+        self.hasty_until = now + FAST_SPAN;
+        self.next = self.next.min((self.began + FAST_PERIOD).max(now));
     }
 
     /// Time to rest; [`None`] once the next turn is due.
@@ -83,7 +83,7 @@ mod tests {
                 pace.end(US(us));
             }
             if rises.contains(&us) {
-                pace.hurry(US(us));
+                pace.speed_up(US(us));
             }
             if pace.rest(US(us)).is_none() {
                 pace.begin(US(us));
@@ -114,7 +114,7 @@ mod tests {
         let rises: Vec<u64> = (0..50_000).collect();
         let turned = turns(&rises, 50_000);
         assert!(
-            turned.windows(2).all(|of| of[1] - of[0] >= HASTE.0 / 1000),
+            turned.windows(2).all(|of| of[1] - of[0] >= FAST_PERIOD.0 / 1000),
             "{turned:?}"
         );
         assert!(turned.len() > 200, "it turns all the same: {}", turned.len());

@@ -17,7 +17,7 @@ use crate::machine::Machine;
 const READING_TIME: Nanos = Nanos::from_secs(8);
 /// Threads that may hang in a file system at once. Each later attempt takes a new thread, since the file may have
 /// moved to another file system.
-const HANGING_LIMIT: usize = 4;
+const HANGING_READERS_MAX: usize = 4;
 
 type Read = Receiver<Result<Configuration, String>>;
 
@@ -46,11 +46,14 @@ impl FileReader {
         self.hanging
             .retain(|result| matches!(result.try_recv(), Err(TryRecvError::Empty)));
         if self.current.is_some() {
-            let refusal = Refusal::new("the file is being read already", "wait for that, and try again");
+            let refusal = Refusal::new(
+                "the file is already being read",
+                "wait until that has ended, and try again",
+            );
             return Some((asked, refusal));
         }
-        if self.hanging.len() >= HANGING_LIMIT {
-            return Some((asked, hangs(&file)));
+        if self.hanging.len() >= HANGING_READERS_MAX {
+            return Some((asked, read_timeout(&file)));
         }
         let (sender, result) = mpsc::channel();
         // Checks of images take time and a file system may hang, so a thread does both.
@@ -69,7 +72,7 @@ impl FileReader {
                 None
             }
             Err(error) => {
-                let refusal = Refusal::new(format!("no thread can be started: {error}"), "try again");
+                let refusal = Refusal::new(format!("cannot start a thread: {error}"), "try again");
                 Some((asked, refusal))
             }
         }
@@ -82,7 +85,7 @@ impl FileReader {
         let read = match reading.result.try_recv() {
             Ok(read) => read.map_err(wrong),
             Err(TryRecvError::Disconnected) => Err(wrong("reading it ended with a panic".to_owned())),
-            Err(TryRecvError::Empty) if now.since(reading.since) >= READING_TIME => Err(hangs(file)),
+            Err(TryRecvError::Empty) if now.since(reading.since) >= READING_TIME => Err(read_timeout(file)),
             Err(TryRecvError::Empty) => return None,
         };
         let Reading { asked, since, result } = self.current.take()?;
@@ -93,13 +96,13 @@ impl FileReader {
     }
 }
 
-fn hangs(file: &str) -> Refusal {
+fn read_timeout(file: &str) -> Refusal {
     Refusal::new(
         format!(
-            "{file} was not read and checked within {} s: its file system, or one that it names, or the engine does not answer",
+            "{file} was not read and checked within {} s: a file system or the engine does not answer",
             READING_TIME.as_secs_f64()
         ),
-        "see that `cat` shows the file, and try again; nothing was changed",
+        "check that `cat` shows the file, and try again; nothing was changed",
     )
 }
 
@@ -212,8 +215,8 @@ impl Changes {
         let fixed = fixed_text(&keys);
         if !fixed.is_empty() {
             return Err(Refusal::new(
-                format!("this cannot change while inco runs: {fixed}"),
-                "take it back, or stop inco and run it again with the new file; nothing was changed",
+                format!("these keys cannot change while inco runs: {fixed}"),
+                "undo the change, or restart inco with the new file; nothing was changed",
             ));
         }
         let place = |service: &Service| {
@@ -256,7 +259,7 @@ fn fixed_text(changes: &[KeyChange]) -> String {
     let text = fixed.map(|change| {
         let why = match (&change.old, &change.new) {
             (None, _) => " (it is new)",
-            (_, None) => " (it is not there any more)",
+            (_, None) => " (it is removed)",
             _ => "",
         };
         format!("{}{why}", change.key)
@@ -278,7 +281,7 @@ fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> 
         Changes::between(old, new)?;
         format!("a reload would change {}", keys_text(&changes))
     } else {
-        format!("a reload would be refused: this cannot change while inco runs: {fixed}")
+        format!("a reload would be refused: these keys cannot change while inco runs: {fixed}")
     };
     Ok(Outcome {
         changes,
@@ -357,7 +360,7 @@ impl ControlLoop {
             self.decide.order(Command::Match(matching));
         }
         let result = format!(
-            "changed: {}; instances that run keep the containers that they have",
+            "changed: {}; running instances keep their containers",
             keys_text(&changes.keys)
         );
         Outcome {

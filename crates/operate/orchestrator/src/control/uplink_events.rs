@@ -53,8 +53,8 @@ impl UplinkEvents {
         let (up, detail) = self.held.take()?;
         Some(match std::mem::take(&mut self.held_back) {
             0 => (up, detail),
-            1 => (up, format!("{detail} (1 change before it was not told)")),
-            many => (up, format!("{detail} ({many} changes before it were not told)")),
+            1 => (up, format!("{detail} (1 earlier change was not reported)")),
+            many => (up, format!("{detail} ({many} earlier changes were not reported)")),
         })
     }
 }

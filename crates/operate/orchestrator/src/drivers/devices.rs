@@ -45,7 +45,7 @@ pub(super) fn switch(
             Eal::init(&args.args())?
         }
     };
-    let pool = Mempool::create(&eal, &pool).context("no memory for DPDK's frames")?;
+    let pool = Mempool::create(&eal, &pool).context("not enough memory for DPDK's buffers")?;
     let mut ports = Vec::new();
     for (id, device, uplink) in devices {
         let (queues, max_frame) = (u16::from(uplink.queues), usize::from(uplink.max_frame));
@@ -54,7 +54,8 @@ pub(super) fn switch(
         if queues > 1 && !opened.deals {
             tracing::info!(
                 uplink = uplink.name,
-                "its device does not deal flows to their workers: packets cross between these"
+                "its device cannot deliver packets to the worker that owns their flow: packets are handed off \
+                 between workers"
             );
         }
         if opened.deals && usize::from(queues) == workers {
@@ -158,8 +159,8 @@ fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Resul
         Hugepages::Auto => Ok(is_enough),
         Hugepages::On if is_enough => Ok(true),
         Hugepages::On => anyhow::bail!(
-            "switch.hugepages: DPDK's buffers take {needed_mib} MiB and {free_mib} MiB of hugepages are free; reserve more with \
-             `sysctl vm.nr_hugepages=N`, or write hugepages = \"auto\""
+            "switch.hugepages: DPDK's buffers take {needed_mib} MiB and {free_mib} MiB of hugepages are free; \
+             reserve more with `sysctl vm.nr_hugepages=N`, or write hugepages = \"auto\""
         ),
     }
 }
@@ -181,7 +182,7 @@ pub(super) fn switch(
         .map(|uplink| uplink.name.as_str())
         .collect();
     anyhow::bail!(
-        "uplink {}: its device needs DPDK, which this build does not have; build with `make build`, or use memif:SOCKET",
+        "uplink {}: its device needs DPDK, and this build has no DPDK; build with `make build`, or use memif:SOCKET",
         names.join(", ")
     )
 }

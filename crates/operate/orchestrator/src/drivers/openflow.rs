@@ -43,7 +43,7 @@ impl Driver for OpenFlow {
         };
         let database = ovs_database(of).map_err(|error| wrong(format!("{error:#}")))?;
         let connected = Ovsdb::connect(&database, OVS_TIME).map(drop);
-        connected.map_err(|error| wrong(format!("no database of Open vSwitch answers there ({error})")))
+        connected.map_err(|error| wrong(format!("Open vSwitch's database does not answer ({error})")))
     }
 
     fn sockets(&self, configuration: &Configuration) -> Vec<PathBuf> {

@@ -182,10 +182,10 @@ impl Policy for Hpa {
             "{ up = 0.1, down = 0.1 }",
             "Permitted deviation from the target, as a share of it.",
         ),
-        Parameter::new("period", "span of time above 0", "15s", "Decision period."),
+        Parameter::new("period", "duration above 0", "15s", "Decision period."),
         Parameter::new(
             "window",
-            "span of time above 0",
+            "duration above 0",
             "15s",
             "Averaging window of the rates, as in a metrics server.",
         ),
@@ -197,13 +197,13 @@ impl Policy for Hpa {
         ),
         Parameter::new(
             "initialization",
-            "span of time",
+            "duration",
             "5m",
             "A younger instance counts only if its whole sample is from after it became Active.",
         ),
         Parameter::new(
             "readiness_delay",
-            "span of time",
+            "duration",
             "30s",
             "An instance whose last transition to unready was within this of its start has never been ready.",
         ),

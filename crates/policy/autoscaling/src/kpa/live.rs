@@ -151,7 +151,7 @@ impl Policy for Kpa {
         ),
         Parameter::new(
             "stable_window",
-            "span of time, 6s to 1h",
+            "duration, 6s to 1h",
             "60s",
             "The window that decides outside a panic.",
         ),
@@ -187,7 +187,7 @@ impl Policy for Kpa {
         ),
         Parameter::new(
             "scale_down_delay",
-            "span of time",
+            "duration",
             "0s",
             "The highest count of this duration applies.",
         ),
@@ -203,7 +203,7 @@ impl Policy for Kpa {
             "211",
             "Burst to keep capacity for; reported only.",
         ),
-        Parameter::new("period", "span of time above 0", "2s", "Decision period."),
+        Parameter::new("period", "duration above 0", "2s", "Decision period."),
     ];
 
     crate::keeps_state!();

@@ -81,7 +81,8 @@ impl Ovs {
         // One CPU may have to do for all: the poller sleeps when nothing comes.
         let cpus = std::thread::available_parallelism().unwrap().get();
         let dpdk = format!(
-            "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m 512 --file-prefix=inco-test-{}\"",
+            "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m 512 \
+             --file-prefix=inco-test-{}\"",
             std::process::id()
         );
         run(ovs.vsctl().args(["--no-wait", "init"]));

@@ -67,7 +67,10 @@ impl Controller {
             EngineEvent::EngineDown { reason, .. } => {
                 if self.engine_down.is_none() {
                     self.engine_down = Some(self.now);
-                    let reason = format!("{reason}; steering goes on, scaling waits until it answers");
+                    let reason = format!(
+                        "{reason}; packets are still steered; scaling waits until the engine \
+                                          answers"
+                    );
                     self.event(
                         None,
                         None,
@@ -91,13 +94,13 @@ impl Controller {
                     );
                 }
                 for service in &mut self.services {
-                    service.back_off.now_again();
+                    service.back_off.retry_now();
                 }
                 for instance in &mut self.instances {
-                    instance.retry.now_again();
+                    instance.retry.retry_now();
                 }
                 for orphan in &mut self.orphans {
-                    orphan.retry.now_again();
+                    orphan.retry.retry_now();
                 }
                 self.out.list_containers = true;
                 self.listing_since = Some(self.now);
@@ -140,7 +143,7 @@ impl Controller {
                 let wait_s = self.count_failure(service, &error.to_string()).as_secs_f64();
                 // An engine that is down is reported once, by its own event.
                 if self.engine_down.is_none() {
-                    let reason = format!("{error}; the next try comes in {wait_s:.0} s");
+                    let reason = format!("{error}; the next try is in {wait_s:.0} s");
                     let what = "engine".to_owned();
                     self.event(Some(service), None, EventKind::Failure { what, reason });
                 }
@@ -232,9 +235,7 @@ impl Controller {
                     let silent = silent.as_millis();
                     self.fail(
                         index,
-                        format!(
-                            "it stalled: packets and probes went to it, and nothing came back for {silent} ms"
-                        ),
+                        format!("it stalled: it returned no packet or probe for {silent} ms"),
                     );
                 }
             }
@@ -348,7 +349,7 @@ fn exit_reason(exit: &Exit, output: &str) -> String {
         let skip = output.chars().count().saturating_sub(OUTPUT_SHOWN);
         let shown: String = output.chars().skip(skip).collect();
         // Writing to a string cannot fail.
-        let _ = write!(reason, "; it said last: {shown}");
+        let _ = write!(reason, "; its last output: {shown}");
     }
     reason
 }

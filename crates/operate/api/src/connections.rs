@@ -1,10 +1,9 @@
-//! Room for connections: who has it, and who must leave where more come than there is room for.
+//! Limits of connections, and the choice of the connection to close at a limit.
 //!
-//! A connection over TCP is a **stranger** until one of its requests carries a known token; strangers have room of
-//! their own, so that they never take that of the others. Where there is none left, the stranger that came first
-//! leaves: whoever has a token shows it within milliseconds, and whoever has none may come again. Of those that are
-//! **known**, the one that has been without a request for the longest time leaves; where all have one under way, the
-//! next waits.
+//! A connection over TCP is **unauthenticated** until one of its requests has a valid token. Unauthenticated
+//! connections have their own limit, so that they never displace others. At this limit the oldest of them is closed:
+//! a client with a token sends it within milliseconds. At the limit of **authenticated** connections the longest idle
+//! one is closed. If none is idle, the new one waits.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -19,32 +18,32 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::Limits;
 
-/// All the connections of a listener.
+/// The connections of a listener.
 #[derive(Debug)]
-pub(crate) struct Seats {
+pub(crate) struct Connections {
     limits: Limits,
     table: Mutex<Table>,
-    /// A known connection has left, or has no request any more.
+    /// An authenticated connection has closed or become idle.
     room: Notify,
     streams: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Counts what happens: an order in time without a clock.
+    /// Logical time: the number of events so far.
     ticks: u64,
-    /// By the tick at which they came.
+    /// By the tick at which they were accepted.
     rows: BTreeMap<u64, Row>,
 }
 
 #[derive(Debug)]
 struct Row {
-    /// Where it comes from; none over a unix socket.
+    /// Its network; [`None`] for a unix socket.
     network: Option<IpAddr>,
     is_known: bool,
-    /// Requests whose answer is not given completely.
+    /// Requests without a complete answer.
     under_way: u32,
-    /// The tick since which there are none.
+    /// The tick since which it is idle.
     idle_since: u64,
     leave: Arc<Notify>,
 }
@@ -55,13 +54,13 @@ impl Table {
         self.ticks
     }
 
-    fn put_out(&mut self, id: u64) {
+    fn evict(&mut self, id: u64) {
         if let Some(row) = self.rows.remove(&id) {
             row.leave.notify_one();
         }
     }
 
-    /// Makes room for one more known connection, where that can be.
+    /// Closes an idle authenticated connection if the limit is reached. Whether one more is possible now.
     fn has_room(&mut self, limit: usize) -> bool {
         let known = || self.rows.iter().filter(|(_, row)| row.is_known);
         if known().count() < limit {
@@ -71,14 +70,14 @@ impl Table {
         let Some(id) = idle.min_by_key(|(_, row)| row.idle_since).map(|(id, _)| *id) else {
             return false;
         };
-        self.put_out(id);
+        self.evict(id);
         true
     }
 }
 
-impl Seats {
-    pub(crate) fn new(limits: &Limits) -> Arc<Seats> {
-        Arc::new(Seats {
+impl Connections {
+    pub(crate) fn new(limits: &Limits) -> Arc<Connections> {
+        Arc::new(Connections {
             limits: limits.clone(),
             table: Mutex::default(),
             room: Notify::new(),
@@ -90,7 +89,7 @@ impl Seats {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn seat(self: &Arc<Seats>, table: &mut Table, network: Option<IpAddr>) -> Arc<Seat> {
+    fn permit(self: &Arc<Connections>, table: &mut Table, network: Option<IpAddr>) -> Arc<ConnectionPermit> {
         let id = table.tick();
         let leave = Arc::new(Notify::new());
         let row = Row {
@@ -101,14 +100,14 @@ impl Seats {
             leave: Arc::clone(&leave),
         };
         table.rows.insert(id, row);
-        Arc::new(Seat {
-            seats: Arc::clone(self),
+        Arc::new(ConnectionPermit {
+            connections: Arc::clone(self),
             id,
             leave,
         })
     }
 
-    /// Waits until something may have made room, and tries again.
+    /// Retries `attempt` each time that a connection closes or becomes idle.
     async fn until<T>(&self, mut attempt: impl FnMut(&mut Table) -> Option<T>) -> T {
         loop {
             let mut room = std::pin::pin!(self.room.notified());
@@ -120,15 +119,15 @@ impl Seats {
         }
     }
 
-    /// Waits for room for a connection over the unix socket.
-    pub(crate) async fn local(self: &Arc<Seats>) -> Arc<Seat> {
+    /// Admits a connection over the unix socket; waits at the limit.
+    pub(crate) async fn local(self: &Arc<Connections>) -> Arc<ConnectionPermit> {
         let limit = self.limits.connections;
-        self.until(|table| table.has_room(limit).then(|| self.seat(table, None)))
+        self.until(|table| table.has_room(limit).then(|| self.permit(table, None)))
             .await
     }
 
-    /// Room for a connection of somebody who has shown no token.
-    pub(crate) fn stranger(self: &Arc<Seats>, address: IpAddr) -> Arc<Seat> {
+    /// Admits an unauthenticated connection.
+    pub(crate) fn stranger(self: &Arc<Connections>, address: IpAddr) -> Arc<ConnectionPermit> {
         let network = network(address);
         let mut table = self.table();
         let first_of = |table: &Table, limit: usize, is_meant: &dyn Fn(&Row) -> bool| {
@@ -140,17 +139,17 @@ impl Seats {
             (1 + meant.count() >= limit).then_some(first)
         };
         let of_network = |row: &Row| row.network == Some(network);
-        // Whoever has many leaves some of its own first.
+        // An address with many connections loses its own first.
         let leaves = first_of(&table, self.limits.strangers_per_address, &of_network)
             .or_else(|| first_of(&table, self.limits.strangers, &|_| true));
         if let Some(id) = leaves {
-            table.put_out(id);
+            table.evict(id);
         }
-        self.seat(&mut table, Some(network))
+        self.permit(&mut table, Some(network))
     }
 }
 
-/// What counts as one address: that of IPv4, and of IPv6 what one site is given.
+/// The unit of the limit per address: an IPv4 address, or an IPv6 /64.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -158,23 +157,23 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection's room; free again when it is dropped.
+/// An admitted connection. Dropping it frees its place.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    seats: Arc<Seats>,
+pub(crate) struct ConnectionPermit {
+    connections: Arc<Connections>,
     id: u64,
     leave: Arc<Notify>,
 }
 
-impl Seat {
-    /// Ends when the connection must leave.
-    pub(crate) async fn must_leave(&self) {
+impl ConnectionPermit {
+    /// Resolves when the connection must close.
+    pub(crate) async fn evicted(&self) {
         self.leave.notified().await;
     }
 
-    /// It has shown a known token: waits for room among those that have.
+    /// Makes it an authenticated connection; waits at the limit.
     pub(crate) async fn admit(&self) {
-        let limit = self.seats.limits.connections;
+        let limit = self.connections.limits.connections;
         let attempt = |table: &mut Table| {
             let is_stranger = table.rows.get(&self.id).is_some_and(|row| !row.is_known);
             if is_stranger {
@@ -187,63 +186,63 @@ impl Seat {
             }
             Some(())
         };
-        self.seats.until(attempt).await;
+        self.connections.until(attempt).await;
     }
 
-    /// Whether it is among those that have shown a token, or need none.
+    /// Whether it is authenticated, or needs no token.
     pub(crate) fn is_known(&self) -> bool {
-        let table = self.seats.table();
+        let table = self.connections.table();
         table.rows.get(&self.id).is_some_and(|row| row.is_known)
     }
 
-    /// A request has come; it is under way until what is given is dropped.
-    pub(crate) fn request(self: &Arc<Seat>) -> UnderWay {
-        if let Some(row) = self.seats.table().rows.get_mut(&self.id) {
+    /// Begins a request, which ends when the guard is dropped.
+    pub(crate) fn request(self: &Arc<ConnectionPermit>) -> RequestGuard {
+        if let Some(row) = self.connections.table().rows.get_mut(&self.id) {
             row.under_way += 1;
         }
-        UnderWay(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
-    /// Room for an answer without an end, if there is any.
+    /// A permit for a stream, unless the limit is reached.
     pub(crate) fn stream(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.seats.streams).try_acquire_owned().ok()
+        Arc::clone(&self.connections.streams).try_acquire_owned().ok()
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.seats.table().rows.remove(&self.id);
-        self.seats.room.notify_waiters();
+        self.connections.table().rows.remove(&self.id);
+        self.connections.room.notify_waiters();
     }
 }
 
-/// A request that is not answered completely.
-pub(crate) struct UnderWay(Arc<Seat>);
+/// A request without a complete answer.
+pub(crate) struct RequestGuard(Arc<ConnectionPermit>);
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let mut table = self.0.seats.table();
+        let mut table = self.0.connections.table();
         let now = table.tick();
         if let Some(row) = table.rows.get_mut(&self.0.id) {
             row.under_way = row.under_way.saturating_sub(1);
             row.idle_since = now;
         }
         drop(table);
-        self.0.seats.room.notify_waiters();
+        self.0.connections.room.notify_waiters();
     }
 }
 
-/// Keeps something for as long as the answer's body is not given completely.
+/// Keeps a value until the body of the answer is sent.
 pub(crate) fn keep<T: Send + Unpin + 'static>(response: Response, kept: T) -> Response {
-    response.map(|body| Body::new(Keeping { body, _kept: kept }))
+    response.map(|body| Body::new(GuardedBody { body, _kept: kept }))
 }
 
-struct Keeping<T> {
+struct GuardedBody<T> {
     body: Body,
     _kept: T,
 }
 
-impl<T: Unpin> HttpBody for Keeping<T> {
+impl<T: Unpin> HttpBody for GuardedBody<T> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -267,8 +266,8 @@ impl<T: Unpin> HttpBody for Keeping<T> {
 mod tests {
     use super::*;
 
-    fn seats() -> Arc<Seats> {
-        Seats::new(&Limits {
+    fn connections() -> Arc<Connections> {
+        Connections::new(&Limits {
             connections: 2,
             strangers: 3,
             strangers_per_address: 2,
@@ -281,9 +280,9 @@ mod tests {
         IpAddr::from([192, 0, 2, last])
     }
 
-    /// Whether it was told to leave.
-    fn leaves(seat: &Seat) -> bool {
-        let mut told = std::pin::pin!(seat.must_leave());
+    /// Whether it must close.
+    fn leaves(permit: &ConnectionPermit) -> bool {
+        let mut told = std::pin::pin!(permit.evicted());
         told.as_mut()
             .poll(&mut Context::from_waker(std::task::Waker::noop()))
             .is_ready()
@@ -297,38 +296,38 @@ mod tests {
 
     #[test]
     fn strangers_leave_for_strangers_and_first_those_of_one_address() {
-        let seats = seats();
-        let a = seats.stranger(address(1));
-        let b = seats.stranger(address(2));
-        let c = seats.stranger(address(2));
-        assert!(![&a, &b, &c].into_iter().any(|seat| leaves(seat)));
-        // Its own oldest, although another one is older.
-        let d = seats.stranger(address(2));
+        let connections = connections();
+        let a = connections.stranger(address(1));
+        let b = connections.stranger(address(2));
+        let c = connections.stranger(address(2));
+        assert!(![&a, &b, &c].into_iter().any(|permit| leaves(permit)));
+        // The oldest of the same address closes, although another one is older.
+        let d = connections.stranger(address(2));
         assert!(leaves(&b) && !leaves(&a));
-        let _e = seats.stranger(address(3));
+        let _e = connections.stranger(address(3));
         assert!(leaves(&a) && !leaves(&c) && !leaves(&d));
-        // One that has left by itself makes room.
+        // A closed connection frees a place.
         drop(c);
-        let _f = seats.stranger(address(4));
+        let _f = connections.stranger(address(4));
         assert!(!leaves(&d));
     }
 
     #[test]
     fn the_known_leave_when_they_have_been_idle_the_longest_and_never_for_strangers() {
-        let seats = seats();
+        let connections = connections();
         let known = |last| {
-            let seat = seats.stranger(address(last));
-            assert!(!seat.is_known() && is_ready(seat.admit()) && seat.is_known());
-            seat
+            let permit = connections.stranger(address(last));
+            assert!(!permit.is_known() && is_ready(permit.admit()) && permit.is_known());
+            permit
         };
         let (a, b) = (known(1), known(2));
-        (10..20).for_each(|last| drop(seats.stranger(address(last))));
+        (10..20).for_each(|last| drop(connections.stranger(address(last))));
         drop(a.request());
         let asking = a.request();
         let c = known(3);
         assert!(leaves(&b) && !leaves(&a));
         let other = c.request();
-        let late = seats.stranger(address(4));
+        let late = connections.stranger(address(4));
         let mut admitted = Box::pin(late.admit());
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert!(admitted.as_mut().poll(&mut context).is_pending(), "all are busy");
@@ -340,12 +339,12 @@ mod tests {
 
     #[test]
     fn streams_have_room_of_their_own() {
-        let seats = seats();
-        let seat = seats.stranger(address(1));
-        let stream = seat.stream();
-        assert!(stream.is_some() && seat.stream().is_none());
+        let connections = connections();
+        let permit = connections.stranger(address(1));
+        let stream = permit.stream();
+        assert!(stream.is_some() && permit.stream().is_none());
         drop(stream);
-        assert!(seat.stream().is_some());
+        assert!(permit.stream().is_some());
     }
 
     #[test]

@@ -19,19 +19,19 @@ fn steps() -> MutexGuard<'static, (u64, Vec<(u64, Step)>)> {
 
 /// Releases a resource when dropped, or when Ctrl-C or SIGTERM ends the process.
 #[must_use = "it is given back at once otherwise"]
-pub(super) struct Undo(u64);
+pub(super) struct Cleanup(u64);
 
-impl Undo {
+impl Cleanup {
     /// Registers `step` as the release.
-    pub(super) fn by(step: impl FnOnce() + Send + 'static) -> Undo {
+    pub(super) fn by(step: impl FnOnce() + Send + 'static) -> Cleanup {
         let (next, all) = &mut *steps();
         *next += 1;
         all.push((*next, Box::new(step)));
-        Undo(*next)
+        Cleanup(*next)
     }
 }
 
-impl Drop for Undo {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         // The lock is released first: the step may take long.
         let step = {
@@ -80,7 +80,7 @@ mod tests {
         let count = Arc::new(AtomicU32::new(0));
         let add = |n| {
             let count = Arc::clone(&count);
-            Undo::by(move || {
+            Cleanup::by(move || {
                 count.fetch_add(n, Ordering::Relaxed);
             })
         };
