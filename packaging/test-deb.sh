@@ -128,7 +128,7 @@ UNIT
         fail "under systemd: $what: not within 30 s"
     }
     both_serve() { [ "$(within inco instances | grep -c ' active ')" = 2 ]; }
-    came_back() { [ "$(within systemctl show -p NRestarts --value inco)" = "$1" ] && within inco events | grep -q 'took over'; }
+    came_back() { [ "$(within systemctl show -p NRestarts --value inco)" = "$1" ] && within inco events | grep -q 'adopted'; }
     main() { within systemctl show -p MainPID --value inco; }
     become 'it starts' within systemctl is-active --quiet inco
     become 'two containers serve' both_serve

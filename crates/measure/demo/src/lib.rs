@@ -36,7 +36,7 @@ use summary::{RunSummary, Summary};
 pub fn run(args: &DemoArgs) -> Result<()> {
     if args.engine == EngineName::Oci && !rustix::process::geteuid().is_root() {
         return Err(WrongUsage(
-            "inco: the demo's containers need root: run it as root, or with --engine docker as a member of the \
+            "inco: the demo's containers need root: run it with sudo, or with --engine docker as a member of the \
              group docker"
                 .to_owned(),
         )

@@ -205,7 +205,7 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
     world.tell(1, EventKind::Started { adopted: 3 });
     page.until(LIVE);
     page.until("state.pid === 8 && document.querySelectorAll('#instance-rows tbody tr').length === 1");
-    page.until("document.querySelector('#events').textContent.includes('took over 3 containers')");
+    page.until("document.querySelector('#events').textContent.includes('adopted 3 containers')");
     assert_eq!(page.texts("#decisions li").len(), 0);
 
     // A page that is opened now shows what happened before: two instances since more than a second.

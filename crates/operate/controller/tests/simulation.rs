@@ -1053,7 +1053,7 @@ fn somebody_may_drain_all_and_the_service_keeps_its_least() {
         sim.ask(scale(NAMES[0], Some(7)))
             .unwrap_err()
             .to_string()
-            .contains("from 2 to 6")
+            .contains("range for firewall: 2 to 6")
     );
 }
 

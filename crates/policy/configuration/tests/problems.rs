@@ -625,7 +625,7 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'memif:w'\n"),
-            "inco.toml:6: uplink[1].device: uplink \"wan\" has this",
+            "inco.toml:6: uplink[1].device: uplink \"wan\" already uses this",
         ),
         (
             with("", "[[uplink]]\nname = 'b'\ndevice = 'memiv:w'\n"),

@@ -286,7 +286,7 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
     let since = || inco.client().explain_flow(&flow).unwrap().since_unix_ms;
     let (asked, first) = (clock::unix_ms(), since().unwrap());
     assert!(first <= asked, "{first} {asked}");
-    assert!(place.must(&["move", &flow, &id]).contains("goes to instance"));
+    assert!(place.must(&["move", &flow, &id]).contains("moves to instance"));
     eventually("it is there", PATIENCE, || {
         pins(&inco).contains(&(flow.clone(), Some(to))).then_some(())
     });

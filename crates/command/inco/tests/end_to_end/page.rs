@@ -75,7 +75,7 @@ fn the_page_shows_what_the_api_says_and_finds_the_next_inco() {
     page.until("document.querySelector('#connection').className === 'gone'");
     let inco = place.run(&configuration());
     page.until(&format!("state.pid === {}", inco.status().pid));
-    page.until("document.querySelector('#events').textContent.includes('took over 3 containers')");
+    page.until("document.querySelector('#events').textContent.includes('adopted 3 containers')");
     assert_eq!(page.complaints(), Vec::<String>::new());
     drop(page);
     inco.stop(&place);

@@ -139,7 +139,7 @@ fn make_group() -> Cgroup {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchy = Hierarchy::at(root).unwrap();
     let number = MADE.fetch_add(1, Ordering::Relaxed);
-    let name = format!("inco-test-docker-{}-{number}", std::process::id());
+    let name = format!("test-dockerd-{}-{number}", std::process::id());
     let tree = match hierarchy.version() {
         Version::V1 => root.join("cpu"),
         Version::V2 => root.to_owned(),
