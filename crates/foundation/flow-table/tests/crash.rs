@@ -9,10 +9,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use flow_table::{
     AttachCounts, Burst, DumpCursor, FlowHasher, FlowRow, FlowTable, Identity, Line, LookupOutcome,
@@ -356,6 +356,8 @@ struct Victim {
     memory: File,
     at: u64,
     lines: usize,
+    /// Kept open: the runner of that process writes to it when the test takes long.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Victim {
@@ -367,7 +369,9 @@ impl Victim {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap())
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let said = output
+            .by_ref()
             .lines()
             .map(Result::unwrap)
             .find_map(|line| line.strip_prefix(STORAGE_AT).map(str::to_owned))
@@ -378,6 +382,7 @@ impl Victim {
             thread: Pid::from_raw(numbers[2] as i32),
             at: numbers[0],
             lines: numbers[1] as usize,
+            _output: output,
             child,
         };
         assert!(victim.wait(), "it stops before its first operation");

@@ -682,7 +682,7 @@ fn what_is_wrong_outside_of_services_is_told() {
         ),
         (
             with("", "[[uplink]]\nname = 'B'\ndevice = 'net_null0'\n"),
-            "uplink[1].name: \"B\" is not a name; write 1 to 32 of",
+            "uplink[1].name: \"B\" is not a name; write 1 to 32 characters of",
         ),
         (
             with("", "[service.A]\nimage = 'b'\nmatch = { vlan = 1 }\n"),
