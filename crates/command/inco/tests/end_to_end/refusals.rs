@@ -178,7 +178,7 @@ fn a_check_refuses_what_run_refuses() {
         (
             "command = [\"./inco-fn\"]",
             7,
-            "service.forward.command: the image inco-test/forward:latest has no /./inco-fn;",
+            "service.forward.command: the image inco-test/forward:latest has no file /./inco-fn; write",
         ),
         (
             "command = [\"inco-nf\", \"forward\"]",
