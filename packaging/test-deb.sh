@@ -147,7 +147,11 @@ UNIT
     [ -n "$parent" ] || fail 'the containers are not in control groups of their own'
     within systemctl stop inco || fail 'systemctl stop fails'
     [ "$(within systemctl show -p Result --value inco)" = success ] || fail 'its end is no success'
-    if within pgrep -x inco-nf >/dev/null; then fail 'containers outlive systemctl stop'; fi
+    within pgrep -x inco-nf >/dev/null || fail 'containers are not kept for the next inco'
+    removed() { ! within pgrep -x inco-nf; }
+    become 'the containers are removed when no next inco comes' removed
+    no_launcher() { ! within pgrep -f 'inco launcher'; }
+    become 'the launcher leaves' no_launcher
     if compgen -G "/sys/fs/cgroup/*$parent" >/dev/null || [ -e "/sys/fs/cgroup$parent" ]; then
         fail "the control groups $parent outlive systemctl stop"
     fi

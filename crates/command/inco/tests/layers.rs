@@ -20,6 +20,8 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
                 "cpu-slice",
                 "real-parts",
                 "counting-allocator",
+                "keeper",
+                "shared-memory",
             ],
             &["packet", "clock"],
             &["flow-table"],

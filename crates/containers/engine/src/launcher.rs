@@ -6,10 +6,12 @@
 //!    [`LauncherCommand`]. That run calls [`main`].
 //! 2. The launcher forks once more for each container, so that several are made at once and none affects another.
 //! 3. Containers are its descendants: it reaps them and reports how they ended.
-//! 4. It holds files for the program (the memory of a flow table). When the program dies, the launcher exits at once,
-//!    or after [`MAX_ORPHAN`] if it holds files and no next run takes them over. Containers run on in both cases.
+//! 4. It is the [keeper](::keeper) of the program's files: the memory of flow tables and rings, and their sockets.
+//!    When the program dies, the launcher exits at once if it keeps nothing. Else it waits for the next run, for ever
+//!    or for as long as the program asked for; then it runs the program with [`LauncherCommand::clean_up`].
+//!    Containers run on in all cases.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read;
@@ -22,6 +24,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use keeper::Keeper;
 use libcontainer::capabilities::drop_privileges;
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::oci_spec::runtime::Spec;
@@ -48,10 +51,11 @@ use crate::stage::Stage;
 use crate::wire::{Channel, Notice, Order, Received, VERSION};
 use crate::{EngineError, MAX_COMMAND_OUTPUT_BYTES, OPEN_FILES, Owner, seccomp};
 
-/// For how long a launcher that keeps files waits for the next run of its program.
-pub const MAX_ORPHAN: Duration = Duration::from_secs(60);
-/// Files that it keeps at most.
-pub const MAX_HELD: usize = 64;
+/// How long a launcher of another version may take to leave.
+const REPLACEMENT: Duration = Duration::from_secs(5);
+/// The variables of its environment: its run directory, and the argument that has the program clean up.
+const RUN_DIR: &str = "INCO_LAUNCHER_RUN_DIR";
+const CLEAN_UP: &str = "INCO_LAUNCHER_CLEAN_UP";
 /// The pipe in a container's bundle that the standard output and error of its program go to.
 pub(crate) const OUTPUT: &str = "output";
 /// How long the launcher may take to answer what it answers at once.
@@ -72,6 +76,9 @@ pub struct LauncherCommand {
     pub program: PathBuf,
     /// What makes it the launcher.
     pub arguments: Vec<OsString>,
+    /// The argument that has the program remove everything in its run directory (`INCO_RUN_DIR`): for a launcher
+    /// whose wait for the next run is over.
+    pub clean_up: Option<OsString>,
 }
 
 impl LauncherCommand {
@@ -81,7 +88,15 @@ impl LauncherCommand {
             // Not its name: that may be another file by now.
             program: PathBuf::from("/proc/self/exe"),
             arguments: arguments.into_iter().map(Into::into).collect(),
+            clean_up: None,
         }
+    }
+
+    /// The same, with an argument to clean up.
+    #[must_use]
+    pub fn cleaning_up_by(mut self, argument: impl Into<OsString>) -> LauncherCommand {
+        self.clean_up = Some(argument.into());
+        self
     }
 }
 
@@ -94,29 +109,40 @@ pub struct Launcher {
     pid: u32,
     /// Where it was started by this run.
     child: Option<Child>,
-    held: BTreeSet<String>,
+    /// What it keeps for this program, once it was asked for.
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Launcher {
-    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left. Must be called
-    /// before the program has threads or much memory.
+    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left. One of another
+    /// version is replaced: the new one gets what it kept. Must be called before the program has threads or much
+    /// memory.
     ///
     /// # Errors
     /// [`EngineError::Io`] if it cannot be started; [`EngineError::Unavailable`] if it does not answer, for example
     /// because another program with the same run directory uses it.
     pub fn start(command: LauncherCommand, run_dir: &Path) -> Result<Launcher, EngineError> {
         fs::create_dir_all(run_dir).map_err(|e| EngineError::io("make directory", run_dir, &e))?;
-        if let Some((channel, pid)) = adopt(run_dir)? {
-            let (run_dir, held) = (run_dir.to_path_buf(), BTreeSet::new());
-            return Ok(Launcher {
+        match adopt(run_dir)? {
+            Found::None => Launcher::spawn(command, run_dir),
+            Found::Same(channel, pid) => Ok(Launcher {
                 channel,
                 command,
-                run_dir,
+                run_dir: run_dir.to_path_buf(),
                 pid,
                 child: None,
-                held,
-            });
+                keeper: None,
+            }),
+            Found::Other(version) => {
+                let kept = dismiss(run_dir, version)?;
+                let launcher = Launcher::spawn(command, run_dir)?;
+                kept.give_again().map_err(|error| lost(&error))?;
+                Ok(launcher)
+            }
         }
+    }
+
+    fn spawn(command: LauncherCommand, run_dir: &Path) -> Result<Launcher, EngineError> {
         let at = |errno| EngineError::Io {
             action: "start",
             path: command.program.clone(),
@@ -131,7 +157,8 @@ impl Launcher {
         .map_err(at)?;
         let child = Command::new(&command.program)
             .args(&command.arguments)
-            .env("INCO_LAUNCHER_RUN_DIR", run_dir)
+            .env(RUN_DIR, run_dir)
+            .envs(command.clean_up.iter().map(|argument| (CLEAN_UP, argument)))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             // Ctrl-C is for the program, which then still needs its launcher to clean up.
@@ -139,15 +166,31 @@ impl Launcher {
             .spawn()
             .map_err(|e| EngineError::io("start", &command.program, &e))?;
         let channel = Channel(ours);
-        let pid = hello(&channel)?;
+        let Hello { pid, .. } = hello(&channel)?;
         Ok(Launcher {
             channel,
             command,
             run_dir: run_dir.to_path_buf(),
             pid,
             child: Some(child),
-            held: BTreeSet::new(),
+            keeper: None,
         })
+    }
+
+    /// What it keeps for this program, and kept for the one before.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] where it does not answer.
+    pub fn keeper(&mut self) -> Result<Arc<Keeper>, EngineError> {
+        if let Some(keeper) = &self.keeper {
+            return Ok(Arc::clone(keeper));
+        }
+        let keeper = Keeper::connect(&self.run_dir).map_err(|error| lost(&error))?;
+        let keeper = Arc::new(keeper.ok_or_else(|| EngineError::Unavailable {
+            reason: format!("the launcher does not listen in {}", self.run_dir.display()),
+        })?);
+        self.keeper = Some(Arc::clone(&keeper));
+        Ok(keeper)
     }
 
     /// Its process id.
@@ -155,83 +198,30 @@ impl Launcher {
         self.pid
     }
 
-    /// Gives it a file to keep under this name; one that it has under that name is replaced.
-    ///
-    /// # Errors
-    /// [`EngineError::Unavailable`] where it does not answer or keeps [`MAX_HELD`] already.
-    pub fn hold(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), EngineError> {
-        self.ask(
-            &Order::Hold {
-                name: name.to_owned(),
-            },
-            &[file],
-        )?;
-        self.held.insert(name.to_owned());
-        Ok(())
-    }
-
-    /// Asks for a file that it keeps. It goes on keeping it.
-    ///
-    /// # Errors
-    /// [`EngineError::Unavailable`] where it does not answer.
-    pub fn fetch(&mut self, name: &str) -> Result<Option<OwnedFd>, EngineError> {
-        let (known, mut files) = self.ask(
-            &Order::Fetch {
-                name: name.to_owned(),
-            },
-            &[],
-        )?;
-        if known {
-            self.held.insert(name.to_owned());
-        }
-        Ok(files.pop())
-    }
-
-    /// Lets it forget a file. True where it had one of that name.
-    ///
-    /// # Errors
-    /// [`EngineError::Unavailable`] where it does not answer.
-    pub fn release(&mut self, name: &str) -> Result<bool, EngineError> {
-        self.held.remove(name);
-        self.ask(
-            &Order::Release {
-                name: name.to_owned(),
-            },
-            &[],
-        )
-        .map(|(known, _)| known)
-    }
-
-    /// Another one in its place, as it was started.
+    /// Another one in its place, as it was started. It gets what this one kept.
     pub(crate) fn again(&self) -> Result<Launcher, EngineError> {
-        Launcher::start(self.command.clone(), &self.run_dir)
+        let mut launcher = Launcher::start(self.command.clone(), &self.run_dir)?;
+        if let Some(keeper) = &self.keeper {
+            match keeper.give_again() {
+                Ok(entries) => tracing::info!(entries, "the new launcher keeps what the old one kept"),
+                Err(error) => {
+                    tracing::warn!(%error, "the next run will find no flows: the new launcher keeps nothing")
+                }
+            }
+            launcher.keeper = Some(Arc::clone(keeper));
+        }
+        Ok(launcher)
     }
 
     pub(crate) const fn channel(&self) -> &Channel {
         &self.channel
-    }
-
-    fn ask(&mut self, order: &Order, files: &[BorrowedFd<'_>]) -> Result<(bool, Vec<OwnedFd>), EngineError> {
-        let lost = |errno: Errno| EngineError::Unavailable {
-            reason: format!("the launcher: {errno}"),
-        };
-        self.channel.send(order, files, false).map_err(lost)?;
-        let deadline = Instant::now() + ANSWER;
-        loop {
-            // What else it tells is not for now: no container is being made yet.
-            if let (Notice::Held { known, .. }, files) = wait_for(&self.channel, deadline)? {
-                return Ok((known, files));
-            }
-        }
     }
 }
 
 impl Drop for Launcher {
     fn drop(&mut self) {
         // Its socket closes after this; it leaves by itself then.
-        let Some(mut child) = self.child.take() else {
-            return;
-        };
+        let mut child = self.child.take();
         let (one, two) = match socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -243,11 +233,20 @@ impl Drop for Launcher {
         };
         drop(two);
         drop(std::mem::replace(&mut self.channel, Channel(one)));
-        if !self.held.is_empty() {
+        let keeps = |keeper: &Arc<Keeper>| keeper.entries().is_ok_and(|entries| entries > 0);
+        if self.keeper.as_ref().is_some_and(keeps) {
+            // One that has ended is reaped; another one waits for the next run.
+            let _ = child.as_mut().map(Child::try_wait);
             return;
         }
         let deadline = Instant::now() + ANSWER;
-        while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        let socket = self.run_dir.join(SOCKET);
+        let runs = |child: &mut Option<Child>| match child {
+            Some(child) => matches!(child.try_wait(), Ok(None)),
+            // One of an earlier run is no child of this process.
+            None => socket.exists(),
+        };
+        while runs(&mut child) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -284,28 +283,33 @@ fn wait_for(channel: &Channel, deadline: Instant) -> Result<(Notice, Vec<OwnedFd
     }
 }
 
-fn hello(channel: &Channel) -> Result<u32, EngineError> {
+/// What a launcher says first.
+struct Hello {
+    version: u32,
+    pid: u32,
+}
+
+fn hello(channel: &Channel) -> Result<Hello, EngineError> {
     match wait_for(channel, Instant::now() + ANSWER)? {
-        (
-            Notice::Hello {
-                version: VERSION,
-                pid,
-            },
-            _,
-        ) => Ok(pid),
-        (other, _) => {
-            let reason =
-                format!("the launcher is of another version of inco ({other:?}): end it and start again");
-            Err(EngineError::Unavailable { reason })
-        }
+        (Notice::Hello { version, pid }, _) => Ok(Hello { version, pid }),
+        (other, _) => Err(EngineError::Unavailable {
+            reason: format!("the launcher said {other:?} and not who it is: end it and start again"),
+        }),
     }
 }
 
 /// The launcher that an earlier run left waiting.
-fn adopt(run_dir: &Path) -> Result<Option<(Channel, u32)>, EngineError> {
+enum Found {
+    None,
+    Same(Channel, u32),
+    /// One that speaks this version.
+    Other(u32),
+}
+
+fn adopt(run_dir: &Path) -> Result<Found, EngineError> {
     let path = run_dir.join(SOCKET);
     if !path.exists() {
-        return Ok(None);
+        return Ok(Found::None);
     }
     let at = |errno| EngineError::Io {
         action: "connect to",
@@ -318,15 +322,50 @@ fn adopt(run_dir: &Path) -> Result<Option<(Channel, u32)>, EngineError> {
     match connect(&socket, &address) {
         Ok(()) => {}
         // It was killed.
-        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(Found::None),
         Err(errno) => return Err(at(errno)),
     }
     let channel = Channel(socket);
     match hello(&channel) {
-        Ok(pid) => Ok(Some((channel, pid))),
+        Ok(Hello {
+            version: VERSION,
+            pid,
+        }) => Ok(Found::Same(channel, pid)),
+        Ok(Hello { version, .. }) => Ok(Found::Other(version)),
         // It was just leaving, since it keeps nothing.
-        Err(EngineError::Unavailable { reason }) if reason == ENDED => Ok(None),
+        Err(EngineError::Unavailable { reason }) if reason == ENDED => Ok(Found::None),
         Err(error) => Err(error),
+    }
+}
+
+/// Takes what a launcher of another version keeps, and has it leave.
+fn dismiss(run_dir: &Path, version: u32) -> Result<Keeper, EngineError> {
+    let stays = |reason: String| EngineError::Unavailable {
+        reason: format!("a launcher of another version of inco ({version}) runs: {reason}"),
+    };
+    let keeper = Keeper::connect(run_dir)
+        .map_err(|error| stays(error.to_string()))?
+        .ok_or_else(|| {
+            stays("it is too old to hand over what it keeps: end it and start again".to_owned())
+        })?;
+    keeper.take().map_err(|error| stays(error.to_string()))?;
+    keeper.dismiss().map_err(|error| stays(error.to_string()))?;
+    let deadline = Instant::now() + REPLACEMENT;
+    while run_dir.join(SOCKET).exists() {
+        if Instant::now() > deadline {
+            return Err(stays(format!(
+                "it has not ended within {} s",
+                REPLACEMENT.as_secs()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(keeper)
+}
+
+fn lost(error: &keeper::Error) -> EngineError {
+    EngineError::Unavailable {
+        reason: format!("the launcher: {error}"),
     }
 }
 
@@ -428,7 +467,10 @@ struct Service {
     running: BTreeMap<i32, OwnedFd>,
     /// Descendants that ended before anybody said that they were a container's program.
     early: BTreeMap<i32, (Option<i32>, Option<i32>)>,
-    held: BTreeMap<String, OwnedFd>,
+    /// Without it this launcher works, but the next run finds nothing that was kept.
+    keeper: Option<keeper::Server>,
+    /// Since when it has no program.
+    alone_since: Option<Instant>,
 }
 
 /// The launcher's main loop: serves the program at the other end of the socket that is its standard input, until the
@@ -452,21 +494,26 @@ pub fn main() -> Result<(), EngineError> {
             reason: error.to_string(),
         })
     };
+    raise_own_open_files();
+    let run_dir = std::env::var_os(RUN_DIR).map(PathBuf::from);
     let filters = Filters {
         usual: filter(false)?,
         with_frames: filter(true)?,
     };
     let mut service = Service {
         filter: Rc::new(filters),
-        listener: listen_in(std::env::var_os("INCO_LAUNCHER_RUN_DIR")),
+        listener: listen_in(run_dir.as_deref()),
         parent: None,
         making: BTreeMap::new(),
         running: BTreeMap::new(),
         early: BTreeMap::new(),
-        held: BTreeMap::new(),
+        keeper: run_dir.as_deref().and_then(keep_in),
+        alone_since: None,
     };
     service.greet(parent)?;
     let served = service.serve();
+    // Before the launcher's own socket, whose end says that all is gone.
+    drop(service.keeper.take());
     if let Some(listener) = &service.listener
         && inode(&listener.path) == listener.inode
     {
@@ -476,14 +523,14 @@ pub fn main() -> Result<(), EngineError> {
 }
 
 /// Without this socket the launcher works, but no later run finds it.
-fn listen_in(run_dir: Option<OsString>) -> Option<Listener> {
-    let path = PathBuf::from(run_dir?).join(SOCKET);
+fn listen_in(run_dir: Option<&Path>) -> Option<Listener> {
+    let path = run_dir?.join(SOCKET);
     let address = SocketAddrUnix::new(&path).ok()?;
     let _ = fs::remove_file(&path);
     let socket = socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )
     .ok()?;
@@ -491,6 +538,27 @@ fn listen_in(run_dir: Option<OsString>) -> Option<Listener> {
     listen(&socket, 4).ok()?;
     let inode = inode(&path);
     Some(Listener { socket, path, inode })
+}
+
+fn keep_in(run_dir: &Path) -> Option<keeper::Server> {
+    match keeper::Server::bind(run_dir) {
+        Ok(server) => Some(server),
+        Err(error) => {
+            tracing::warn!(%error, "nothing is kept for the next run");
+            None
+        }
+    }
+}
+
+/// Lets this process keep as many files as the system allows. Containers have a limit of their own.
+fn raise_own_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let all = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // Where it may not, it keeps fewer.
+    let _ = setrlimit(Resource::Nofile, all);
 }
 
 impl Service {
@@ -509,19 +577,55 @@ impl Service {
 
     fn serve(&mut self) -> Result<(), EngineError> {
         loop {
-            let open = self.take_orders();
-            if !open {
+            if self.parent.is_some() && !self.take_orders() {
                 self.parent = None;
+                self.alone_since = Some(Instant::now());
                 self.finish_making()?;
-                if self.held.is_empty() || !self.wait_for_parent()? {
-                    return Ok(());
-                }
-                continue;
+            }
+            if let Some(keeper) = &mut self.keeper
+                && keeper.serve() == keeper::Order::Leave
+            {
+                return Ok(());
+            }
+            if self.parent.is_none() {
+                self.find_parent();
+            }
+            if self.parent.is_none() && self.is_over() {
+                return Ok(());
             }
             self.take_reports();
             self.reap();
             self.wait_for_anything()?;
         }
+    }
+
+    /// Takes the next run that has come, if one has.
+    fn find_parent(&mut self) {
+        while let Some(Listener { socket, .. }) = &self.listener
+            && let Ok(socket) = accept_with(socket, SocketFlags::CLOEXEC)
+        {
+            // One that has hung up already is no parent.
+            if self.greet(Channel(socket)).is_ok() {
+                self.alone_since = None;
+                return;
+            }
+        }
+    }
+
+    /// Whether there is nothing to wait for. Has the program clean up once the wait for its next run is over.
+    fn is_over(&mut self) -> bool {
+        let Some(keeper) = &self.keeper else { return true };
+        if keeper.is_empty() {
+            return true;
+        }
+        if let (Some(since), Some(limit)) = (self.alone_since, keeper.linger())
+            && since.elapsed() >= limit
+        {
+            // Once. What it does not remove, the next run or `inco stop` does.
+            self.alone_since = None;
+            clean_up();
+        }
+        false
     }
 
     /// The program has died during creates. Their containers have no record, so they are killed. The next run waits
@@ -543,20 +647,20 @@ impl Service {
         Ok(())
     }
 
-    /// Sleeps until an order, a report or the end of a program. The end of another child (a killed maker) wakes
-    /// nobody; it is reaped within a second.
+    /// Sleeps until an order, a report, the end of a program, or the next run. The end of another child (a killed
+    /// maker) wakes nobody; it is reaped within a second.
     fn wait_for_anything(&self) -> Result<(), EngineError> {
-        let mut fds = Vec::with_capacity(1 + self.making.len() + self.running.len());
-        fds.extend(
-            self.parent
-                .iter()
-                .map(|parent| PollFd::new(parent, PollFlags::IN)),
-        );
-        fds.extend(
-            self.making
-                .values()
-                .map(|making| PollFd::new(&making.report, PollFlags::IN)),
-        );
+        let mut fds = Vec::with_capacity(4 + self.making.len() + self.running.len());
+        let channels = self
+            .parent
+            .iter()
+            .chain(self.making.values().map(|making| &making.report));
+        fds.extend(channels.map(|channel| PollFd::new(channel, PollFlags::IN)));
+        let keeper = self.keeper.iter().flat_map(keeper::Server::files);
+        fds.extend(keeper.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)));
+        // While it has a program, the next one waits.
+        let listener = self.listener.iter().filter(|_| self.parent.is_none());
+        fds.extend(listener.map(|listener| PollFd::new(&listener.socket, PollFlags::IN)));
         fds.extend(
             self.running
                 .values()
@@ -584,7 +688,7 @@ impl Service {
                 None => return false,
             };
             match received {
-                Ok(Received::Message(order, files)) => self.obey(order, files),
+                Ok(Received::Message(order, _)) => self.obey(order),
                 Ok(Received::Nothing) => return true,
                 Ok(Received::Closed) => return false,
                 Err(Errno::BADMSG | Errno::MSGSIZE) => {}
@@ -593,7 +697,7 @@ impl Service {
         }
     }
 
-    fn obey(&mut self, order: Order, mut files: Vec<OwnedFd>) {
+    fn obey(&mut self, order: Order) {
         match order {
             Order::Create {
                 id,
@@ -622,29 +726,6 @@ impl Service {
                 }
             }
             Order::Ping { number } => self.tell(&Notice::Pong { number }, &[]),
-            Order::Hold { name } => {
-                let fits = self.held.len() < MAX_HELD || self.held.contains_key(&name);
-                let known = match files.pop() {
-                    Some(file) if fits => self.held.insert(name.clone(), file).is_some(),
-                    _ => false,
-                };
-                self.tell(&Notice::Held { name, known }, &[]);
-            }
-            Order::Fetch { name } => {
-                let file = self.held.get(&name).map(AsFd::as_fd);
-                let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-                self.tell(
-                    &Notice::Held {
-                        name: name.clone(),
-                        known: !files.is_empty(),
-                    },
-                    &files,
-                );
-            }
-            Order::Release { name } => {
-                let known = self.held.remove(&name).is_some();
-                self.tell(&Notice::Held { name, known }, &[]);
-            }
         }
     }
 
@@ -783,36 +864,23 @@ impl Service {
             self.early.clear();
         }
     }
+}
 
-    /// True once another run has taken this launcher over.
-    fn wait_for_parent(&mut self) -> Result<bool, EngineError> {
-        let deadline = Instant::now() + MAX_ORPHAN;
-        loop {
-            self.take_reports();
-            self.reap();
-            let Some(Listener { socket: listener, .. }) = &self.listener else {
-                return Ok(false);
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
-            fds.extend(
-                self.running
-                    .values()
-                    .map(|pidfd| PollFd::new(pidfd, PollFlags::IN)),
-            );
-            let timeout = left.min(Duration::from_secs(1)).try_into().ok();
-            let ready = poll(&mut fds, timeout.as_ref()).is_ok()
-                && fds.first().is_some_and(|fd| fd.revents().contains(PollFlags::IN));
-            if ready && let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC) {
-                // One that has hung up already is no parent.
-                if self.greet(Channel(socket)).is_ok() {
-                    return Ok(true);
-                }
-            }
-        }
+/// Runs the program so that it removes what its last run left.
+fn clean_up() {
+    let (Some(run_dir), Some(argument)) = (std::env::var_os(RUN_DIR), std::env::var_os(CLEAN_UP)) else {
+        return;
+    };
+    let started = Command::new("/proc/self/exe")
+        .arg(argument)
+        .env("INCO_RUN_DIR", run_dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    match started {
+        // Reaped as any child.
+        Ok(child) => drop(child),
+        Err(error) => tracing::warn!(%error, "nothing is removed, though no next run has come"),
     }
 }
 

@@ -1562,7 +1562,7 @@ impl Worker {
                     );
                 }
             }
-            Notice::Hello { .. } | Notice::Pong { .. } | Notice::Held { .. } => {}
+            Notice::Hello { .. } | Notice::Pong { .. } => {}
         }
     }
 

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// A launcher that outlives its parent may meet one built from other sources: both ends must say the same.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// The longest message, in bytes: names and paths, nothing that grows.
 const MAX_MESSAGE: usize = 16 * 1024;
 /// File descriptors in a message at most.
@@ -44,12 +44,6 @@ pub(crate) enum Order {
     Abort { id: u64 },
     /// Answered by `Pong`.
     Ping { number: u64 },
-    /// Keeps the file descriptor that comes with it. Answered by `Held`.
-    Hold { name: String },
-    /// Asks for a file descriptor back. Answered by `Held`, with it where there is one.
-    Fetch { name: String },
-    /// Lets it go. Answered by `Held`.
-    Release { name: String },
 }
 
 /// What the launcher tells.
@@ -76,8 +70,6 @@ pub(crate) enum Notice {
     },
     /// Answers `Ping`.
     Pong { number: u64 },
-    /// Answers `Hold`, `Fetch` and `Release`: whether there was one before it.
-    Held { name: String, known: bool },
 }
 
 /// One end of the socket pair.
@@ -190,13 +182,12 @@ mod tests {
         let (a, b) = pair();
         assert!(matches!(b.receive::<Order>(), Ok(Received::Nothing)));
         let file = File::open("/proc/self/comm").unwrap();
-        a.send(&Order::Hold { name: "x".into() }, &[file.as_fd()], false)
-            .unwrap();
+        a.send(&Order::Abort { id: 7 }, &[file.as_fd()], false).unwrap();
         a.send(&Order::Ping { number: 2 }, &[], false).unwrap();
-        let Ok(Received::Message(Order::Hold { name }, mut fds)) = b.receive::<Order>() else {
+        let Ok(Received::Message(Order::Abort { id }, mut fds)) = b.receive::<Order>() else {
             panic!()
         };
-        assert_eq!((name.as_str(), fds.len()), ("x", 1));
+        assert_eq!((id, fds.len()), (7, 1));
         let mut text = String::new();
         File::from(fds.pop().unwrap()).read_to_string(&mut text).unwrap();
         assert!(!text.is_empty());
@@ -210,9 +201,7 @@ mod tests {
     #[test]
     fn nonsense_and_too_much_are_errors() {
         let (a, b) = pair();
-        let long = Order::Fetch {
-            name: "x".repeat(MAX_MESSAGE),
-        };
+        let long = "x".repeat(MAX_MESSAGE);
         assert_eq!(a.send(&long, &[], false), Err(Errno::MSGSIZE));
         a.send(&"nonsense", &[], false).unwrap();
         assert!(matches!(b.receive::<Order>(), Err(Errno::BADMSG)));

@@ -253,22 +253,48 @@ fn files_that_a_launcher_keeps_outlive_the_run() {
     rustix::io::write(&memory, b"pins").unwrap();
     let mut first = launcher(dir.path());
     let first_pid = first.pid();
-    assert!(first.fetch("table").unwrap().is_none());
-    first.hold("table", memory.as_fd()).unwrap();
-    drop((first, memory));
+    let keeper = first.keeper().unwrap();
+    assert!(keeper.take().unwrap().is_empty());
+    keeper.keep("table", "four bytes", &[memory.as_fd()]).unwrap();
+    drop((first, keeper, memory));
 
     let mut second = launcher(dir.path());
     assert_eq!(second.pid(), first_pid, "it waited");
-    let mut file = std::fs::File::from(second.fetch("table").unwrap().unwrap());
+    let keeper = second.keeper().unwrap();
+    let mut entries = keeper.take().unwrap();
+    assert_eq!((entries.len(), entries[0].note.as_str()), (1, "four bytes"));
+    let mut file = std::fs::File::from(entries[0].files.pop().unwrap());
     let mut text = String::new();
     file.rewind().unwrap();
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "pins");
-    assert!(second.release("table").unwrap());
-    assert!(!second.release("table").unwrap());
-    drop(second);
+    keeper.clear().unwrap();
+    drop((second, keeper));
     until("the launcher is gone", || !runs(first_pid));
-    assert!(!dir.path().join("launcher.sock").exists());
+    assert!(!dir.path().join("launcher.sock").exists() && !dir.path().join("keeper.sock").exists());
+}
+
+#[test]
+fn a_launcher_whose_wait_is_over_has_the_program_clean_up_and_waits_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = rustix::fs::memfd_create("table", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut first = launcher(dir.path());
+    let first_pid = first.pid();
+    let keeper = first.keeper().unwrap();
+    keeper.keep("table", "", &[memory.as_fd()]).unwrap();
+    keeper.linger(Duration::ZERO).unwrap();
+    drop((first, keeper));
+    // This program says that it was asked, and removes nothing.
+    until("it was asked to clean up", || {
+        dir.path().join("cleaned-up").exists()
+    });
+    let mut second = launcher(dir.path());
+    assert_eq!(second.pid(), first_pid);
+    let keeper = second.keeper().unwrap();
+    assert_eq!(keeper.take().unwrap().len(), 1);
+    keeper.clear().unwrap();
+    drop((second, keeper));
+    until("the launcher is gone", || !runs(first_pid));
 }
 
 #[test]

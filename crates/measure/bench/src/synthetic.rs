@@ -285,6 +285,7 @@ impl Synthetic {
             waits: false,
         });
         let config = SoftSwitchConfig {
+            keep: None,
             workers: vec![Some(cpu)],
             polling: Polling::Busy,
             table,

@@ -163,6 +163,11 @@ impl Instance {
         self.adopted
     }
 
+    /// Whether it is Active in a moment, as it was in the run before.
+    pub fn comes_back(&self) -> bool {
+        self.adopted && self.container == Container::Running && self.is_on_its_way()
+    }
+
     /// CPUs that its quota allows; [`None`] without a quota.
     pub fn cpus(&self) -> Option<f64> {
         self.cpus

@@ -1,6 +1,8 @@
 //! Long computations of an autoscaler run off the loop.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
+use std::collections::BTreeMap;
+
 use std::time::{Duration, Instant};
 
 use autoscaling::{Autoscaler, Policy as _};
@@ -28,7 +30,7 @@ fn a_fit_never_ends_in_the_turn_that_asks_for_it() {
     let service = ServiceSettings::new("sink", None, scaler);
     let controller = Controller::new(Settings::default(), vec![service]);
     let engine = Box::new(FakeEngine::new(FakeConfig::default()));
-    let mut shell = Shell::new(controller, engine, Nanos::ZERO).unwrap();
+    let mut shell = Shell::new(controller, engine, &BTreeMap::new(), Nanos::ZERO).unwrap();
     let mut raw = SwitchReading::new(1, 0, 0);
     let mut turn = |shell: &mut Shell, at: Nanos| {
         raw.at = at;

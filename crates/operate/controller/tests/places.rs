@@ -66,7 +66,7 @@ fn told(out: &Outputs) -> usize {
 #[test]
 fn there_are_as_many_instances_as_places_and_it_is_said_once() {
     let mut controller = controller(3);
-    controller.adopt(&[], Nanos::ZERO);
+    controller.adopt(&[], &BTreeMap::new(), Nanos::ZERO);
     let out = step(&mut controller, Nanos::from_millis(1));
     let specs = created(&out);
     let slots: Vec<&str> = specs
@@ -109,7 +109,7 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
     let mut controller = controller(2);
     // Containers with a slot of another service, or with a slot that is taken, are removed.
     let containers = [container(1, "5"), container(2, "9"), container(3, "5")];
-    controller.adopt(&containers, Nanos::ZERO);
+    controller.adopt(&containers, &BTreeMap::new(), Nanos::ZERO);
     let adopted: Vec<(u32, Slot)> = controller
         .instances()
         .iter()
@@ -129,4 +129,43 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
         .map(|spec| spec.labels[LABEL_SLOT].as_str())
         .collect();
     assert_eq!(slots, ["4"]);
+}
+
+/// Those whose flows were taken over are Active again, with the slots that the flows name.
+#[test]
+fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
+    let container = |id: u32, slot: u16| Container {
+        name: format!("inco-nf-{id}"),
+        labels: BTreeMap::from(
+            [
+                (LABEL_SERVICE, "nf".to_owned()),
+                (LABEL_INSTANCE, id.to_string()),
+                (LABEL_SLOT, slot.to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value)),
+        ),
+        pid: 0,
+        state: ContainerState::Running,
+        started_unix_ms: 0,
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        min: 2,
+        max: 2,
+        standby: 1,
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let containers = [container(3, 900), container(4, 0), container(7, 1)];
+    let flows = BTreeMap::from([(Slot(0), 10), (Slot(1), 1)]);
+    controller.adopt(&containers, &flows, Nanos::ZERO);
+    let adopted: Vec<(u32, Slot, bool)> = controller
+        .instances()
+        .iter()
+        .map(|i| (i.id().0, i.slot(), i.comes_back()))
+        .collect();
+    assert_eq!(
+        adopted,
+        [(3, Slot(900), false), (4, Slot(0), true), (7, Slot(1), true)]
+    );
 }

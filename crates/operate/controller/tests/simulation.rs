@@ -208,7 +208,7 @@ impl Simulation {
         let found = engine
             .list(&Label::any(controller::LABEL_SERVICE))
             .expect("the engine answers");
-        controller.adopt(&found, now);
+        controller.adopt(&found, &BTreeMap::new(), now);
         Simulation {
             seed,
             chance: Chance(seed ^ 0x5eed),

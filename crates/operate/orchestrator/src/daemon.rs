@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use configuration::{Configuration, EngineDriver};
+use configuration::{Configuration, EngineDriver, SwitchDriver};
 use engine::launcher::{Launcher, LauncherCommand};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::load;
 use crate::log::{self, LogFormat};
 use crate::machine::Machine;
-use crate::service_manager::ServiceManager;
+use crate::service_manager::{self, ServiceManager};
 use crate::{Orchestrator, Place, Reloader, StopRequest};
 use api::run_dir::{api_socket, run_dir};
 use display::output;
@@ -30,6 +30,7 @@ use display::output;
 pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Result<()> {
     let configuration = load::load_for_this_machine(file, &Machine::now())?;
     let launcher = start_launcher(&configuration)?;
+    raise_open_files();
     log::start(log_format);
     let place = Place {
         run_dir: run_dir(),
@@ -81,7 +82,24 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     ))
 }
 
-/// Starts the launcher of containers if the engine needs one. The launcher forks, so it must start before any thread
+/// Lets this process open as many files as the system allows: a link to an instance takes three, and as many
+/// duplicates that are kept.
+fn raise_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let all = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // Where it may not, links are refused with their own error.
+    let _ = setrlimit(Resource::Nofile, all);
+}
+
+/// How this program runs its launcher, which runs it to clean up.
+pub(crate) fn launcher_command() -> LauncherCommand {
+    LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop")
+}
+
+/// Starts the launcher of containers if the engine or the switch needs one. The launcher forks, so it must start before any thread
 /// and any memory mapping.
 ///
 /// # Errors
@@ -89,15 +107,18 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
 fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
     // Root needs it even without containers, to remove those of an earlier run.
     let is_needed = configuration.has_containers() || rustix::process::geteuid().is_root();
-    if configuration.engine.driver != EngineDriver::Oci || !is_needed {
+    // It also keeps the state of inco's own switch for the next run.
+    let has_use =
+        configuration.engine.driver == EngineDriver::Oci || configuration.switch.driver == SwitchDriver::Soft;
+    if !has_use || !is_needed {
         return Ok(None);
     }
-    let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), &run_dir())
-        .context("cannot start the launcher")?;
+    let launcher = Launcher::start(launcher_command(), &run_dir()).context("cannot start the launcher")?;
     Ok(Some(launcher))
 }
 
-/// The first Ctrl-C or SIGTERM shuts down and removes the containers. The second stops at once and leaves the
+/// The first Ctrl-C or SIGTERM shuts down and removes the containers. SIGTERM of systemd, which may start inco again,
+/// keeps them for `linger`. The second stops at once and leaves the
 /// containers to the next run. SIGHUP reloads the configuration, unless it reports that the terminal closed: then
 /// inco shuts down.
 fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
@@ -122,6 +143,11 @@ fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
                     std::process::exit(1);
                 }
                 asked = true;
+                if signal == SIGTERM && service_manager::may_start_again() {
+                    output::complain("stopping: containers, flows and rings are kept for the next run");
+                    stop.ask_to_linger();
+                    continue;
+                }
                 output::complain("stopping: containers are being removed (repeat the signal to end immediately)");
                 stop.ask(false);
             }

@@ -16,6 +16,17 @@ pub fn free_hugepages_mib() -> u64 {
     free.unwrap_or(0) * kib.unwrap_or(0) / 1024
 }
 
+/// The boot of this machine: times of its monotonic clock compare within one.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    Ok(number.to_be_bytes())
+}
+
 /// Whether a process listens on a unix socket. Reads the kernel's list, because connecting would disturb the
 /// listener. A socket without its file cannot be reached and does not count.
 pub fn is_listened_on(socket: &Path) -> bool {

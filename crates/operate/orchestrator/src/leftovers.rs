@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use configuration::{Configuration, EngineDriver};
-use engine::launcher::{Launcher, LauncherCommand};
+use engine::launcher::Launcher;
 use engine::{DockerEngine, Engine, EngineEvent, OciConfig, OciEngine, Request, Ticket};
+use model::Nanos;
 use serde::{Deserialize, Serialize};
 
+use crate::daemon::launcher_command;
 use crate::host::is_listened_on;
 use crate::wiring::docker_config;
 use api::run_dir::in_run_dir;
@@ -77,6 +79,20 @@ impl Running {
     /// Whether it listens on that unix socket.
     pub(crate) fn listens_on(&self, socket: &Path) -> bool {
         self.socket == socket || self.uplinks.iter().any(|uplink| uplink == socket)
+    }
+}
+
+/// The sockets of uplinks that the last run left open in its launcher, for the next one; none while an inco runs.
+pub(crate) fn kept_sockets(run_dir: &Path) -> Vec<PathBuf> {
+    let record = File::open(run_dir.join(FILE)).ok().and_then(|file| {
+        let is_over = file.try_lock_shared().is_ok();
+        serde_json::from_reader::<_, Record>(&file)
+            .ok()
+            .filter(|_| is_over)
+    });
+    match record {
+        Some(record) if is_listened_on(&run_dir.join(keeper::SOCKET)) => record.uplinks,
+        _ => Vec::new(),
     }
 }
 
@@ -178,7 +194,8 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
         let (pid, socket) = (record.pid, record.socket.display());
         bail!("inco runs (process {pid}) with another socket: `inco stop --socket {socket}`");
     }
-    let removed = remove_containers(engine_of(&record, run_dir)?.as_mut(), run_dir)?;
+    let launcher = launcher_of(&record, run_dir)?;
+    let removed = remove_containers(engine_of(&record, run_dir, launcher)?.as_mut(), run_dir)?;
     for socket in record.uplinks.iter().chain([&record.socket]) {
         let is_socket = fs::symlink_metadata(socket).is_ok_and(|data| data.file_type().is_socket());
         if is_socket && !is_listened_on(socket) {
@@ -190,16 +207,28 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
     Ok(Some(removed))
 }
 
+/// The launcher of that run, or a new one where the engine needs one. It keeps nothing any more: flows, rings and
+/// sockets go.
+fn launcher_of(record: &Record, run_dir: &Path) -> Result<Option<Launcher>> {
+    let is_oci = record.driver == EngineDriver::Oci.name();
+    if !is_oci && !run_dir.join(engine::launcher::SOCKET).exists() {
+        return Ok(None);
+    }
+    let mut launcher = Launcher::start(launcher_command(), run_dir)?;
+    launcher.keeper()?.clear()?;
+    Ok(is_oci.then_some(launcher))
+}
+
 /// The engine of that run. It adopts or removes the containers that it finds.
-fn engine_of(record: &Record, run_dir: &Path) -> Result<Box<dyn Engine>> {
-    if record.driver == EngineDriver::Oci.name() {
-        let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), run_dir)?;
+fn engine_of(record: &Record, run_dir: &Path, launcher: Option<Launcher>) -> Result<Box<dyn Engine>> {
+    if let Some(launcher) = launcher {
         return Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?));
     }
     let engine = configuration::Engine {
         driver: EngineDriver::Docker,
         host: record.host.clone(),
         tls: record.tls.clone(),
+        linger: Nanos::ZERO,
     };
     Ok(Box::new(DockerEngine::start(docker_config(&engine))?))
 }

@@ -74,6 +74,7 @@ impl Reloader {
 pub(crate) struct StopRequest {
     stop: AtomicBool,
     keep: AtomicBool,
+    lingers: AtomicBool,
     turns: AtomicU64,
 }
 
@@ -82,6 +83,18 @@ impl StopRequest {
     pub(crate) fn ask(&self, keep: bool) {
         self.keep.store(keep, Ordering::Relaxed);
         self.stop.store(true, Ordering::Release);
+    }
+
+    /// Requests the shutdown by a service manager that may start inco again: everything is kept for
+    /// [`configuration::Engine::linger`], where that is possible.
+    pub(crate) fn ask_to_linger(&self) {
+        self.lingers.store(true, Ordering::Relaxed);
+        self.ask(true);
+    }
+
+    /// Whether what is kept is to be removed if no next run comes.
+    pub(crate) fn lingers(&self) -> bool {
+        self.lingers.load(Ordering::Relaxed)
     }
 
     /// [`None`] without a request; else whether containers continue to run.

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::{ApiError, run_dir};
 use configuration::{ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Service, Unusable, Uplink};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::host::{free_hugepages_mib, is_listened_on, unreadable};
-use crate::leftovers::Running;
+use crate::leftovers::{Running, kept_sockets};
 use crate::wiring::docker_config;
 use crate::{drivers, wiring};
 
@@ -25,12 +25,17 @@ use crate::{drivers, wiring};
 pub struct Machine {
     /// A running inco, if its devices and sockets count as free.
     own: Option<Running>,
+    /// Sockets that the last run left open for the next one.
+    kept: Vec<PathBuf>,
 }
 
 impl Machine {
     /// The machine as seen by a new process: whatever any other process uses, inco included, is in use.
     pub fn now() -> Machine {
-        Machine { own: None }
+        Machine {
+            own: None,
+            kept: kept_sockets(&run_dir::run_dir()),
+        }
     }
 
     /// The machine as seen by the inco that runs with this run directory, if any: its own devices and sockets count
@@ -38,6 +43,7 @@ impl Machine {
     pub fn beside_own_inco() -> Machine {
         Machine {
             own: Running::of(&run_dir::run_dir()),
+            kept: kept_sockets(&run_dir::run_dir()),
         }
     }
 
@@ -71,7 +77,7 @@ impl Facts for Machine {
         let device = &uplink.device;
         if let Some(socket) = device.socket() {
             let socket = run_dir::in_run_dir(socket);
-            return if self.is_own(&socket) {
+            return if self.is_own(&socket) || self.kept.contains(&socket) {
                 Ok(())
             } else {
                 socket_is_free(&socket)
@@ -649,6 +655,7 @@ mod tests {
             driver: EngineDriver::Docker,
             host: "unix:///nonexistent/docker.sock".to_owned(),
             tls: None,
+            linger: model::Nanos::ZERO,
         }
     }
 

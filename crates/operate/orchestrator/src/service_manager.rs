@@ -4,6 +4,12 @@ use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
+/// Whether systemd started this process as a service, and may start it again.
+pub(crate) fn may_start_again() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some();
+    is_set("INVOCATION_ID") && is_set("NOTIFY_SOCKET")
+}
+
 /// Sends notifications to systemd.
 pub(crate) struct ServiceManager {
     /// Interval of life signs: half of systemd's watchdog timeout.

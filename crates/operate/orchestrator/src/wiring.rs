@@ -85,7 +85,8 @@ pub(super) fn docker_config(engine: &configuration::Engine) -> DockerConfig {
     }
 }
 
-/// Starts the engine or connects to it. [`None`] if the `oci` engine's launcher was not needed.
+/// Starts the engine or connects to it. `launcher` is [`None`] if it was not needed. Gives the launcher back where the
+/// engine has no use for it.
 ///
 /// # Errors
 /// Returns the engine's error, with the remedy.
@@ -94,20 +95,33 @@ pub(super) fn engine(
     run_dir: &Path,
     launcher: Option<Launcher>,
     logs: Logs,
-) -> Result<Box<dyn Engine>> {
-    match (configuration.engine.driver, launcher) {
+) -> Result<(Box<dyn Engine>, Option<Launcher>)> {
+    let engine: Box<dyn Engine> = match (configuration.engine.driver, launcher) {
         (EngineDriver::Oci, Some(launcher)) => {
             let mut config = OciConfig::at(run_dir);
             config.logs = logs;
-            Ok(Box::new(OciEngine::start(config, launcher)?))
+            Box::new(OciEngine::start(config, launcher)?)
         }
-        (EngineDriver::Oci, None) => Ok(Box::new(NoEngine::new())),
-        (EngineDriver::Docker, _) => {
+        (EngineDriver::Oci, None) => Box::new(NoEngine::new()),
+        (EngineDriver::Docker, launcher) => {
             let mut config = docker_config(&configuration.engine);
             config.logs = logs;
-            Ok(Box::new(DockerEngine::start(config)?))
+            return Ok((Box::new(DockerEngine::start(config)?), launcher));
         }
-    }
+    };
+    Ok((engine, None))
+}
+
+/// A fingerprint of which service has which number: FNV-1a, the same for every build.
+pub(super) fn services_fingerprint(configuration: &Configuration) -> u64 {
+    let names = configuration
+        .services
+        .iter()
+        .map(|service| service.name.as_bytes());
+    let bytes = names.flat_map(|name| name.iter().copied().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// The controller's settings of a service.

@@ -645,6 +645,10 @@ tables! {
         tls: path, [or "none"], Restart,
             "directory", "\"/etc/inco/tls\"",
             "For a remote engine: directory with `ca.pem`, `cert.pem` and `key.pem`, as for Docker's own command.";
+        linger: span(Nanos(0), Nanos::MAX), [= "\"30s\""], Applies,
+            "span of time", "\"2m\"",
+            "After SIGTERM of systemd: how long containers, flows and rings wait for the next `inco run`. Then they \
+             are removed.";
     } => {
         if driver == EngineDriver::Oci {
             for key in ["host", "tls"].into_iter().filter(|key| section.get(key).is_some()) {
@@ -652,7 +656,7 @@ tables! {
                 reader.report(&section.key(key), ValueError::new(what, "remove it, or write driver = \"docker\""));
             }
         }
-        Engine { driver, host, tls }
+        Engine { driver, host, tls, linger }
     }
 
     api(reader, section) -> Api = "api":

@@ -439,6 +439,8 @@ pub struct Engine {
     pub host: String,
     /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for a remote engine.
     pub tls: Option<PathBuf>,
+    /// How long containers and the switch's state wait for the next run after a stop by a service manager.
+    pub linger: Nanos,
 }
 
 impl Engine {

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::interrupt::Interrupt;
+use crate::kept::{BuffersState, LinkState, RingState};
 use crate::link::{Control, Link};
 use crate::message::{Message, NAME_BYTES, SECRET_BYTES, VERSION};
 use crate::queue::{Buffers, QueuePair, RxQueue, TxQueue};
@@ -207,12 +208,18 @@ fn handshake(config: &ClientConfig, deadline: Instant) -> Result<Link, Error> {
     if let Err(Error::Protocol(error)) = &outcome {
         socket.say_goodbye(&error.to_string());
     }
-    let (peer_name, peer_interface, queues) = outcome?;
+    let Agreed {
+        state,
+        queues,
+        region,
+    } = outcome?;
     Ok(Link {
         interface_id: config.interface_id,
-        peer_name,
-        peer_interface,
+        peer_name: state.peer_name.clone(),
+        peer_interface: state.peer_interface.clone(),
         queues,
+        state,
+        regions: vec![region],
         control: Control {
             socket: Arc::new(socket),
         },
@@ -286,11 +293,14 @@ pub(crate) fn kind(of: FileType) -> &'static str {
     }
 }
 
-fn agree(
-    config: &ClientConfig,
-    socket: &Socket,
-    deadline: Instant,
-) -> Result<(String, String, Vec<QueuePair>), Error> {
+/// What a handshake came to.
+struct Agreed {
+    state: LinkState,
+    queues: Vec<QueuePair>,
+    region: OwnedFd,
+}
+
+fn agree(config: &ClientConfig, socket: &Socket, deadline: Instant) -> Result<Agreed, Error> {
     let (hello, _) = socket.receive_until(deadline, "HELLO")?;
     let Message::Hello {
         name,
@@ -418,14 +428,36 @@ fn agree(
             QueuePair { tx, rx }
         })
         .collect();
-    Ok((name, peer_interface, queues))
+    let ring = |number: usize| RingState {
+        region: 0,
+        offset: layout.ring_at(number) as u32,
+        log2_slots,
+        first_buffer: layout.buffer_at(number, 0) as u64,
+    };
+    let state = LinkState {
+        interface_id: config.interface_id,
+        peer_name: name,
+        peer_interface,
+        regions: vec![region_bytes],
+        to_server: (0..layout.queues).map(ring).collect(),
+        to_client: (layout.queues..2 * layout.queues).map(ring).collect(),
+        buffers: Some(BuffersState {
+            stride: layout.stride as u64,
+            capacity: config.ring.buffer_bytes,
+        }),
+    };
+    Ok(Agreed {
+        state,
+        queues,
+        region: fd,
+    })
 }
 
 fn prepare(
     layout: &Layout,
     number: usize,
     config: &ClientConfig,
-    mapping: &region::Mapping,
+    mapping: &shared_memory::Mapping,
 ) -> Result<Prepared, Error> {
     let at = layout.ring_at(number);
     // SAFETY: the layout's rings are contiguous at the start of the mapping, which has at least

@@ -74,6 +74,12 @@ pub enum Error {
         /// The kernel's error.
         source: io::Error,
     },
+    /// What was kept of a link cannot be used.
+    #[error("the link that was kept cannot go on: {what}")]
+    Kept {
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {

@@ -88,6 +88,20 @@ impl Producer {
         }
     }
 
+    /// The same, where an earlier run left the ring: its own index and the consumer's. What that run had filled and
+    /// not published is to be filled again.
+    pub(crate) fn resumed(mut self, own: u16, consumer: u16) -> Producer {
+        self.next = own;
+        self.published = own;
+        self.limit = consumer.wrapping_add(self.bias);
+        if self.known_free() > self.slots {
+            self.kill();
+        }
+        self.limit_position = u64::from(self.slots);
+        self.pushed = u64::from(self.slots - self.known_free());
+        self
+    }
+
     /// Free slots, without reading the consumer's index.
     #[inline(always)]
     pub(crate) fn known_free(&self) -> u16 {
@@ -137,6 +151,12 @@ impl Producer {
         self.published = self.next;
         own.store_release(self.next);
         true
+    }
+
+    /// Whether filled slots wait for [`Producer::publish`].
+    #[inline(always)]
+    pub(crate) fn has_unpublished(&self) -> bool {
+        self.published != self.next
     }
 
     /// Slots filled since the ring started.
@@ -206,6 +226,37 @@ impl Consumer {
             popped: 0,
             dead: false,
         }
+    }
+
+    /// The same, where an earlier run left the ring: its own index. What that run had emptied and not released is to
+    /// be emptied again.
+    pub(crate) fn resumed(mut self, own: u16) -> Consumer {
+        self.next = own.wrapping_sub(self.bias);
+        self.released = self.next;
+        self.filled = self.next;
+        self
+    }
+
+    /// Slots of the ring.
+    pub(crate) fn slots(&self) -> u16 {
+        self.slots
+    }
+
+    /// Advances over slots that an earlier run emptied.
+    pub(crate) fn skip(&mut self, slots: u16) {
+        self.next = self.next.wrapping_add(slots);
+    }
+
+    /// The slots that were emptied and not released: the first, and how many.
+    #[inline(always)]
+    pub(crate) fn unreleased(&self) -> (u16, u16) {
+        (self.released, self.next.wrapping_sub(self.released))
+    }
+
+    /// What [`Consumer::release`] would store.
+    #[inline(always)]
+    pub(crate) fn position(&self) -> u16 {
+        self.next.wrapping_add(self.bias)
     }
 
     /// Posts the whole ring of empty buffers, once, when the link is established.

@@ -21,6 +21,11 @@
 //! ([`RxQueue::is_violated`], [`TxQueue::is_violated`]). A bad descriptor costs that packet
 //! ([`RxQueue::counters`]).
 //!
+//! **A link outlives its program** where somebody keeps its descriptors ([`Link::files`]) and its description
+//! ([`Link::state`]): [`Link::resume`] goes on with it, and [`Listener::resume`] with a listening socket. The peer
+//! notices nothing. The queues of such a program publish what they took and what became of it in an order that loses
+//! nothing: [`RxQueue::hold_slots`], and [`Unfinished`] for what must not come twice.
+//!
 //! **Limits.** [`MAX_LOG2_SLOTS`], [`MAX_QUEUES`], [`MAX_BUFFER_BYTES`], [`MAX_PACKET_BYTES`], [`MAX_WAIT`].
 //! A link of one queue pair takes three file descriptors, so 256 links fit in the usual 1024.
 //!
@@ -53,6 +58,7 @@ mod copy;
 mod error;
 mod index;
 mod interrupt;
+mod kept;
 mod link;
 mod message;
 mod queue;
@@ -65,6 +71,7 @@ pub use client::{
     Client, ClientConfig, MAX_BUFFER_BYTES, MAX_LOG2_SLOTS, MAX_QUEUES, MIN_LOG2_SLOTS, RingConfig,
 };
 pub use error::{Error, ProtocolError, RxError, TxError};
+pub use kept::{LinkState, Unfinished};
 pub use link::{Control, ControlEvent, Link, PeerCredentials};
 pub use queue::{Found, MAX_PACKET_BYTES, MAX_WAIT, Moved, QueuePair, RxCounters, RxQueue, TxQueue, wait};
 pub use server::{Listener, ServerConfig};

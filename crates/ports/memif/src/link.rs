@@ -1,8 +1,9 @@
 //! An established connection: its queues and its control socket.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::kept::LinkState;
 use crate::message::Message;
 use crate::queue::QueuePair;
 use crate::socket::{Received, Socket};
@@ -24,6 +25,10 @@ pub struct Link {
     pub queues: Vec<QueuePair>,
     /// The socket.
     pub control: Control,
+    /// What describes it, for the next run of this program.
+    pub(crate) state: LinkState,
+    /// The files of its memory: only a link that is kept needs them after they are mapped.
+    pub(crate) regions: Vec<OwnedFd>,
 }
 
 /// The control socket of an established link. It only reports the end of the link.

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use shared_memory::Mapping;
 
 use crate::copy::{copy, prefetch_read, prefetch_write};
 use crate::index::{Consumer, Producer};
 use crate::interrupt::Interrupt;
-use crate::region::{Mapping, Memory};
+use crate::region::Memory;
 use crate::ring::{Descriptor, MASK_INTERRUPTS, NEXT, Ring};
 use crate::{Error, RxError, TxError};
 
@@ -96,6 +97,10 @@ pub struct RxQueue {
     counters: RxCounters,
     interrupt: Interrupt,
     memory: Arc<Memory>,
+    /// Slots return to the peer with [`RxQueue::release`] alone.
+    holds: bool,
+    /// Whether chains were taken since the last release.
+    has_chains: bool,
 }
 
 /// Undelivered packets since the link started.
@@ -212,6 +217,72 @@ impl TxQueue {
             woken_at: None,
             memory,
         }
+    }
+
+    /// The same, on a ring that an earlier run of this program left. `redo`: what it was about to publish.
+    pub(crate) fn resume(mut self, redo: Option<u16>) -> TxQueue {
+        let (own, theirs) = indices(&self.ring, &self.buffers);
+        let slots = self.written.len();
+        let mut index = own.load(Ordering::Acquire);
+        if let Some(redo) = redo
+            && usize::from(redo.wrapping_sub(index)) <= slots
+        {
+            index = redo;
+            own.store(index, Ordering::Release);
+        }
+        self.producer = self.producer.resumed(index, theirs.load(Ordering::Acquire));
+        if matches!(self.buffers, Buffers::Peer) {
+            self.restore_lengths();
+        }
+        self
+    }
+
+    /// Frames that were filled in and not published have left their length in the peer's descriptors, where it had
+    /// the length of its buffer. Free buffers get the length of the longest among them back, if none then reaches
+    /// into the next one.
+    fn restore_lengths(&self) {
+        let (next, free) = (self.producer.next(), self.producer.known_free());
+        let indices = || (0..free).map(|ahead| next.wrapping_add(ahead));
+        let mut buffers: Vec<Descriptor> = indices().map(|index| self.ring.descriptor(index)).collect();
+        let length = buffers.iter().map(|buffer| buffer.length).max().unwrap_or(0);
+        buffers.sort_by_key(|buffer| (buffer.region, buffer.offset));
+        let apart = buffers.windows(2).all(|pair| match pair {
+            [a, b] => a.region != b.region || u64::from(b.offset - a.offset) >= u64::from(length),
+            _ => true,
+        });
+        let fits = |buffer: &Descriptor| peer_place(&self.memory, Descriptor { length, ..*buffer }).is_some();
+        if apart && buffers.iter().all(fits) {
+            for index in indices() {
+                let region = self.ring.descriptor(index).region;
+                self.ring.set_first_word(index, 0, region, length);
+            }
+        }
+    }
+
+    /// The index that [`TxQueue::flush`] would publish.
+    #[inline(always)]
+    pub fn position(&self) -> u16 {
+        self.producer.next()
+    }
+
+    /// Notes in the ring, where this side is the client, what the next [`TxQueue::flush`] will publish and in which
+    /// turn of this program: see [`crate::Unfinished`].
+    #[inline(always)]
+    pub fn intend(&self, turn: u64) {
+        if let Buffers::Own { .. } = self.buffers {
+            self.ring.set_intent(turn, self.producer.next());
+        }
+    }
+
+    /// The descriptor that wakes the peer.
+    pub(crate) fn interrupt_file(&self) -> BorrowedFd<'_> {
+        self.interrupt.as_fd()
+    }
+
+    /// Whether frames wait for [`TxQueue::flush`].
+    #[inline(always)]
+    pub fn has_unpublished(&self) -> bool {
+        self.producer.has_unpublished()
     }
 
     /// Slots of the ring.
@@ -597,9 +668,50 @@ impl RxQueue {
             counters: RxCounters::default(),
             interrupt,
             memory,
+            holds: false,
+            has_chains: false,
         };
         queue.ring.flags().store(MASK_INTERRUPTS, Ordering::Relaxed);
         queue
+    }
+
+    /// The same, on a ring that an earlier run of this program left. `redo`: what it was about to release.
+    pub(crate) fn resume(mut self, redo: Option<u16>) -> RxQueue {
+        let (own, _) = indices(&self.ring, &self.buffers);
+        let mut index = own.load(Ordering::Acquire);
+        let slots = self.consumer.slots();
+        if let Some(redo) = redo
+            && redo.wrapping_sub(index) <= slots
+        {
+            self.consumer = self.consumer.resumed(index);
+            self.consumer.skip(redo.wrapping_sub(index));
+            self.has_chains = true;
+            self.release();
+            index = redo;
+        }
+        self.consumer = Consumer::resumed(self.consumer, index);
+        self
+    }
+
+    /// Slots return to the peer with [`RxQueue::release`] alone from now on, and not by themselves: what was taken is
+    /// still there for the next run of this program, until it is known to have arrived elsewhere.
+    pub fn hold_slots(&mut self) {
+        self.holds = true;
+    }
+
+    /// The index that [`RxQueue::release`] would store.
+    #[inline(always)]
+    pub fn position(&self) -> u16 {
+        self.consumer.position()
+    }
+
+    /// Notes in the ring, where this side is the client, what the next [`RxQueue::release`] will give back and in
+    /// which turn of this program: see [`crate::Unfinished`].
+    #[inline(always)]
+    pub fn intend(&self, turn: u64) {
+        if let Buffers::Own { .. } = self.buffers {
+            self.ring.set_intent(turn, self.consumer.position());
+        }
     }
 
     /// Posts the buffers of a client's ring, after CONNECTED.
@@ -611,7 +723,7 @@ impl RxQueue {
     /// filled.
     #[inline]
     pub fn available(&mut self) -> u32 {
-        if self.consumer.known_filled() == 0 {
+        if self.consumer.known_filled() == 0 && !self.holds {
             self.release();
         }
         let (_, theirs) = indices(&self.ring, &self.buffers);
@@ -630,17 +742,17 @@ impl RxQueue {
                 // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping; the caller's
                 // buffer holds them.
                 unsafe { copy(source, buffer.as_mut_ptr(), len) };
-                self.take_one();
+                self.consumer.empty(1);
                 Ok(len)
             }
             Head::Whole(_, len) => {
-                self.take_one();
+                self.consumer.empty(1);
                 self.counters.too_large += 1;
                 Err(RxError::TooLarge { len })
             }
             Head::Chain => self.pop_chain(buffer),
             Head::Bad => {
-                self.take_one();
+                self.consumer.empty(1);
                 Err(self.bad_descriptor())
             }
         })
@@ -668,7 +780,7 @@ impl RxQueue {
                     _ring: PhantomData,
                 });
             }
-            self.take_whole(gathered as u16);
+            self.consumer.empty(gathered as u16);
             taken += gathered;
             if gathered < wanted {
                 self.take_exception(&mut take);
@@ -743,18 +855,6 @@ impl RxQueue {
         self.scratch = scratch;
     }
 
-    /// Takes the first `count` slots, as [`RxQueue::take_one`] does.
-    #[inline(always)]
-    fn take_whole(&mut self, count: u16) {
-        if let Buffers::Own { capacity, .. } = self.buffers {
-            for ahead in 0..count {
-                self.ring
-                    .set_first_word(self.consumer.next().wrapping_add(ahead), 0, 0, capacity);
-            }
-        }
-        self.consumer.empty(count);
-    }
-
     /// Moves up to `most` packets into `tx` and releases their slots. Returns how many were moved. Stops when
     /// `tx` is full. The caller flushes `tx`. Packets that cannot be carried are counted in
     /// [`RxQueue::counters`].
@@ -778,7 +878,7 @@ impl RxQueue {
             // SAFETY: `gather` has validated the sources. The rings may share a mapping, but no buffer. If a
             // hostile client makes them share one, only that client's packets are corrupted.
             let count = unsafe { tx.push_places(&sources[..gathered], longest, &mut moved) };
-            self.take_whole(count);
+            self.consumer.empty(count);
             if usize::from(count) == wanted {
                 continue;
             }
@@ -797,7 +897,7 @@ impl RxQueue {
                         }
                         Err(TxError::Full | TxError::Violated) => break,
                     }
-                    self.take_one();
+                    self.consumer.empty(1);
                 }
                 Head::Chain => {
                     let bytes = self.chain_bytes();
@@ -818,21 +918,46 @@ impl RxQueue {
                     self.scratch = scratch;
                 }
                 Head::Bad => {
-                    self.take_one();
+                    self.consumer.empty(1);
                     self.bad_descriptor();
                     refused += 1;
                 }
             }
         }
-        self.release();
+        if !self.holds {
+            self.release();
+        }
         moved
     }
 
-    /// Releases all emptied slots to the peer.
+    /// Releases all emptied slots to the peer. Their descriptors were as the peer wrote them until now.
     #[inline]
     pub fn release(&mut self) {
+        let (first, count) = self.consumer.unreleased();
+        if let Buffers::Own { capacity, .. } = self.buffers {
+            // For the next round.
+            for ahead in 0..count {
+                self.ring
+                    .set_first_word(first.wrapping_add(ahead), 0, 0, capacity);
+            }
+        } else if std::mem::take(&mut self.has_chains) {
+            self.unchain(first, count);
+        }
         let (own, _) = indices(&self.ring, &self.buffers);
         self.consumer.release(own);
+    }
+
+    /// DPDK 23 and later sets this flag as a client and never clears it; the next packet in its slot would seem
+    /// chained.
+    #[cold]
+    fn unchain(&self, first: u16, count: u16) {
+        for index in (0..count).map(|ahead| first.wrapping_add(ahead)) {
+            let descriptor = self.ring.descriptor(index);
+            if descriptor.flags & NEXT != 0 {
+                self.ring
+                    .set_first_word(index, 0, descriptor.region, descriptor.length);
+            }
+        }
     }
 
     /// Slots that the peer has filled and this side has not emptied.
@@ -940,15 +1065,6 @@ impl RxQueue {
         bytes
     }
 
-    /// Takes the first slot and, in a client's ring, restores its buffer's descriptor for the next round.
-    #[inline(always)]
-    fn take_one(&mut self) {
-        if let Buffers::Own { capacity, .. } = self.buffers {
-            self.ring.set_first_word(self.consumer.next(), 0, 0, capacity);
-        }
-        self.consumer.empty(1);
-    }
-
     #[cold]
     fn bad_descriptor(&mut self) -> RxError {
         self.counters.bad_descriptors += 1;
@@ -988,13 +1104,8 @@ impl RxQueue {
                 _ => bad = true,
             }
             let goes_on = descriptor.flags & NEXT != 0;
-            if goes_on && matches!(self.buffers, Buffers::Peer) {
-                // DPDK 23 and later sets this flag as a client and never clears it; the next packet in this
-                // slot would seem chained.
-                self.ring
-                    .set_first_word(index, 0, descriptor.region, descriptor.length);
-            }
-            self.take_one();
+            self.has_chains |= goes_on;
+            self.consumer.empty(1);
             if !goes_on {
                 complete = true;
                 break;

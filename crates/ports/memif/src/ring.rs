@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   byte 0   cookie (u32)  flags (u16)  head (u16)      written by the client, flags by the consumer
+//!   byte 8   intent (u64)                               this crate's, in a client's ring: see `set_intent`
 //!   byte 64  tail (u16)                                 written by the server
 //!   byte 128 slots descriptors of 16 bytes:
 //!            flags (u16) region (u16) length (u32) | offset (u32) metadata (u32)
@@ -29,6 +30,7 @@ pub(crate) const MASK_INTERRUPTS: u16 = 1;
 pub(crate) const NEXT: u16 = 1;
 const FLAGS_AT: usize = 4;
 const HEAD_AT: usize = 6;
+const INTENT_AT: usize = 8;
 const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
@@ -79,6 +81,7 @@ impl Ring {
         // SAFETY: within the ring by `new`'s contract, aligned to 4.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }.store(COOKIE, Ordering::Relaxed);
         self.flags().store(MASK_INTERRUPTS, Ordering::Relaxed);
+        self.set_intent(0, 0);
         self.reset();
     }
 
@@ -117,6 +120,25 @@ impl Ring {
     #[inline(always)]
     pub(crate) fn tail(&self) -> &AtomicU16 {
         self.index_at(TAIL_AT)
+    }
+
+    fn intent_word(&self) -> &AtomicU64 {
+        // SAFETY: within the ring's first line, aligned to 8 as the ring is; mapped by `new`'s contract.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(INTENT_AT).cast()) }
+    }
+
+    /// A client notes in its own line, which the protocol leaves free there, which index it is about to publish, and
+    /// in which turn of its program.
+    #[inline(always)]
+    pub(crate) fn set_intent(&self, turn: u64, index: u16) {
+        self.intent_word()
+            .store(turn << 16 | u64::from(index), Ordering::Relaxed);
+    }
+
+    /// The index that was to be published in that turn, if there was one.
+    pub(crate) fn intent(&self, turn: u64) -> Option<u16> {
+        let word = self.intent_word().load(Ordering::Relaxed);
+        (word >> 16 == turn & (u64::MAX >> 16)).then_some(word as u16)
     }
 
     /// The slot of a free-running index.

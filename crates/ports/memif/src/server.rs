@@ -13,13 +13,15 @@ use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use shared_memory::Mapping;
 
 use crate::client::{MAX_LOG2_SLOTS, MAX_QUEUES, kind};
 use crate::interrupt::Interrupt;
+use crate::kept::{LinkState, RingState};
 use crate::link::{Control, Link};
 use crate::message::{Message, NAME_BYTES, VERSION};
 use crate::queue::{Buffers, QueuePair, RxQueue, TxQueue};
-use crate::region::{self, Mapping, Memory};
+use crate::region::{self, Memory};
 use crate::ring::{self, Ring};
 use crate::socket::{Received, Socket, one};
 use crate::{Error, ProtocolError};
@@ -88,6 +90,7 @@ pub struct Listener {
     links: Vec<(u32, Weak<Socket>)>,
     refused: u64,
     last_refusal: Option<Error>,
+    stays: bool,
 }
 
 /// A client between HELLO and CONNECT.
@@ -110,6 +113,17 @@ struct Announced {
     offset: u32,
     log2_slots: u8,
     interrupt: Interrupt,
+}
+
+impl Announced {
+    fn state(&self) -> RingState {
+        RingState {
+            region: self.region,
+            offset: self.offset,
+            log2_slots: self.log2_slots,
+            first_buffer: 0,
+        }
+    }
 }
 
 impl Listener {
@@ -168,6 +182,51 @@ impl Listener {
         }
         rustix::net::listen(&socket, BACKLOG)
             .map_err(|errno| Error::system("cannot listen on the memif socket", errno))?;
+        Listener::on(socket, path, config)
+    }
+
+    /// Goes on listening on a socket of an earlier run of this program that somebody kept. Clients that came
+    /// meanwhile wait in its queue.
+    ///
+    /// # Errors
+    /// [`Error::Kept`] if it does not listen on `path`, or another socket is there by now.
+    pub fn resume(socket: OwnedFd, path: impl AsRef<Path>, config: ServerConfig) -> Result<Listener, Error> {
+        let path = path.as_ref().to_owned();
+        let wrong = |what| Err(Error::Kept { what });
+        let listens = rustix::net::sockopt::socket_acceptconn(&socket);
+        let address = rustix::net::getsockname(&socket).map(SocketAddrUnix::try_from);
+        let Ok(address) = SocketAddrUnix::new(&path).map(|own| matches!(address, Ok(Ok(of)) if of == own))
+        else {
+            return wrong("the path is no path of a socket");
+        };
+        if listens != Ok(true) || !address {
+            return wrong("the socket does not listen on this path");
+        }
+        if !rustix::fs::lstat(&path)
+            .is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::Socket)
+        {
+            return wrong("there is no socket at its path any more");
+        }
+        Listener::on(socket, path, config)
+    }
+
+    /// A link of an interface that an earlier run of this program accepted is the interface's link.
+    pub fn remember(&mut self, link: &Link) {
+        self.links
+            .push((link.interface_id, Arc::downgrade(&link.control.socket)));
+    }
+
+    /// The listening socket, to be kept.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Leaves the socket's file where it is: the next run goes on with the socket.
+    pub fn leave(&mut self) {
+        self.stays = true;
+    }
+
+    fn on(socket: OwnedFd, path: PathBuf, config: ServerConfig) -> Result<Listener, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|errno| Error::system("cannot create an epoll instance", errno))?;
         epoll::add(
@@ -186,6 +245,7 @@ impl Listener {
             links: Vec::new(),
             refused: 0,
             last_refusal: None,
+            stays: false,
         })
     }
 
@@ -479,14 +539,22 @@ impl Listener {
             }
             .into());
         }
-        let regions = std::mem::take(&mut handshake.regions)
-            .into_iter()
-            .enumerate()
-            .map(|(index, (fd, bytes))| {
-                region::accept(&fd, index as u16, bytes, self.config.max_region_bytes)
-            })
+        let (files, bytes): (Vec<OwnedFd>, Vec<u64>) = handshake.regions.drain(..).unzip();
+        let regions = (0..).zip(files.iter().zip(&bytes));
+        let regions = regions
+            .map(|(index, (file, bytes))| region::accept(file, index, *bytes, self.config.max_region_bytes))
             .collect::<Result<Vec<Mapping>, Error>>()?;
         let memory = Arc::new(Memory { regions });
+        let states = |rings: &[Announced]| rings.iter().map(Announced::state).collect();
+        let state = LinkState {
+            interface_id,
+            peer_name: peer_name.clone(),
+            peer_interface: peer_interface.clone(),
+            regions: bytes,
+            to_server: states(&handshake.to_server),
+            to_client: states(&handshake.to_client),
+            buffers: None,
+        };
         let place = |(index, announced): (usize, Announced)| -> Result<(Ring, u16, Interrupt), Error> {
             let ring = ring_of(&memory, index as u16, &announced)?;
             ring.reset();
@@ -527,6 +595,8 @@ impl Listener {
             peer_interface,
             queues,
             control,
+            state,
+            regions: files,
         })
     }
 
@@ -570,6 +640,9 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
         // A file left behind is found stale by the next `bind`.
         let _ = rustix::fs::unlink(&self.path);
     }

@@ -401,6 +401,7 @@ fn the_chain_flag_does_not_stick() {
     memory.set_head(*to_server, 2);
     let mut frame = [0; 4096];
     assert_eq!(queue.rx.pop(&mut frame), Some(Ok(2100)));
+    queue.rx.release();
     assert_eq!(memory.read_u16(to_server.offset + 128), 0, "the flags of slot 0");
     // The next round writes only the lengths.
     memory.set_head(*to_server, 65);

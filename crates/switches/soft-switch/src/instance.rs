@@ -82,6 +82,10 @@ pub struct InstancePorts<M: FrameMemory> {
     reported_broken: bool,
     /// Whether it was ever probed: probes may then come back.
     pub(crate) is_probed: bool,
+    /// Whether it gave or got packets in this turn.
+    pub(crate) is_touched: bool,
+    /// Whether it goes on from an earlier run: what it gave back meanwhile waits until a plan says where it goes.
+    pub(crate) waits_for_plan: bool,
     /// Which instance it is, once a plan has told.
     pub(crate) id: Option<InstanceId>,
     /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance
@@ -115,14 +119,40 @@ impl<M: FrameMemory> InstancePorts<M> {
             is_broken: false,
             reported_broken: false,
             is_probed: false,
+            is_touched: false,
+            waits_for_plan: false,
             fills: [Fill::default(); PORT_LIMIT],
             quiet: 0,
         }
     }
 
+    /// The same, as an earlier run left it.
+    #[must_use]
+    pub(crate) fn of_earlier_run(mut self) -> InstancePorts<M> {
+        self.waits_for_plan = true;
+        self
+    }
+
     /// Its ports.
     pub fn ports(&mut self) -> impl Iterator<Item = &mut Port<M>> {
         self.ports.iter_mut().flatten()
+    }
+
+    /// Makes visible to it what it was sent.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        for port in self.ports.iter_mut().flatten() {
+            port.publish();
+        }
+    }
+
+    /// Gives it the places back of what was received from it.
+    #[inline(always)]
+    pub(crate) fn release(&mut self) {
+        self.is_touched = false;
+        for port in self.ports.iter_mut().flatten() {
+            port.release();
+        }
     }
 
     /// The uplink to which what comes back on that port may go from ring to ring.
@@ -163,6 +193,7 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Notes what a plan says of the instance.
     pub(crate) fn note(&mut self, slot_plan: &SlotPlan, plan: &Plan) {
         self.id = Some(slot_plan.instance);
+        self.waits_for_plan = false;
         self.service = slot_plan.service;
         self.edit = Rewrite::new(&slot_plan.edits.to_instance);
         if let Some(service) = plan.service(slot_plan.service) {

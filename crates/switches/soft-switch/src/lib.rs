@@ -24,6 +24,7 @@ mod frame;
 mod id_map;
 mod idle;
 mod instance;
+mod keep;
 #[cfg(feature = "dpdk")]
 mod mbufs;
 mod message;
@@ -42,11 +43,12 @@ pub use frame::{
 pub use id_map::{Id, IdMap, ServiceMap, SlotMap, UplinkMap};
 pub use idle::{Alarm, Idle, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
+pub use keep::Keep;
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
-pub use soft::{CAPABILITIES, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
+pub use soft::{CAPABILITIES, OpenDevice, Resumed, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
 pub use table_memory::TableMemory;
-pub use worker::{BURST_FRAMES, Peers, Sleep, Worker, WorkerParts};
+pub use worker::{BURST_FRAMES, CommitPage, Peers, Sleep, Worker, WorkerParts};

@@ -2,26 +2,44 @@
 //! flows does not wait for the page table, too.
 
 use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 
 use flow_table::Line;
-use memmap2::{Advice, MmapMut};
+use shared_memory::OwnMemory;
 use zerocopy::FromBytes as _;
 
 /// Lines of a flow table, all of them there: no page of it is missing later.
 #[derive(Debug)]
-pub struct TableMemory(MmapMut);
+pub struct TableMemory(OwnMemory);
 
 impl TableMemory {
-    /// Memory for that many lines, all zero.
+    /// Memory for that many lines, all zero, that ends with this process.
     ///
     /// # Errors
     /// The system's, where it has not that much.
     pub fn new(lines: usize) -> std::io::Result<TableMemory> {
-        let mut mapping = MmapMut::map_anon(lines.max(1) * Line::BYTES)?;
-        // A kernel without huge pages says no: the small ones do, too.
-        let _as_it_is = mapping.advise(Advice::HugePage);
-        mapping.fill(0);
-        Ok(TableMemory(mapping))
+        Ok(TableMemory(OwnMemory::anonymous(lines * Line::BYTES)?))
+    }
+
+    /// The same in a file, for the next run: in reserved huge pages where there are enough. (Other huge pages are
+    /// not for files.)
+    ///
+    /// # Errors
+    /// The system's, where it has not that much.
+    pub(crate) fn in_file(lines: usize) -> std::io::Result<(OwnedFd, TableMemory)> {
+        let bytes = lines * Line::BYTES;
+        let (file, memory) = OwnMemory::create("inco-flows", bytes, true)
+            .or_else(|_| OwnMemory::create("inco-flows", bytes, false))?;
+        Ok((file, TableMemory(memory)))
+    }
+
+    /// What an earlier run left in a file.
+    ///
+    /// # Errors
+    /// The system's, and where it is no such file.
+    pub(crate) fn open(file: &OwnedFd) -> std::io::Result<TableMemory> {
+        use std::os::fd::AsFd as _;
+        Ok(TableMemory(OwnMemory::open(file.as_fd())?))
     }
 }
 
@@ -30,14 +48,14 @@ impl Deref for TableMemory {
     type Target = [Line];
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        <[Line]>::ref_from_bytes(&self.0).unwrap_or_default()
+        <[Line]>::ref_from_bytes(self.0.bytes()).unwrap_or_default()
     }
 }
 
 impl DerefMut for TableMemory {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [Line] {
-        <[Line]>::mut_from_bytes(&mut self.0).unwrap_or_default()
+        <[Line]>::mut_from_bytes(self.0.bytes_mut()).unwrap_or_default()
     }
 }
 
@@ -48,11 +66,14 @@ mod tests {
     #[test]
     fn all_lines_are_there_and_zero() {
         for lines in [1, 3, 100_000] {
-            let mut memory = TableMemory::new(lines).unwrap();
-            assert_eq!(memory.len(), lines);
-            assert!(memory.iter().all(|line| *line == Line::ZERO));
-            memory[lines - 1].0[7] = 1;
-            assert_eq!(memory[lines - 1].0[7], 1);
+            let in_file = TableMemory::in_file(lines).unwrap();
+            for mut memory in [TableMemory::new(lines).unwrap(), in_file.1] {
+                assert!(memory.len() >= lines);
+                assert!(memory.iter().all(|line| *line == Line::ZERO));
+                memory[lines - 1].0[7] = 1;
+                assert_eq!(memory[lines - 1].0[7], 1);
+            }
+            assert_eq!(TableMemory::open(&in_file.0).unwrap()[lines - 1].0[7], 1);
         }
     }
 }

@@ -314,6 +314,17 @@ pub trait Switch: Send {
         None
     }
 
+    /// Whether somebody keeps its state for the next run.
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
+    /// Stops the workers. Where its state is [kept](Switch::keeps_state), leaves everything as it is for the next run:
+    /// no instance and no peer of an uplink notices.
+    fn leave(&mut self) {
+        self.stop();
+    }
+
     /// Stops the workers and frees every port.
     fn stop(&mut self);
 

@@ -61,6 +61,7 @@ pub fn launcher(run_dir: &Path) -> Launcher {
         LauncherCommand {
             program,
             arguments: vec![],
+            clean_up: Some("clean-up".into()),
         },
         run_dir,
     )

@@ -243,9 +243,10 @@ impl Controller {
     }
 
     /// Adopts the containers of an earlier run, found by [`Settings::label`]; each keeps its id. Removes containers
-    /// that have exited, that belong to a service that no longer exists, or whose id is taken. Call it before the
-    /// first step.
-    pub fn adopt(&mut self, containers: &[engine::Container], now: Nanos) {
+    /// that have exited, that belong to a service that no longer exists, or whose id is taken. Each keeps its slot
+    /// where that is free: `flows` are the live flows by slot that the switch took over, and instances that have some
+    /// are Active before others. Call it before the first step.
+    pub fn adopt(&mut self, containers: &[engine::Container], flows: &BTreeMap<Slot, u64>, now: Nanos) {
         self.now = now;
         let mut adopted = 0;
         for container in containers {
@@ -314,15 +315,21 @@ impl Controller {
             } else {
                 0
             };
-            let wanted = running.saturating_sub(pool).max(settings.min).min(settings.max);
-            service.wanted = wanted;
-            let mut active = 0;
-            for instance in self
+            let has_flows = |i: &Instance| flows.contains_key(&i.slot);
+            let mut running_ones: Vec<&mut Instance> = self
                 .instances
                 .iter_mut()
                 .filter(|i| i.service == id && i.for_active)
-            {
-                active += 1;
+                .collect();
+            let with_flows = running_ones.iter().filter(|i| has_flows(i)).count() as u32;
+            let wanted = running
+                .saturating_sub(pool)
+                .max(with_flows)
+                .max(settings.min)
+                .min(settings.max);
+            service.wanted = wanted;
+            running_ones.sort_by_key(|i| (!has_flows(i), i.id));
+            for (active, instance) in (1..).zip(running_ones) {
                 instance.for_active = active <= wanted;
             }
         }
@@ -589,6 +596,12 @@ impl Controller {
     /// A slot for an instance that had `before`: the same slot if its port depends on it.
     fn take_slot_again(&mut self, service: ServiceId, before: Option<Slot>) -> Option<Slot> {
         let Some(places) = &self.services.get(service.index())?.settings.places else {
+            if let Some(slot) = before
+                && let Some(used @ false) = self.slot_used.get_mut(slot.index())
+            {
+                *used = true;
+                return Some(slot);
+            }
             return self.take_slot(service);
         };
         let slot = before.filter(|slot| places.iter().any(|place| place.slot == *slot))?;

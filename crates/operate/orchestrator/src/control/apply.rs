@@ -93,6 +93,10 @@ impl ControlLoop {
             Ok(Course::Controller(command)) => {
                 if let Action::Stop { keep } = asked.action {
                     self.stop.ask(keep);
+                    if keep && self.keeps_state() {
+                        // Before its next turn the loop leaves everything as it is.
+                        return self.conclude(asked, Ok(Outcome::new("containers go on running".to_owned())));
+                    }
                 }
                 let id = self.decide.order(command);
                 self.apply.ordered.insert(id, asked);

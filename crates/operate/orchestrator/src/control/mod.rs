@@ -30,7 +30,8 @@ use clock::{monotonic, unix_ms};
 use configuration::Configuration;
 use controller::{Controller, Settings, Shell};
 use engine::launcher::Launcher;
-use model::{Action, Histogram, Nanos};
+use model::{Action, EventKind, Histogram, Nanos};
+use soft_switch::Keep;
 use switch::{SwitchReading, WakeUp};
 
 use answer::Answers;
@@ -43,7 +44,7 @@ use pace::Pace;
 use publish::Publish;
 
 use super::drivers::{Started, driver};
-use super::{Place, StopRequest, wiring};
+use super::{Place, StopRequest, host, wiring};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
 const IDLE_AFTER: Nanos = Nanos::from_secs(1);
@@ -77,21 +78,90 @@ pub(super) struct ControlLoop {
     /// Delays of turns.
     lag: Histogram,
     stop: Arc<StopRequest>,
+    /// Who keeps the switch's state for the next run.
+    keep: Option<Keep>,
+    /// Where the engine has no use for it: it keeps state.
+    _launcher: Option<Launcher>,
+}
+
+/// Who keeps the switch's state for the next run, and how many entries of an earlier run there are. Without one the
+/// switch works, and the next run begins with no flows.
+fn keep(configuration: &Configuration, launcher: Option<&mut Launcher>) -> Option<(Keep, usize)> {
+    let found = launcher?
+        .keeper()
+        .map_err(anyhow::Error::from)
+        .and_then(|keeper| {
+            let entries = keeper.entries()?;
+            Ok((
+                Keep::new(
+                    keeper,
+                    wiring::services_fingerprint(configuration),
+                    host::boot_id()?,
+                ),
+                entries,
+            ))
+        });
+    found
+        .inspect_err(|error| tracing::warn!(%error, "no flow and no ring is kept for the next run"))
+        .ok()
+}
+
+/// Nothing is left for a next run.
+fn forget_all(keep: &Keep) {
+    if let Err(error) = keep.keeper().clear() {
+        tracing::warn!(%error, "the launcher may go on keeping flows and rings: `inco stop` ends it");
+    }
 }
 
 impl ControlLoop {
     pub(super) fn start(
         configuration: Configuration,
         place: &Place,
-        launcher: Option<Launcher>,
+        mut launcher: Option<Launcher>,
+        inbox: RequestReceiver,
+        events: EventLog,
+        stop: Arc<StopRequest>,
+    ) -> Result<ControlLoop> {
+        let (keep, is_new) = match keep(&configuration, launcher.as_mut()) {
+            Some((keep, entries)) => (Some(keep), entries == 0),
+            None => (None, false),
+        };
+        let started = ControlLoop::start_parts(
+            configuration,
+            place,
+            (launcher, keep.clone()),
+            inbox,
+            events,
+            stop,
+        );
+        match (&started, &keep) {
+            (Ok(_), Some(keep)) => keep.begin(),
+            // What was there before stays for the next attempt.
+            (Err(_), Some(keep)) if is_new => forget_all(keep),
+            _ => {}
+        }
+        started
+    }
+
+    fn start_parts(
+        configuration: Configuration,
+        place: &Place,
+        (launcher, keep): (Option<Launcher>, Option<Keep>),
         inbox: RequestReceiver,
         events: EventLog,
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
         let secret = secret()?;
-        let Started { switch, places } = driver(&configuration).start(&configuration, secret)?;
+        let of = driver(&configuration).start(&configuration, secret, keep.clone())?;
+        let Started {
+            switch,
+            places,
+            flows,
+        } = of;
+        let keep = keep.filter(|_| switch.keeps_state());
         let containers = Containers::default();
-        let engine = wiring::engine(&configuration, &place.run_dir, launcher, containers.logs.clone())?;
+        let (engine, launcher) =
+            wiring::engine(&configuration, &place.run_dir, launcher, containers.logs.clone())?;
         inbox.wake_this_thread();
         let now = monotonic();
         let settings = Settings {
@@ -108,7 +178,7 @@ impl ControlLoop {
         for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
             settings.places = Some(places);
         }
-        let shell = Shell::new(Controller::new(settings, services), engine, now)
+        let shell = Shell::new(Controller::new(settings, services), engine, &flows, now)
             .context("the engine does not list the running containers")?;
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
         let journal = Journal::start(&configuration, events)?;
@@ -133,6 +203,8 @@ impl ControlLoop {
             started: Instant::now(),
             lag: Histogram::default(),
             stop,
+            keep,
+            _launcher: launcher,
         })
     }
 
@@ -143,6 +215,13 @@ impl ControlLoop {
         let mut left = Vec::new();
         loop {
             self.lag.note(pace.begin(monotonic()));
+            if self.stop.asked() == Some(true) && !self.decide.is_stopping() && self.leave() {
+                return Ok(Summary {
+                    reading: self.gather.reading.clone(),
+                    left,
+                    kept: true,
+                });
+            }
             self.turn(pace.is_fast());
             self.stop.note_turn();
             if self.decide.is_stopping() {
@@ -170,11 +249,36 @@ impl ControlLoop {
         switch.read(reading);
         switch.stop();
         switch.read(reading);
+        if let Some(keep) = &self.keep {
+            forget_all(keep);
+        }
         Ok(Summary {
             reading: reading.clone(),
             left,
-            kept: self.stop.asked() == Some(true),
+            kept: self.stop.asked() == Some(true) && !self.stop.lingers(),
         })
+    }
+
+    /// Whether somebody keeps the switch's state for the next run.
+    pub(super) fn keeps_state(&self) -> bool {
+        self.keep.is_some()
+    }
+
+    /// Leaves everything as it is for the next run: containers, flows, rings and sockets. False if nobody keeps it.
+    fn leave(&mut self) -> bool {
+        let Some(keep) = &self.keep else { return false };
+        if self.stop.lingers()
+            && let Err(error) = keep
+                .keeper()
+                .linger(Duration::from_nanos(self.configuration.engine.linger.0))
+        {
+            tracing::warn!(%error, "what is kept stays until the next run or `inco stop`");
+        }
+        // Workers that stop count what instances have as lost; here it goes on.
+        self.publish.switch.read(&mut self.gather.reading);
+        self.publish.switch.leave();
+        self.journal.add(EventKind::Stopping { keep: true });
+        true
     }
 
     /// One turn. `is_fast`: the next turn follows sooner than usual.
@@ -187,7 +291,11 @@ impl ControlLoop {
         if let Some(keep) = self.stop.asked()
             && !self.decide.is_stopping()
         {
-            self.decide.order(Action::Stop { keep });
+            // Containers that nobody would remove later are removed now.
+            let keep = keep && !self.stop.lingers();
+            if !keep || self.keep.is_none() {
+                self.decide.order(Action::Stop { keep });
+            }
         }
         let step = self.decide.step(&mut self.gather, now);
         // Packets wait for these requests: they go first.

@@ -131,9 +131,12 @@ impl Publish {
         let is_known = controller.plan().generation == controller.acknowledged();
         let instances = controller.instances();
         let serves = |(id, service): (usize, &configuration::Service)| {
-            let is_active =
-                |i: &&controller::Instance| i.service().index() == id && i.state() == InstanceState::Active;
-            instances.iter().filter(is_active).count() >= service.instances.min as usize
+            let of_service = || instances.iter().filter(|i| i.service().index() == id);
+            let active = of_service()
+                .filter(|i| i.state() == InstanceState::Active)
+                .count();
+            // Flows are pinned to those that come back.
+            active >= service.instances.min as usize && !of_service().any(controller::Instance::comes_back)
         };
         let switch = &mut self.switch;
         self.waiting_uplinks.retain(|(uplink, latest)| {

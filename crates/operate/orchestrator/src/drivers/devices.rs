@@ -9,7 +9,10 @@ use dpdk::{MempoolConfig, device::DeviceArgs};
 #[cfg(feature = "dpdk")]
 use model::UplinkId;
 use soft_switch::SoftSwitchConfig;
-use switch::Switch;
+
+use super::Started;
+#[cfg(feature = "dpdk")]
+use super::soft;
 
 /// Starts the switch with mbufs as frames.
 ///
@@ -20,7 +23,7 @@ pub(super) fn switch(
     configuration: &Configuration,
     mut config: SoftSwitchConfig,
     frame_bytes: usize,
-) -> Result<Box<dyn Switch>> {
+) -> Result<Started> {
     use anyhow::Context as _;
     use dpdk::{Eal, EalConfig, Mempool};
     use flow_table::Ownership;
@@ -63,7 +66,7 @@ pub(super) fn switch(
         }
         ports.push((id, opened));
     }
-    Ok(Box::new(SoftSwitch::start(
+    Ok(soft::started(SoftSwitch::start(
         &config,
         MbufMemory::shares(workers, pool),
         ports,
@@ -174,7 +177,7 @@ pub(super) fn switch(
     configuration: &Configuration,
     _config: SoftSwitchConfig,
     _frame_bytes: usize,
-) -> Result<Box<dyn Switch>> {
+) -> Result<Started> {
     let names: Vec<_> = configuration
         .uplinks
         .iter()

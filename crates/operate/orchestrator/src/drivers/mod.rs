@@ -5,11 +5,14 @@ mod devices;
 mod openflow;
 mod soft;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use configuration::{Configuration, SwitchDriver, Unusable, Uplink};
 use controller::PortPlace;
+use model::Slot;
+use soft_switch::Keep;
 use switch::{Capabilities, Switch};
 
 /// A switch driver.
@@ -38,17 +41,20 @@ pub(super) trait Driver: Sync {
         Vec::new()
     }
 
-    /// Starts the switch. `secret` is the key of its hashes.
+    /// Starts the switch. `secret` is the key of its hashes. `keep`: who keeps its state for the next run, and has it
+    /// of the one before.
     ///
     /// # Errors
     /// An uplink cannot be opened, or memory cannot be allocated.
-    fn start(&self, configuration: &Configuration, secret: [u64; 4]) -> Result<Started>;
+    fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started>;
 }
 
 /// A started switch. If it has made the instance ports in advance, also the places of each service.
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
     pub(super) places: Option<Vec<Vec<PortPlace>>>,
+    /// Live flows of an earlier run, by slot.
+    pub(super) flows: BTreeMap<Slot, u64>,
 }
 
 /// The driver of that configuration value.

@@ -1,5 +1,6 @@
 //! The driver for a bridge of Open vSwitch.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use configuration::{Configuration, Device, Unusable};
 use model::Nanos;
 use openflow_switch::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice};
 use openvswitch::{Endpoint, Keys, Ovsdb};
+use soft_switch::Keep;
 use switch::Capabilities;
 
 use super::{Driver, Started, make_parent};
@@ -56,7 +58,7 @@ impl Driver for OpenFlow {
         sockets
     }
 
-    fn start(&self, configuration: &Configuration, _secret: [u64; 4]) -> Result<Started> {
+    fn start(&self, configuration: &Configuration, _: [u64; 4], _: Option<Keep>) -> Result<Started> {
         start(configuration)
     }
 }
@@ -127,5 +129,6 @@ fn start(configuration: &Configuration) -> Result<Started> {
     Ok(Started {
         switch: Box::new(switch),
         places: Some(places),
+        flows: BTreeMap::new(),
     })
 }

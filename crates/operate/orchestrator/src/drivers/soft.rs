@@ -3,8 +3,10 @@
 use anyhow::Result;
 use configuration::{Configuration, Device, Service};
 use flow_table::{Ownership, TableConfig};
-use soft_switch::{CAPABILITIES, HeapMemory, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
-use switch::{Capabilities, Switch};
+use soft_switch::{
+    CAPABILITIES, FrameMemory, HeapMemory, Keep, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
+};
+use switch::Capabilities;
 
 use super::{Driver, Started, devices, make_parent};
 use api::run_dir::in_run_dir;
@@ -26,11 +28,8 @@ impl Driver for Soft {
         devices::check(configuration, frame_bytes(configuration))
     }
 
-    fn start(&self, configuration: &Configuration, secret: [u64; 4]) -> Result<Started> {
-        Ok(Started {
-            switch: switch(configuration, secret)?,
-            places: None,
-        })
+    fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started> {
+        switch(configuration, secret, keep)
     }
 }
 
@@ -40,7 +39,7 @@ fn frame_bytes(configuration: &Configuration) -> usize {
     usize::from(longest.unwrap_or(1518)) + FRAME_SPARE
 }
 
-fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Switch>> {
+fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started> {
     let of = &configuration.switch;
     let workers: Vec<Option<usize>> = if of.workers.is_empty() {
         vec![None]
@@ -79,6 +78,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Swi
         hash_key: secret,
         ownership: Ownership::Keyed,
         workers,
+        keep,
     };
     let count = config.workers.len();
     let frame_bytes = frame_bytes(configuration);
@@ -90,6 +90,14 @@ fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Swi
         return devices::switch(configuration, config, frame_bytes);
     }
     let memories = HeapMemory::shares(count, count * FRAMES_PER_WORKER, frame_bytes);
-    let switch = SoftSwitch::start(&config, memories, Vec::new())?;
-    Ok(Box::new(switch))
+    Ok(started(SoftSwitch::start(&config, memories, Vec::new())?))
+}
+
+/// A started switch, and what it took over.
+pub(super) fn started<M: FrameMemory + 'static>(switch: SoftSwitch<M>) -> Started {
+    Started {
+        flows: switch.resumed().live.clone(),
+        switch: Box::new(switch),
+        places: None,
+    }
 }

@@ -1,8 +1,9 @@
 //! A pair of memif rings, shared with another process: frames are copied out of it and into it. And how the control
 //! plane connects to that process, or waits for it.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use ::memif::{Client, ClientConfig, ControlEvent, Link, QueuePair, RingConfig, S
 use switch::{PortSpec, SwitchError};
 
 use crate::frame::{Frame as _, FrameMemory, Sizes};
+use crate::keep::{Forgotten, Keep, KeptAs, ListenerNote};
 use crate::port::{Capabilities, Connection, Control, Listener, Occupancy, Pending, Port, Queue, Received};
 
 /// Slots of the largest ring.
@@ -29,16 +31,28 @@ pub struct MemifPort {
     pending: Pending,
     /// The longest frame that it carries, in bytes.
     frame_limit: usize,
+    /// Nothing is received before this is true.
+    gate: Option<Arc<AtomicBool>>,
 }
 
 impl MemifPort {
     /// A port on one queue pair.
-    pub fn new(queues: QueuePair) -> MemifPort {
+    pub fn new(mut queues: QueuePair) -> MemifPort {
+        // What was received is released when the turn is committed.
+        queues.rx.hold_slots();
         MemifPort {
             queues,
             pending: Pending::default(),
             frame_limit: usize::MAX,
+            gate: None,
         }
+    }
+
+    /// The same port, from which nothing is received before `is_open` says so.
+    #[must_use]
+    pub(crate) fn behind(mut self, is_open: &Arc<AtomicBool>) -> MemifPort {
+        self.gate = Some(Arc::clone(is_open));
+        self
     }
 
     #[inline]
@@ -74,6 +88,13 @@ impl<M: FrameMemory> Queue<M> for MemifPort {
 
     fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
         let mut received = Received::default();
+        if let Some(gate) = &self.gate {
+            // Acquire: the plan that was published before it was opened is then seen.
+            if !gate.load(Ordering::Acquire) {
+                return received;
+            }
+            self.gate = None;
+        }
         let rx = &mut self.queues.rx;
         let there = rx.available() as usize;
         if there == 0 {
@@ -101,7 +122,6 @@ impl<M: FrameMemory> Queue<M> for MemifPort {
                 received.too_large += 1;
             }
         });
-        rx.release();
         let after = rx.counters();
         received.bad = after.bad_descriptors - before.bad_descriptors;
         received.too_large += after.too_large - before.too_large;
@@ -135,6 +155,29 @@ impl<M: FrameMemory> Queue<M> for MemifPort {
     fn flush(&mut self, _memory: &mut M) -> Pending {
         self.queues.tx.flush();
         std::mem::take(&mut self.pending)
+    }
+
+    #[inline(always)]
+    fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, sizes: Sizes, memory: &mut M) -> Pending {
+        self.send_burst(frames, Some((bytes, sizes)), memory);
+        std::mem::take(&mut self.pending)
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) {
+        self.queues.tx.flush();
+    }
+
+    #[inline(always)]
+    fn release(&mut self) {
+        self.queues.rx.release();
+    }
+
+    #[inline(always)]
+    fn intend(&mut self, turn: u64) -> Option<[u16; 2]> {
+        self.queues.tx.intend(turn);
+        self.queues.rx.intend(turn);
+        Some([self.queues.tx.position(), self.queues.rx.position()])
     }
 
     fn pass_on(&mut self, to: &mut Port<M>, limit: usize) -> Received {
@@ -184,27 +227,41 @@ impl<M: FrameMemory> Queue<M> for MemifPort {
     }
 }
 
-impl<M: FrameMemory> From<Link> for Connection<M> {
-    fn from(link: Link) -> Connection<M> {
+/// The control socket of a link, which is kept as long as the link goes on.
+struct LinkControl {
+    control: ::memif::Control,
+    /// Of the first of the links that are kept together.
+    _kept: Option<Forgotten>,
+}
+
+/// Links as connections. What they are kept as is forgotten when the first of them ends.
+pub(crate) fn connections<M: FrameMemory>(links: Vec<Link>, kept: KeptAs) -> Vec<Connection<M>> {
+    let mut kept = Some(kept.until_dropped());
+    let connections = links.into_iter().map(|link| {
         let queues = link
             .queues
             .into_iter()
             .map(|pair| Port::Memif(MemifPort::new(pair)));
+        let control = LinkControl {
+            control: link.control,
+            _kept: kept.take(),
+        };
         Connection {
             queues: queues.collect(),
-            control: Some(Box::new(link.control)),
+            control: Some(Box::new(control)),
             peer: link.peer_name,
         }
-    }
+    });
+    connections.collect()
 }
 
-impl Control for ::memif::Control {
+impl Control for LinkControl {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.as_fd()
+        self.control.as_fd()
     }
 
     fn end(&mut self) -> Option<String> {
-        match self.poll() {
+        match self.control.poll() {
             Ok(ControlEvent::None) => None,
             Ok(ControlEvent::Disconnected { reason }) => Some(reason),
             Err(error) => Some(error.to_string()),
@@ -217,9 +274,10 @@ pub(crate) fn connect<M: FrameMemory>(
     port: &PortSpec,
     workers: usize,
     abandoned: &AtomicBool,
+    kept: &KeptAs,
 ) -> Result<Vec<Connection<M>>, SwitchError> {
     let ends = Instant::now() + Duration::from_nanos(port.deadline.0);
-    let mut ports = Vec::new();
+    let mut links = Vec::new();
     for interface_id in 0..u32::from(port.data_ports) {
         let config = ClientConfig {
             ring: RingConfig {
@@ -233,7 +291,7 @@ pub(crate) fn connect<M: FrameMemory>(
         loop {
             match Client::connect(&config, HANDSHAKE) {
                 Ok(link) => {
-                    ports.push(link.into());
+                    links.push(link);
                     break;
                 }
                 Err(error)
@@ -247,7 +305,8 @@ pub(crate) fn connect<M: FrameMemory>(
             }
         }
     }
-    Ok(ports)
+    kept.keep(&port.address, &links);
+    Ok(connections(links, kept.clone()))
 }
 
 /// Whether the peer gave the handshake up because it took too long: one that has little of a CPU, or of a busy one.
@@ -255,25 +314,98 @@ fn is_peer_slow(error: &::memif::Error) -> bool {
     matches!(error, ::memif::Error::Disconnected { reason } if reason.contains("timed out"))
 }
 
-/// Listens at a socket for the peers of an uplink, each with at most so many queue pairs.
-pub(crate) fn listen<M: FrameMemory>(
-    socket: &Path,
-    queues: u16,
-) -> Result<Box<dyn Listener<M>>, SwitchError> {
-    let server = ServerConfig {
-        max_queues: queues,
-        mode: Some(UPLINK_SOCKET_MODE),
-        ..ServerConfig::new(NAME)
-    };
-    let listener = ::memif::Listener::bind(socket, server).map_err(|source| unusable(socket, &source))?;
-    Ok(Box::new(listener))
+/// Where the peers of an uplink connect, each with at most so many queue pairs.
+pub(crate) struct UplinkListener {
+    socket: PathBuf,
+    server: ServerConfig,
+    keep: Option<Keep>,
+    name: String,
+    /// How many peers there were, in all runs.
+    serial: u64,
+    listener: Option<::memif::Listener>,
 }
 
-impl<M: FrameMemory> Listener<M> for ::memif::Listener {
+impl UplinkListener {
+    /// At that socket.
+    pub(crate) fn new(socket: &Path, queues: u16, keep: Option<&Keep>, name: &str) -> UplinkListener {
+        UplinkListener {
+            socket: socket.to_owned(),
+            server: ServerConfig {
+                max_queues: queues,
+                mode: Some(UPLINK_SOCKET_MODE),
+                ..ServerConfig::new(NAME)
+            },
+            keep: keep.cloned(),
+            name: name.to_owned(),
+            serial: 0,
+            listener: None,
+        }
+    }
+
+    /// Begins to listen: on the socket of an earlier run, where its last peer may still be connected, or on a new
+    /// one.
+    pub(crate) fn begin<M: FrameMemory>(
+        mut self,
+        before: Option<OwnedFd>,
+        peer: Option<(u64, &Link)>,
+    ) -> Result<Box<dyn Listener<M>>, SwitchError> {
+        let again = before.and_then(|file| {
+            let again = ::memif::Listener::resume(file, &self.socket, self.server.clone());
+            again
+                .inspect_err(|error| {
+                    tracing::warn!(uplink = self.name, %error, "it begins to listen anew");
+                    if let Some(keep) = &self.keep {
+                        keep.keeper().forget(&format!("listener/{}", self.name));
+                        // After an answer it is closed there.
+                        let _counted = keep.keeper().entries();
+                    }
+                })
+                .ok()
+        });
+        let mut listener = match again {
+            Some(listener) => listener,
+            None => ::memif::Listener::bind(&self.socket, self.server.clone())
+                .map_err(|source| unusable(&self.socket, &source))?,
+        };
+        if let Some((serial, link)) = peer {
+            self.serial = serial;
+            listener.remember(link);
+        }
+        if let Some(keep) = &self.keep {
+            let path = self.socket.clone();
+            let name = format!("listener/{}", self.name);
+            keep.keep(&name, &ListenerNote { path }, &[listener.file()]);
+        }
+        self.listener = Some(listener);
+        Ok(Box::new(self))
+    }
+}
+
+impl<M: FrameMemory> Listener<M> for UplinkListener {
     fn accept(&mut self, limit: Duration) -> Result<Option<Connection<M>>, SwitchError> {
-        match ::memif::Listener::accept(self, limit) {
-            Ok(link) => Ok(link.map(Connection::from)),
-            Err(source) => Err(unusable(self.path(), &source)),
+        let Some(listener) = &mut self.listener else {
+            return Ok(None);
+        };
+        match listener.accept(limit) {
+            Ok(Some(link)) => {
+                self.serial += 1;
+                let kept = KeptAs::uplink(self.keep.as_ref(), &self.name, self.serial);
+                let links = vec![link];
+                kept.keep(&self.socket, &links);
+                Ok(connections(links, kept).pop())
+            }
+            Ok(None) => Ok(None),
+            Err(source) => Err(unusable(&self.socket, &source)),
+        }
+    }
+}
+
+impl Drop for UplinkListener {
+    fn drop(&mut self) {
+        if let (Some(keep), Some(listener)) = (&self.keep, &mut self.listener)
+            && keep.is_leaving()
+        {
+            listener.leave();
         }
     }
 }

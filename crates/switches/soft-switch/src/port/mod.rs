@@ -21,6 +21,7 @@ use std::time::Duration;
 use switch::{PortKind, PortSpec, SwitchError};
 
 use crate::frame::{Frame, FrameMemory, Sizes};
+use crate::keep::KeptAs;
 
 pub use device::DevicePort;
 pub(crate) use memif::MAX_RING_SLOTS;
@@ -72,11 +73,28 @@ pub trait Queue<M: FrameMemory> {
     fn flush(&mut self, memory: &mut M) -> Pending;
 
     /// Sends a burst of frames, `bytes` in all and each of these sizes, after those sent before, and leaves the list
-    /// empty. Makes everything visible to the peer, and says what came of it since the last flush.
+    /// empty. Makes everything visible to the peer, at once or with [`Queue::publish`]. Says what came of it since the
+    /// last flush.
     #[inline(always)]
     fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, sizes: Sizes, memory: &mut M) -> Pending {
         self.send_burst(frames, Some((bytes, sizes)), memory);
         self.flush(memory)
+    }
+
+    /// Makes visible what [`Queue::send_all`] left to this.
+    #[inline(always)]
+    fn publish(&mut self) {}
+
+    /// Gives the peer the places back of all that was received, where these are its own: until then the packets are
+    /// still there for the next run of this program.
+    #[inline(always)]
+    fn release(&mut self) {}
+
+    /// Notes in its rings, where they are this program's own, which turn moves them next. Else gives where they will
+    /// be, towards the peer and from it, where they outlive this program.
+    #[inline(always)]
+    fn intend(&mut self, _turn: u64) -> Option<[u16; 2]> {
+        None
     }
 
     /// Moves packets straight into another port, where both are rings, as far as that has room and carries them; they
@@ -140,9 +158,10 @@ pub(crate) trait Listener<M: FrameMemory>: Send {
     fn accept(&mut self, limit: Duration) -> Result<Option<Connection<M>>, SwitchError>;
 }
 
-/// Connects all data ports of an instance, each with at most a queue for each of so many workers. It blocks until the
-/// [deadline](PortSpec::deadline), or until it is abandoned.
-pub(crate) type Connect<M> = fn(&PortSpec, usize, &AtomicBool) -> Result<Vec<Connection<M>>, SwitchError>;
+/// Connects all data ports of an instance, each with at most a queue for each of so many workers, and has them kept for
+/// the next run. It blocks until the [deadline](PortSpec::deadline), or until it is abandoned.
+pub(crate) type Connect<M> =
+    fn(&PortSpec, usize, &AtomicBool, &KeptAs) -> Result<Vec<Connection<M>>, SwitchError>;
 
 /// Makes the enum of all kinds, the calls of a [`Queue`] for it, and what connects the ports of an instance.
 macro_rules! port_kinds {
@@ -199,6 +218,21 @@ macro_rules! port_kinds {
             #[inline(always)]
             fn flush(&mut self, memory: &mut M) -> Pending {
                 match self { $(Port::$kind(queue) => queue.flush(memory),)* }
+            }
+
+            #[inline(always)]
+            fn publish(&mut self) {
+                match self { $(Port::$kind(queue) => Queue::<M>::publish(queue),)* }
+            }
+
+            #[inline(always)]
+            fn release(&mut self) {
+                match self { $(Port::$kind(queue) => Queue::<M>::release(queue),)* }
+            }
+
+            #[inline(always)]
+            fn intend(&mut self, turn: u64) -> Option<[u16; 2]> {
+                match self { $(Port::$kind(queue) => Queue::<M>::intend(queue, turn),)* }
             }
 
             fn pass_on(&mut self, to: &mut Port<M>, limit: usize) -> Received {

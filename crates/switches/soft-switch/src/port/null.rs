@@ -6,6 +6,7 @@ use switch::{PortSpec, SwitchError};
 
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::instance::PORT_LIMIT;
+use crate::keep::KeptAs;
 use crate::port::{Capabilities, Connection, Pending, Port, Queue, Received};
 
 /// A sink: takes everything, gives nothing.
@@ -71,6 +72,7 @@ pub(crate) fn connect<M: FrameMemory>(
     _port: &PortSpec,
     workers: usize,
     _abandoned: &AtomicBool,
+    _kept: &KeptAs,
 ) -> Result<Vec<Connection<M>>, SwitchError> {
     let sink = || Connection {
         queues: (0..workers).map(|_| Port::null()).collect(),

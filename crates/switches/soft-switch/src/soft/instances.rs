@@ -1,5 +1,6 @@
 //! The ports of instances: from a request to attach until the last worker has forgotten them.
 
+use std::convert::identity;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -7,13 +8,15 @@ use std::sync::mpsc;
 use model::Slot;
 use switch::{PortSpec, SwitchError, SwitchEvent};
 
+use super::resume::KeptPorts;
 use super::workers::Workers;
 use super::{Report, ended, limit, system};
 use crate::frame::FrameMemory;
 use crate::instance::{InstancePorts, PORT_LIMIT};
+use crate::keep::{Keep, KeptAs};
 use crate::message::Command;
 use crate::plan::home;
-use crate::port::{Connection, Control, Port, connector};
+use crate::port::{Connection, Control, Port, connector, memif};
 
 /// The instances of all slots.
 pub(super) struct Instances<M: FrameMemory> {
@@ -22,6 +25,7 @@ pub(super) struct Instances<M: FrameMemory> {
     used: usize,
     /// Where threads that connect ports report.
     report: mpsc::Sender<Report<M>>,
+    keep: Option<Keep>,
 }
 
 /// An instance that is attached, or about to be, or about to go.
@@ -67,11 +71,12 @@ struct Removing {
 }
 
 impl<M: FrameMemory> Instances<M> {
-    pub(super) fn new(report: mpsc::Sender<Report<M>>) -> Instances<M> {
+    pub(super) fn new(report: mpsc::Sender<Report<M>>, keep: Option<Keep>) -> Instances<M> {
         Instances {
             places: (0..Slot::LIMIT).map(|_| None).collect(),
             used: 0,
             report,
+            keep,
         }
     }
 
@@ -114,16 +119,31 @@ impl<M: FrameMemory> Instances<M> {
         let mut attachment = Attachment::new();
         let (serial, abandoned) = (attachment.serial, Arc::clone(&attachment.abandoned));
         let report = self.report.clone();
+        let kept = KeptAs::ports(self.keep.as_ref(), slot);
         std::thread::Builder::new()
             .name(format!("inco-attach-{}", slot.0))
             .spawn(move || {
-                let ports = connect(&port, workers, &abandoned);
+                let ports = connect(&port, workers, &abandoned, &kept);
                 // Nobody listens only where the switch has ended.
                 let _ended = report.send(Report::Connected { slot, serial, ports });
             })
             .map_err(|e| system("starting a thread that connects an instance", e))?;
         attachment.connecting = true;
         self.put(slot, attachment);
+        Ok(())
+    }
+
+    /// Goes on with the ports of an instance of an earlier run.
+    pub(super) fn attach_again(
+        &mut self,
+        slot: Slot,
+        kept: KeptPorts,
+        workers: &mut Workers<M>,
+    ) -> Result<(), SwitchError> {
+        self.may_attach(slot)?;
+        self.put(slot, Attachment::new());
+        let ports = memif::connections(kept.links, KeptAs::ports(self.keep.as_ref(), slot));
+        self.give_to_workers(slot, ports, InstancePorts::of_earlier_run, workers);
         Ok(())
     }
 
@@ -145,7 +165,7 @@ impl<M: FrameMemory> Instances<M> {
             control: None,
             peer: String::new(),
         });
-        self.give_to_workers(slot, ports.collect(), workers);
+        self.give_to_workers(slot, ports.collect(), identity, workers);
         Ok(())
     }
 
@@ -176,7 +196,7 @@ impl<M: FrameMemory> Instances<M> {
             return;
         }
         match ports {
-            Ok(ports) => self.give_to_workers(slot, ports, workers),
+            Ok(ports) => self.give_to_workers(slot, ports, identity, workers),
             Err(error) => {
                 // No worker knows of it: the slot is free for another attempt.
                 self.free(slot);
@@ -188,7 +208,13 @@ impl<M: FrameMemory> Instances<M> {
 
     /// Gives each queue of an instance's ports to its home worker: with a queue per worker each its own, else one for
     /// all.
-    fn give_to_workers(&mut self, slot: Slot, ports: Vec<Connection<M>>, workers: &mut Workers<M>) {
+    fn give_to_workers(
+        &mut self,
+        slot: Slot,
+        ports: Vec<Connection<M>>,
+        made: impl Fn(InstancePorts<M>) -> InstancePorts<M>,
+        workers: &mut Workers<M>,
+    ) {
         let Some(attachment) = self.get(slot) else { return };
         let count = workers.len();
         // All ports of an instance have as many queues: else a worker would be the home of one port and not of
@@ -208,7 +234,7 @@ impl<M: FrameMemory> Instances<M> {
         attachment.attaching = by_worker.iter().filter(|ports| !ports.is_empty()).count();
         for (worker, ports) in by_worker.into_iter().enumerate() {
             if !ports.is_empty() {
-                let ports = Box::new(InstancePorts::new(ports));
+                let ports = Box::new(made(InstancePorts::new(ports)));
                 workers.command(worker, Command::AttachInstance { slot, ports });
             }
         }

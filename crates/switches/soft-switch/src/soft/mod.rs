@@ -6,10 +6,12 @@
 
 mod instances;
 mod questions;
+mod resume;
 mod start;
 mod uplinks;
 mod workers;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -19,17 +21,20 @@ use flow_table::{Ownership, TableConfig};
 use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
-    Capabilities, EditKind, PickRecord, Plan, PortKind, Switch, SwitchError, SwitchEvent, SwitchReading,
-    SwitchRequest, WakeUp, WorkerTotals,
+    Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Switch, SwitchError, SwitchEvent,
+    SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
 };
 
 use crate::frame::{DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
+use crate::keep::Keep;
 use crate::message::{Command, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
 use instances::Instances;
 use questions::Questions;
+use resume::Leftover;
+pub use resume::Resumed;
 use uplinks::Uplinks;
 use workers::Workers;
 
@@ -72,6 +77,8 @@ pub struct SoftSwitchConfig {
     /// Which worker owns a flow. As cards deal, where one that deals brings most packets: they then need not cross
     /// between workers.
     pub ownership: Ownership,
+    /// Who keeps tables, rings and sockets for the next run. What an earlier one left is taken over.
+    pub keep: Option<Keep>,
 }
 
 /// An uplink.
@@ -123,6 +130,11 @@ pub struct SoftSwitch<M: FrameMemory> {
     loads: Arc<LoadBoard>,
     alarm: Arc<Alarm>,
     reports: mpsc::Receiver<Report<M>>,
+    keep: Option<Keep>,
+    /// What an earlier run left and nobody has claimed yet.
+    leftover: Leftover,
+    /// Slots that flows of an earlier run are pinned to, and whose instance has not come again.
+    unclaimed: BTreeSet<Slot>,
     /// When ports, and devices, are looked at next.
     look_at: Nanos,
     watch_at: Nanos,
@@ -197,14 +209,18 @@ impl<M: FrameMemory> SoftSwitch<M> {
         limit("workers", count, WorkerId::LIMIT)?;
         limit("uplinks", config.uplinks.len(), UplinkId::LIMIT)?;
         limit("workers with frames", count, memories.len())?;
-        let listeners = uplinks::listen(&config.uplinks, count)?;
+        let mut leftover = Leftover::take(config);
+        let listeners = uplinks::listen(config, &mut leftover)?;
         let loads = Arc::new(LoadBoard::default());
         let alarm = Arc::new(Alarm::of(std::thread::current()));
         let (report, reports) = mpsc::channel();
-        let mut workers = Workers::start(config, memories, &loads, &alarm)?;
+        let mut workers = Workers::start(config, memories, &loads, &alarm, &mut leftover)?;
         let mut switch = SoftSwitch {
-            instances: Instances::new(report.clone()),
+            instances: Instances::new(report.clone(), config.keep.clone()),
             uplinks: Uplinks::new(&config.uplinks, &mut workers),
+            unclaimed: leftover.pinned(),
+            leftover,
+            keep: config.keep.clone(),
             workers,
             questions: Questions::default(),
             loads,
@@ -220,7 +236,45 @@ impl<M: FrameMemory> SoftSwitch<M> {
         for (uplink, device) in devices {
             switch.attach_uplink_device(uplink, device)?;
         }
+        for (uplink, peer) in uplinks::peers(config, &mut switch.leftover) {
+            switch.uplinks.connected_again(uplink, peer, &mut switch.workers);
+        }
         Ok(switch)
+    }
+
+    /// What was taken over from an earlier run.
+    pub fn resumed(&self) -> &Resumed {
+        &self.leftover.resumed
+    }
+
+    /// The instance of an earlier run whose ports are there, or a new one.
+    fn attach(&mut self, slot: Slot, port: PortSpec) -> Result<(), SwitchError> {
+        let workers = &mut self.workers;
+        if let Some(kept) = self.leftover.ports.remove(&slot) {
+            if kept.socket == port.address && kept.links.len() == usize::from(port.data_ports) {
+                self.unclaimed.remove(&slot);
+                return self.instances.attach_again(slot, kept, workers);
+            }
+            // Its sockets are to be closed, so that the instance takes new links.
+            if let Some(keep) = &self.keep {
+                keep.keeper().forget(&format!("port/{}", slot.0));
+            }
+        }
+        if self.unclaimed.remove(&slot) {
+            // It is another instance's flows that are pinned here.
+            workers.broadcast(|| Command::PurgeSlot { slot, failed: true })?;
+        }
+        self.instances.attach(slot, port, workers.len())
+    }
+
+    /// Packets are about to come: flows of instances that have not come again get others.
+    fn give_up_unclaimed(&mut self) -> Result<(), SwitchError> {
+        while let Some(slot) = self.unclaimed.first().copied() {
+            self.workers
+                .broadcast(|| Command::PurgeSlot { slot, failed: true })?;
+            self.unclaimed.remove(&slot);
+        }
+        Ok(())
     }
 
     /// Gives an uplink the queues of its device, at most one per worker, from now on.
@@ -303,7 +357,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 self.publish(Arc::unwrap_or_clone(plan));
                 Ok(())
             }
-            SwitchRequest::Attach { slot, port, .. } => self.instances.attach(slot, port, workers.len()),
+            SwitchRequest::Attach { slot, port, .. } => self.attach(slot, port),
             SwitchRequest::Detach(slot) => self.instances.detach(slot, workers),
             SwitchRequest::Fail(slot) => {
                 self.instances.fail(slot);
@@ -318,7 +372,8 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 workers.broadcast(|| Command::PurgeSlot { slot, failed: false })
             }
             SwitchRequest::OpenUplink(uplink) => {
-                self.uplinks.open(uplink, workers);
+                self.give_up_unclaimed()?;
+                self.uplinks.open(uplink, &mut self.workers);
                 Ok(())
             }
             SwitchRequest::Change(change) => workers.broadcast(|| Command::Change(change.clone())),
@@ -378,6 +433,11 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if now >= self.look_at {
             self.look_at = now + LOOK_PERIOD;
             self.instances.look(events);
+            if let Some(keep) = &self.keep
+                && !self.leftover.ports.is_empty()
+            {
+                self.leftover.drop_ended(keep);
+            }
             self.uplinks.look(&mut self.workers, events);
         }
         if now >= self.watch_at {
@@ -393,6 +453,17 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
 
     fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
         Some(Arc::<Alarm>::clone(&self.alarm))
+    }
+
+    fn keeps_state(&self) -> bool {
+        self.keep.is_some()
+    }
+
+    fn leave(&mut self) {
+        if let Some(keep) = &self.keep {
+            keep.leave();
+        }
+        self.stop();
     }
 
     fn stop(&mut self) {

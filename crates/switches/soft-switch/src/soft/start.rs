@@ -1,25 +1,28 @@
 //! How workers are made and started.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable, Identity};
+use flow_table::{FlowHasher, FlowTable};
 use model::{Slot, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use switch::SwitchError;
 
+use super::resume::{Leftover, identity};
 use super::workers::{COMMAND_SLOTS, Plans, WorkerHandle, Workers};
 use super::{SoftSwitchConfig, system};
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Idle, Usual, WakeSet, Waker};
+use crate::keep::{Keep, WorkerNote};
 use crate::message::HandOff;
 use crate::plan::{LoadBoard, WorkerPlan};
 use crate::table_memory::TableMemory;
-use crate::worker::{Peers, Sleep, Worker, WorkerParts};
+use crate::worker::{CommitPage, Peers, Sleep, Worker, WorkerParts};
 
 /// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets
 /// wait for it.
@@ -39,13 +42,15 @@ impl<M: FrameMemory> Workers<M> {
         memories: Vec<M>,
         loads: &Arc<LoadBoard>,
         alarm: &Arc<Alarm>,
+        leftover: &mut Leftover,
     ) -> Result<Workers<M>, SwitchError> {
         let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::default()));
         let mut workers = Workers {
             handles: Vec::with_capacity(config.workers.len()),
             plans: Plans::new(Arc::clone(&plan)),
         };
-        let parts = make(config, memories, &plan, loads, alarm, &mut workers.handles)?;
+        let board = (&plan, loads, alarm);
+        let parts = make(config, memories, board, leftover, &mut workers.handles)?;
         let started = run(parts, config, &mut workers.handles);
         if started.is_err() {
             workers.stop();
@@ -58,13 +63,13 @@ impl<M: FrameMemory> Workers<M> {
 fn make<M: FrameMemory>(
     config: &SoftSwitchConfig,
     memories: Vec<M>,
-    plan: &Arc<ArcSwap<WorkerPlan>>,
-    loads: &Arc<LoadBoard>,
-    alarm: &Arc<Alarm>,
+    (plan, loads, alarm): (&Arc<ArcSwap<WorkerPlan>>, &Arc<LoadBoard>, &Arc<Alarm>),
+    leftover: &mut Leftover,
     handles: &mut Vec<WorkerHandle<M>>,
 ) -> Result<Vec<WorkerParts<M>>, SwitchError> {
     let count = config.workers.len();
     let hasher = FlowHasher::new(config.hash_key).owning(config.ownership);
+    let hasher = leftover.hasher.unwrap_or(hasher);
     let leaving = Arc::new(AtomicUsize::new(0));
     let wakers: Vec<Arc<Waker>> = (0..count)
         .map(|_| Waker::new().map(Arc::new))
@@ -80,21 +85,21 @@ fn make<M: FrameMemory>(
         let (commands, worker_commands) = RingBuffer::new(COMMAND_SLOTS);
         let (worker_events, events) = RingBuffer::new(EVENT_SLOTS);
         let counters = Arc::new(WorkerCounters::default());
-        let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
-        let storage = TableMemory::new(lines).map_err(|e| system("memory for a flow table", e))?;
-        let table = FlowTable::new(
-            storage,
-            &config.table,
-            &config.timeouts,
-            hasher,
-            &Identity::default(),
-            clock::monotonic(),
-        )
-        .map_err(SwitchError::Table)?;
+        let left = leftover.workers.get_mut(index).map(std::mem::take);
+        let left = left.unwrap_or_default();
+        let table = match left.table {
+            Some(table) => table,
+            None => new_table(config, index, hasher)?,
+        };
+        let commit = match (left.commit, &config.keep) {
+            (None, Some(keep)) => Some(new_commit(config, index, keep)?),
+            (commit, _) => commit,
+        };
         parts.push(WorkerParts {
             id: WorkerId(index as u8),
             memory,
             table,
+            commit,
             fragment_key: [
                 config.hash_key[0] ^ config.hash_key[2],
                 config.hash_key[1] ^ config.hash_key[3],
@@ -132,6 +137,46 @@ fn make<M: FrameMemory>(
         });
     }
     Ok(parts)
+}
+
+/// An empty table for a worker, kept for the next run where somebody keeps it.
+fn new_table(
+    config: &SoftSwitchConfig,
+    worker: usize,
+    hasher: FlowHasher,
+) -> Result<FlowTable<TableMemory>, SwitchError> {
+    let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
+    let no_memory = |e| system("memory for a flow table", e);
+    let (file, storage) = match &config.keep {
+        Some(_) => TableMemory::in_file(lines).map(|(file, memory)| (Some(file), memory)),
+        None => TableMemory::new(lines).map(|memory| (None, memory)),
+    }
+    .map_err(no_memory)?;
+    let of = config.keep.as_ref().map(|keep| identity(config, keep, worker));
+    let (of, now) = (of.unwrap_or_default(), clock::monotonic());
+    let table = FlowTable::new(storage, &config.table, &config.timeouts, hasher, &of, now)
+        .map_err(SwitchError::Table)?;
+    if let (Some(keep), Some(file)) = (&config.keep, file) {
+        let workers = config.workers.len();
+        keep.keep(
+            &format!("table/{worker}"),
+            &WorkerNote { workers },
+            &[file.as_fd()],
+        );
+    }
+    Ok(table)
+}
+
+/// A new page for what a worker commits, kept for the next run.
+fn new_commit(config: &SoftSwitchConfig, worker: usize, keep: &Keep) -> Result<CommitPage, SwitchError> {
+    let (file, page) = CommitPage::in_file().map_err(|e| system("memory for a worker's commits", e))?;
+    let workers = config.workers.len();
+    keep.keep(
+        &format!("turn/{worker}"),
+        &WorkerNote { workers },
+        &[file.as_fd()],
+    );
+    Ok(page)
 }
 
 /// Starts a thread for each worker, on its CPU.

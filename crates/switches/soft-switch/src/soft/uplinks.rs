@@ -9,10 +9,12 @@ use std::time::Duration;
 use model::UplinkId;
 use switch::{SwitchError, SwitchEvent, SwitchReading};
 
+use super::resume::{KeptPeer, Leftover};
 use super::workers::Workers;
-use super::{OpenDevice, Report, UplinkConfig, UplinkDevice, ended, limit, system};
+use super::{OpenDevice, Report, SoftSwitchConfig, UplinkConfig, UplinkDevice, ended, limit, system};
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
+use crate::keep::KeptAs;
 use crate::message::Command;
 use crate::port::{Connection, Control, Listener, Port, memif};
 
@@ -78,23 +80,44 @@ impl<M: FrameMemory> UplinkState<M> {
 /// An uplink that has peers, and where they connect.
 pub(super) type Listening<M> = (UplinkId, Box<dyn Listener<M>>);
 
-/// Where the peers of uplinks connect, for those that have peers.
+/// Where the peers of uplinks connect, for those that have peers: where they did in an earlier run.
 pub(super) fn listen<M: FrameMemory>(
-    uplinks: &[UplinkConfig],
-    workers: usize,
+    config: &SoftSwitchConfig,
+    leftover: &mut Leftover,
 ) -> Result<Vec<Listening<M>>, SwitchError> {
+    let workers = config.workers.len();
     let mut listeners = Vec::new();
-    for (id, uplink) in (0..).map(UplinkId).zip(uplinks) {
+    for (id, uplink) in (0..).map(UplinkId).zip(&config.uplinks) {
         match &uplink.device {
             UplinkDevice::Memif { socket, queues } => {
                 // A worker serves one queue of an uplink.
                 let queues = (*queues).clamp(1, workers as u16);
-                listeners.push((id, memif::listen(socket, queues)?));
+                let before = leftover.listeners.remove(&uplink.name);
+                let peer = leftover.peers.get(&uplink.name);
+                let listener = memif::UplinkListener::new(socket, queues, config.keep.as_ref(), &uplink.name);
+                listeners.push((
+                    id,
+                    listener.begin(before, peer.map(|peer| (peer.serial, &peer.link)))?,
+                ));
             }
             UplinkDevice::Device | UplinkDevice::Null => {}
         }
     }
     Ok(listeners)
+}
+
+/// The peers that are still connected from an earlier run.
+pub(super) fn peers<M: FrameMemory>(
+    config: &SoftSwitchConfig,
+    leftover: &mut Leftover,
+) -> Vec<(UplinkId, Connection<M>)> {
+    let uplinks = (0..).map(UplinkId).zip(&config.uplinks);
+    let peers = uplinks.filter_map(|(id, uplink)| {
+        let KeptPeer { serial, link } = leftover.peers.remove(&uplink.name)?;
+        let kept = KeptAs::uplink(config.keep.as_ref(), &uplink.name, serial);
+        Some((id, memif::connections(vec![link], kept).pop()?))
+    });
+    peers.collect()
 }
 
 impl<M: FrameMemory> Uplinks<M> {
@@ -203,6 +226,25 @@ impl<M: FrameMemory> Uplinks<M> {
         } else {
             self.attach(uplink, peer, workers);
         }
+    }
+
+    /// A peer is still connected from an earlier run. What instances give back goes there at once; nothing is received
+    /// before the uplink is open.
+    pub(super) fn connected_again(
+        &mut self,
+        uplink: UplinkId,
+        mut peer: Connection<M>,
+        workers: &mut Workers<M>,
+    ) {
+        let Some(state) = self.states.get(uplink.index()) else {
+            return;
+        };
+        let gated = |port| match port {
+            Port::Memif(port) => Port::Memif(port.behind(&state.is_open)),
+            other => other,
+        };
+        peer.queues = peer.queues.into_iter().map(gated).collect();
+        self.attach(uplink, peer, workers);
     }
 
     fn attach(&mut self, uplink: UplinkId, peer: Connection<M>, workers: &mut Workers<M>) {

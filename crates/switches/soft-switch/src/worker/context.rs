@@ -67,6 +67,8 @@ pub(crate) struct Ports<M: FrameMemory> {
     pub(crate) instances: SlotMap<Option<Box<InstancePorts<M>>>>,
     /// Slots with instances here, in the order of their attachment.
     pub(crate) attached: Vec<Slot>,
+    /// Slots of the instances that gave or got packets in this turn, each once.
+    pub(crate) touched: Vec<Slot>,
 }
 
 impl<M: FrameMemory> Ports<M> {
@@ -75,6 +77,7 @@ impl<M: FrameMemory> Ports<M> {
             uplinks: UplinkMap::from_fn(|| None),
             instances: SlotMap::from_fn(|| None),
             attached: Vec::with_capacity(Slot::LIMIT),
+            touched: Vec::with_capacity(2 * Slot::LIMIT),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::id_map::UplinkMap;
 use crate::idle::Waker;
 use crate::message::{Destination, HandOff};
 use crate::port::Queue as _;
+use crate::worker::commit::{self, CommitPage};
 use crate::worker::context::Context;
 use crate::worker::outbox::{Outboxes, lane_of};
 
@@ -47,16 +48,18 @@ pub(crate) struct Egress<M: FrameMemory> {
     pub(crate) lanes_are_stale: bool,
     uplinks_touched: [bool; UplinkId::LIMIT],
     to_peers: HandOffs<M::Frame>,
+    page: Option<CommitPage>,
 }
 
 impl<M: FrameMemory> Egress<M> {
-    pub(crate) fn new(to_peers: HandOffs<M::Frame>) -> Egress<M> {
+    pub(crate) fn new(to_peers: HandOffs<M::Frame>, page: Option<CommitPage>) -> Egress<M> {
         Egress {
             outboxes: Outboxes::new(),
             lanes: UplinkMap::default(),
             lanes_are_stale: true,
             uplinks_touched: [false; UplinkId::LIMIT],
             to_peers,
+            page,
         }
     }
 
@@ -246,11 +249,12 @@ impl<M: FrameMemory> Egress<M> {
         self.to_peers.put(worker, HandOff { frame, to }, cx);
     }
 
-    /// Makes everything that was sent visible.
+    /// Commits the turn: makes everything that was sent visible, and gives the places of what was received back.
     pub(crate) fn flush(&mut self, cx: &mut Context<M>) {
         if self.outboxes.waiting() > 0 {
             self.outboxes.flush(cx);
         }
+        commit::publish(&mut self.page, cx);
         for (uplink, touched) in (0..).map(UplinkId).zip(&mut self.uplinks_touched) {
             if !std::mem::take(touched) {
                 continue;
@@ -267,6 +271,7 @@ impl<M: FrameMemory> Egress<M> {
             cx.counters.drop_packets(DropReason::TooLarge, sent.too_large);
         }
         self.to_peers.flush(cx);
+        commit::release(&self.page, cx);
     }
 }
 

@@ -13,6 +13,7 @@
 //! [`returns`] joins them at egress with what instances give back. [`housekeeping`] goes on beside them.
 
 mod commands;
+mod commit;
 pub(crate) mod context;
 mod egress;
 mod elephants;
@@ -54,6 +55,7 @@ use parse::Parser;
 use returns::{Onward, Returns};
 use set_up::SetUp;
 
+pub use commit::CommitPage;
 pub(crate) use outbox::OUTBOX_FRAMES;
 pub use sleep::Sleep;
 
@@ -87,6 +89,8 @@ pub struct WorkerParts<M: FrameMemory> {
     pub loads: Arc<LoadBoard>,
     /// Its counters.
     pub counters: Arc<WorkerCounters>,
+    /// Where it notes what it commits, where somebody keeps that for the next run.
+    pub commit: Option<CommitPage>,
     /// What the control plane asks.
     pub commands: Consumer<Command<M>>,
     /// What the control plane is told.
@@ -151,7 +155,7 @@ impl<M: FrameMemory> Worker<M> {
             lookup: Lookup::new(parts.table),
             moves: Box::new(Moves::new()),
             set_up: SetUp::new(parts.loads),
-            egress: Egress::new(HandOffs::new(peers.to, peers.wakers)),
+            egress: Egress::new(HandOffs::new(peers.to, peers.wakers), parts.commit),
             returns: Returns::new(),
             housekeeping: Housekeeping::new(),
             commands: parts.commands,

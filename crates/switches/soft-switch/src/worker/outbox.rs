@@ -205,7 +205,7 @@ impl<F: Frame> Outboxes<F> {
         }
     }
 
-    /// Gives the instances what waits for them.
+    /// Puts what waits for instances into their rings. They see it when the turn is committed.
     pub(crate) fn flush<M: FrameMemory<Frame = F>>(&mut self, cx: &mut Context<M>) {
         let mut flush = Flush::new(&mut self.boxes, self.sizes, cx);
         for &lane in self.touched.lanes() {
@@ -231,6 +231,9 @@ impl<F: Frame> Outboxes<F> {
         });
         flush.offered.count(&flush.cx.counters);
         self.waiting -= sent;
+        if let Some(instance) = &mut cx.ports.instances[slot] {
+            instance.publish();
+        }
     }
 }
 
@@ -341,6 +344,9 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
         }
         self.offered.packets += packets as u64;
         self.offered.bytes += bytes;
+        if !std::mem::replace(&mut instance.is_touched, true) {
+            cx.ports.touched.push(slot);
+        }
         let sent = instance.send_all(
             port,
             &mut outbox.frames,

@@ -87,6 +87,9 @@ impl<M: FrameMemory> Returns<M> {
         let Some(instance) = &mut cx.ports.instances[slot] else {
             return 0;
         };
+        if instance.waits_for_plan {
+            return 0;
+        }
         let straight_to = instance.straight_to(port);
         let Some(Some(ring)) = instance.ports.get_mut(port) else {
             return 0;
@@ -125,6 +128,9 @@ impl<M: FrameMemory> Returns<M> {
         let packets = passed.0 + self.frames.len() as u64;
         let bytes = passed.1 + self.frames.iter().map(|f| f.len() as u64).sum::<u64>();
         instance.returned(packets + bad, bytes, &cx.counters.slots[slot]);
+        if !std::mem::replace(&mut instance.is_touched, true) {
+            cx.ports.touched.push(slot);
+        }
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
         instance.is_broken |= received.bad > 0;

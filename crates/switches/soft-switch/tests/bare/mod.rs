@@ -124,6 +124,7 @@ pub(crate) fn editing<M: FrameMemory>(
         plan: Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, Vec::new()))),
         loads: Arc::new(LoadBoard::default()),
         counters: Arc::clone(&counters),
+        commit: None,
         commands: worker_commands,
         events: worker_events,
         peers: Peers {

@@ -224,6 +224,7 @@ impl Bed {
     ) -> Bed {
         let directory = tempfile::tempdir().unwrap();
         let mut config = SoftSwitchConfig {
+            keep: None,
             workers: vec![None; workers],
             polling: Polling::Adaptive,
             table: TableConfig {

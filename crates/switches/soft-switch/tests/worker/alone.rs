@@ -129,6 +129,7 @@ pub(crate) fn alone_with(
         plan: Arc::clone(&plan),
         loads: Arc::clone(&loads),
         counters: Arc::clone(&counters),
+        commit: None,
         commands: worker_commands,
         events: worker_events,
         peers: Peers {

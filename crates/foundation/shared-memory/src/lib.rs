@@ -1,0 +1,211 @@
+//! Memory in a file of its own (memfd) that can neither shrink nor grow: shared with a peer, or kept for the next run
+//! of a program. A mapping of a file that could shrink would end the process with a signal.
+
+// UNSAFETY: mmap and munmap, and the bytes between.
+#![expect(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::{Errno, Result};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Bytes of a huge page on x86-64 and, with 4 KiB granules, on AArch64.
+pub const HUGE_PAGE: usize = 2 << 20;
+/// Bytes of an ordinary page: mappings are a multiple of it long.
+pub const PAGE: usize = 4096;
+
+/// A mapping of a whole file, for reading and writing, unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; access to its bytes is up to the holders of pointers.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `Mapping` itself is never modified.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first bytes of a file. `populate`: with all pages present.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(file: BorrowedFd<'_>, bytes: usize, populate: bool) -> Result<Mapping> {
+        let flags = if populate {
+            MapFlags::SHARED | MapFlags::POPULATE
+        } else {
+            MapFlags::SHARED
+        };
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps nothing.
+        let address = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                file,
+                0,
+            )?
+        };
+        NonNull::new(address.cast())
+            .map(|address| Mapping { address, bytes })
+            .ok_or(Errno::NOMEM)
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// Bytes mapped.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: whoever has a pointer into it keeps the mapping, so it is unused now. A failure would mean that it
+        // is not mapped, which needs no handling.
+        let _ = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Makes a zeroed file of at least this size that can neither shrink nor grow, with all its pages present. If memory
+/// is short it fails here, not with a signal later. Gives the file, and a mapping of all of it.
+///
+/// # Errors
+/// The kernel's: without reserved huge pages for `hugepages`, no memory.
+pub fn create(name: &str, bytes: usize, hugepages: bool) -> Result<(OwnedFd, Mapping)> {
+    let bytes = bytes
+        .max(1)
+        .next_multiple_of(if hugepages { HUGE_PAGE } else { PAGE });
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if hugepages {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
+    let file = rustix::fs::memfd_create(name, flags)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    let mapping = Mapping::new(file.as_fd(), bytes, true)?;
+    Ok((file, mapping))
+}
+
+/// Whether a file can never become shorter.
+pub fn is_sealed(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+}
+
+/// Memory that only this process uses while it runs: in no file, or in one that a [`create`] made, which the next run
+/// opens.
+#[derive(Debug)]
+pub struct OwnMemory {
+    mapping: Mapping,
+}
+
+impl OwnMemory {
+    /// Makes it: see [`create`]. Gives the file as well.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create(name: &str, bytes: usize, hugepages: bool) -> Result<(OwnedFd, OwnMemory)> {
+        let (file, mapping) = create(name, bytes, hugepages)?;
+        Ok((file, OwnMemory { mapping }))
+    }
+
+    /// Makes it without a file, zeroed: in huge pages where the kernel gives them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn anonymous(bytes: usize) -> Result<OwnMemory> {
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps nothing.
+        let address = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        let address = NonNull::new(address.cast()).ok_or(Errno::NOMEM)?;
+        let mut memory = OwnMemory {
+            mapping: Mapping { address, bytes },
+        };
+        // SAFETY: advice for the mapping just made. A kernel without huge pages says no: the small ones do, too.
+        let _as_it_is =
+            unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
+        memory.bytes_mut().fill(0);
+        Ok(memory)
+    }
+
+    /// Opens what a run before made. No other process may still use it.
+    ///
+    /// # Errors
+    /// [`Errno::PERM`] for a file that may shrink; the kernel's.
+    pub fn open(file: BorrowedFd<'_>) -> Result<OwnMemory> {
+        if !is_sealed(file) {
+            return Err(Errno::PERM);
+        }
+        let bytes = rustix::fs::fstat(file)?.st_size;
+        let bytes = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
+        if bytes < PAGE {
+            return Err(Errno::INVAL);
+        }
+        let mapping = Mapping::new(file, bytes, true)?;
+        Ok(OwnMemory { mapping })
+    }
+
+    /// The bytes. They begin at a page.
+    #[inline(always)]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is that long and sealed, and only this process writes to it, through this value.
+        unsafe { std::slice::from_raw_parts(self.mapping.address().as_ptr(), self.mapping.bytes()) }
+    }
+
+    /// The first words, to be written in an order that a reader after this process's end can rely on.
+    pub fn words(&self) -> &[AtomicU64; PAGE / 8] {
+        // SAFETY: a mapping begins at a page and has at least one; the words are accessed as atomics, or as bytes by
+        // who has the only reference.
+        unsafe { &*self.mapping.address().as_ptr().cast() }
+    }
+
+    /// The bytes, to be changed.
+    #[inline(always)]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` makes it the only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.address().as_ptr(), self.mapping.bytes()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+    use super::*;
+
+    #[test]
+    fn what_one_wrote_the_next_reads() {
+        let (file, mut memory) = OwnMemory::create("test", 5000, false).unwrap();
+        assert_eq!(memory.bytes().len(), 2 * PAGE);
+        assert!(memory.bytes().iter().all(|byte| *byte == 0));
+        memory.bytes_mut()[4999] = 7;
+        drop(memory);
+        let memory = OwnMemory::open(file.as_fd()).unwrap();
+        assert_eq!(memory.bytes()[4999], 7);
+        assert!(rustix::fs::ftruncate(&file, 10).is_err(), "it is sealed");
+    }
+
+    #[test]
+    fn what_may_shrink_is_not_opened() {
+        let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        assert_eq!(OwnMemory::open(file.as_fd()).unwrap_err(), Errno::PERM);
+    }
+}

@@ -1,0 +1,311 @@
+//! What an earlier run left: taken over at the start, each part by itself. What cannot be used is forgotten, with a
+//! line in the log that says why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use flow_table::{AttachCounts, FlowHasher, FlowTable, Identity};
+use memif::{ControlEvent, Link, LinkState, Unfinished};
+use model::{Slot, UplinkId};
+use serde::de::DeserializeOwned;
+
+use super::{SoftSwitchConfig, UplinkDevice};
+use crate::keep::{Keep, ListenerNote, PortsNote, WorkerNote};
+use crate::plan::home;
+use crate::table_memory::TableMemory;
+use crate::worker::CommitPage;
+
+/// What a switch took over from an earlier run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// What became of the flows, of all workers.
+    pub flows: AttachCounts,
+    /// Live flows by slot, for those that have some.
+    pub live: BTreeMap<Slot, u64>,
+    /// Instances whose rings were taken over.
+    pub instances: usize,
+    /// Uplinks whose peer is still connected.
+    pub uplinks: usize,
+    /// What could not be used, and why.
+    pub rejected: Vec<String>,
+}
+
+/// What each worker gets of an earlier run.
+#[derive(Default)]
+pub(super) struct WorkerShare {
+    pub(super) table: Option<FlowTable<TableMemory>>,
+    pub(super) commit: Option<CommitPage>,
+}
+
+/// The ports of an instance, until it is attached again.
+pub(super) struct KeptPorts {
+    pub(super) socket: PathBuf,
+    pub(super) links: Vec<Link>,
+}
+
+/// The peer of an uplink.
+pub(super) struct KeptPeer {
+    pub(super) serial: u64,
+    pub(super) link: Link,
+}
+
+/// Everything of an earlier run that is still to be used.
+#[derive(Default)]
+pub(super) struct Leftover {
+    pub(super) workers: Vec<WorkerShare>,
+    /// The hasher of the tables: all workers have the same.
+    pub(super) hasher: Option<FlowHasher>,
+    pub(super) ports: BTreeMap<Slot, KeptPorts>,
+    pub(super) peers: BTreeMap<String, KeptPeer>,
+    pub(super) listeners: BTreeMap<String, OwnedFd>,
+    pub(super) resumed: Resumed,
+}
+
+struct Found {
+    name: String,
+    note: String,
+    files: Vec<OwnedFd>,
+}
+
+impl Found {
+    fn note<T: DeserializeOwned>(&self) -> Result<T, String> {
+        serde_json::from_str(&self.note).map_err(|_| "its note is not of this version".to_owned())
+    }
+
+    fn one_file(&mut self) -> Result<OwnedFd, String> {
+        match self.files.len() {
+            1 => self.files.pop().ok_or_else(String::new),
+            count => Err(format!("it has {count} descriptors instead of one")),
+        }
+    }
+}
+
+impl Leftover {
+    /// Takes everything over that can be.
+    pub(super) fn take(config: &SoftSwitchConfig) -> Leftover {
+        let mut leftover = Leftover::default();
+        let workers = config.workers.len();
+        leftover.workers.resize_with(workers, WorkerShare::default);
+        let Some(keep) = &config.keep else {
+            return leftover;
+        };
+        let entries = match keep.keeper().take() {
+            Ok(entries) => entries,
+            Err(error) => {
+                leftover.resumed.rejected.push(format!("everything: {error}"));
+                tracing::warn!(%error, "nothing of an earlier run is taken over");
+                return leftover;
+            }
+        };
+        let mut found: Vec<Found> = entries
+            .into_iter()
+            .map(|entry| Found {
+                name: entry.name,
+                note: entry.note,
+                files: entry.files,
+            })
+            .collect();
+        // What the workers did not finish comes first: rings need it.
+        found.sort_by_key(|found| !found.name.starts_with("turn/"));
+        for entry in found {
+            let name = entry.name.clone();
+            if let Err(reason) = leftover.put(entry, config, keep) {
+                tracing::warn!(name, reason, "this part of an earlier run is not taken over");
+                leftover.resumed.rejected.push(format!("{name}: {reason}"));
+                keep.keeper().forget(&name);
+            }
+        }
+        // All rings are where the last turn was to bring them.
+        for share in &leftover.workers {
+            if let Some(page) = &share.commit {
+                page.finish();
+            }
+        }
+        // After the answer nothing that was forgotten is open there any more: a socket's path is free.
+        if let Err(error) = keep.keeper().entries() {
+            tracing::warn!(%error, "the keeper does not answer");
+        }
+        let resumed = &mut leftover.resumed;
+        resumed.instances = leftover.ports.len();
+        resumed.uplinks = leftover.peers.len();
+        if resumed.flows.flows > 0 || resumed.instances + resumed.uplinks > 0 {
+            let (flows, instances, uplinks) = (resumed.flows.flows, resumed.instances, resumed.uplinks);
+            let counts = resumed.flows;
+            tracing::info!(
+                flows,
+                instances,
+                uplinks,
+                ?counts,
+                "taken over from an earlier run"
+            );
+        }
+        leftover
+    }
+
+    fn put(&mut self, mut entry: Found, config: &SoftSwitchConfig, keep: &Keep) -> Result<(), String> {
+        let workers = config.workers.len();
+        let name = std::mem::take(&mut entry.name);
+        let (kind, rest) = name.split_once('/').ok_or("its name says nothing")?;
+        match kind {
+            "turn" => {
+                let worker = worker_of(rest, &entry, workers)?;
+                let page = CommitPage::open(&entry.one_file()?).map_err(|error| error.to_string())?;
+                let page = page.ok_or("the page is not of this version")?;
+                self.share(worker)?.commit = Some(page);
+            }
+            "table" => {
+                let worker = worker_of(rest, &entry, workers)?;
+                let table = self.table(worker, &entry.one_file()?, config, keep)?;
+                self.share(worker)?.table = Some(table);
+            }
+            "port" => {
+                let slot = Slot(rest.parse().map_err(|_| "there is no such slot")?);
+                let note: PortsNote = entry.note()?;
+                check_queues(&note, workers)?;
+                let mut files = entry.files.into_iter();
+                let unfinished = |queue, queues| {
+                    let worker = home(slot, queue, queues, workers);
+                    self.workers.get(worker)?.commit.as_ref()?.unfinished()
+                };
+                let links = note.links.iter().map(|state| {
+                    let queues = state.queues();
+                    let files = files.by_ref().take(state.files()).collect();
+                    Link::resume(state, files, |queue| unfinished(queue, queues))
+                });
+                let links = links
+                    .collect::<Result<Vec<Link>, _>>()
+                    .map_err(|error| error.to_string())?;
+                let socket = note.socket;
+                self.ports.insert(slot, KeptPorts { socket, links });
+            }
+            "uplink" => {
+                let (uplink, serial) = rest.rsplit_once('/').ok_or("its name says nothing")?;
+                let serial: u64 = serial.parse().map_err(|_| "its name says nothing")?;
+                let note: PortsNote = entry.note()?;
+                let id = uplink_id(config, uplink, &note.socket).ok_or("there is no such uplink any more")?;
+                check_queues(&note, workers)?;
+                let state = note.links.first().ok_or("it has no link")?;
+                let unfinished = |queue: usize| -> Option<Unfinished> {
+                    let worker = (id.index() + queue) % workers;
+                    self.workers.get(worker)?.commit.as_ref()?.unfinished_of(id)
+                };
+                let link = Link::resume(state, entry.files, unfinished).map_err(|error| error.to_string())?;
+                // The newest counts; the one before was about to go.
+                if let Some(other) = self.peers.get(uplink)
+                    && other.serial > serial
+                {
+                    return Err("another peer has taken its place".to_owned());
+                }
+                let peer = KeptPeer { serial, link };
+                if let Some(before) = self.peers.insert(uplink.to_owned(), peer) {
+                    keep.keeper()
+                        .forget(&format!("uplink/{uplink}/{}", before.serial));
+                }
+            }
+            "listener" => {
+                let note: ListenerNote = entry.note()?;
+                if uplink_id(config, rest, &note.path).is_none() {
+                    // Nobody listens there any more.
+                    let _gone = std::fs::remove_file(&note.path);
+                    return Err("there is no such uplink any more".to_owned());
+                }
+                self.listeners.insert(rest.to_owned(), entry.one_file()?);
+            }
+            _ => return Err("this version of inco does not know what it is".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn share(&mut self, worker: usize) -> Result<&mut WorkerShare, String> {
+        self.workers
+            .get_mut(worker)
+            .ok_or_else(|| "there is no such worker any more".to_owned())
+    }
+
+    fn table(
+        &mut self,
+        worker: usize,
+        file: &OwnedFd,
+        config: &SoftSwitchConfig,
+        keep: &Keep,
+    ) -> Result<FlowTable<TableMemory>, String> {
+        let storage = TableMemory::open(file).map_err(|error| error.to_string())?;
+        let found = flow_table::inspect(&storage).map_err(|error| error.to_string())?;
+        if found.config != config.table {
+            return Err(format!(
+                "it is of {:?}, and {:?} is wanted",
+                found.config, config.table
+            ));
+        }
+        let hasher = found.hasher;
+        if hasher.ownership() != config.ownership || self.hasher.is_some_and(|of| of.key() != hasher.key()) {
+            return Err("its flows belong to workers in another way".to_owned());
+        }
+        let identity = identity(config, keep, worker);
+        let table = FlowTable::attach(storage, &identity, &config.timeouts, clock::monotonic())
+            .map_err(|error| error.to_string())?;
+        self.hasher = Some(hasher);
+        self.resumed.flows += *table.attach_counts();
+        for (slot, live) in (0..).map(Slot).zip(table.live_all()) {
+            if *live > 0 {
+                *self.resumed.live.entry(slot).or_default() += u64::from(*live);
+            }
+        }
+        Ok(table)
+    }
+
+    /// The slots that flows are pinned to.
+    pub(super) fn pinned(&self) -> BTreeSet<Slot> {
+        self.resumed.live.keys().copied().collect()
+    }
+
+    /// Lets the ports go whose instance has ended meanwhile, and that nobody attaches any more.
+    pub(super) fn drop_ended(&mut self, keep: &Keep) {
+        let goes_on = |link: &mut Link| matches!(link.control.poll(), Ok(ControlEvent::None));
+        self.ports.retain(|slot, ports| {
+            let is_there = ports.links.iter_mut().all(goes_on);
+            if !is_there {
+                keep.keeper().forget(&format!("port/{}", slot.0));
+            }
+            is_there
+        });
+    }
+}
+
+/// Whose table a worker's is.
+pub(super) fn identity(config: &SoftSwitchConfig, keep: &Keep, worker: usize) -> Identity {
+    Identity {
+        boot: keep.boot,
+        configuration: keep.services,
+        worker: worker as u16,
+        workers: config.workers.len() as u16,
+    }
+}
+
+/// Whether there is a worker for each queue.
+fn check_queues(note: &PortsNote, workers: usize) -> Result<(), String> {
+    match note.links.iter().map(LinkState::queues).max() {
+        Some(queues) if queues > workers => {
+            Err(format!("it has {queues} queues, and there are {workers} workers"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn worker_of(name: &str, entry: &Found, workers: usize) -> Result<usize, String> {
+    let note: WorkerNote = entry.note()?;
+    if note.workers != workers {
+        return Err(format!("there were {} workers, and now {workers}", note.workers));
+    }
+    name.parse().map_err(|_| "its name says nothing".to_owned())
+}
+
+/// The uplink of that name, if peers reach it at that socket.
+fn uplink_id(config: &SoftSwitchConfig, name: &str, path: &std::path::Path) -> Option<UplinkId> {
+    let mut uplinks = (0..).map(UplinkId).zip(&config.uplinks);
+    let is_it =
+        |device: &UplinkDevice| matches!(device, UplinkDevice::Memif { socket, .. } if socket == path);
+    let (id, _) = uplinks.find(|(_, uplink)| uplink.name == name && is_it(&uplink.device))?;
+    Some(id)
+}
