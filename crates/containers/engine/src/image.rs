@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Layered, Settings};
@@ -330,23 +331,35 @@ impl Store {
         let dir = self.dir_of(name)?;
         let work = self.work()?;
         let built = self.build_in(&work.dir, name, source, fill).and_then(|imported| {
-            // Directories cannot be swapped atomically: for a moment a reader finds no image.
-            let aside = self.temporary("old");
-            match fs::rename(&dir, &aside) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(EngineError::io("replace", &dir, &error));
-                }
-                _ => {}
-            }
-            fs::rename(&work.dir, &dir).map_err(|error| EngineError::io("make", &dir, &error))?;
-            // What of the old one cannot be removed is in nobody's way.
-            let _ = remove_all(&aside);
+            self.place(&work.dir, &dir)?;
             Ok(imported)
         });
         if built.is_err() {
             let _ = remove_all(&work.dir);
         }
         built
+    }
+
+    /// Moves a complete image to its place. An image that is there is replaced in one step: a reader always finds
+    /// one, and of two that replace it at a time both succeed.
+    fn place(&self, work: &Path, dir: &Path) -> Result<(), EngineError> {
+        loop {
+            match fs::rename(work, dir) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {}
+                Err(error) => return Err(EngineError::io("make", dir, &error)),
+            }
+            match renameat_with(CWD, work, CWD, dir, RenameFlags::EXCHANGE) {
+                Ok(()) => {
+                    // Under the name of a temporary directory, a later run removes what is left of the old image.
+                    let _ = remove_all(work);
+                    return Ok(());
+                }
+                // It was removed meanwhile.
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(EngineError::io("replace", dir, &errno.into())),
+            }
+        }
     }
 
     fn build_in(
@@ -607,6 +620,34 @@ mod tests {
 
     fn image(name: &str) -> ImageRef {
         ImageRef::from(name)
+    }
+
+    #[test]
+    fn an_image_is_replaced_in_one_step() {
+        let (dir, store) = store();
+        let source = dir.path().join("program");
+        fs::write(&source, "#!/bin/true\n").unwrap();
+        let files = [ImageFile::program(&source, "/bin/program")];
+        let name = image("inco/forward");
+        let build = || {
+            store
+                .build_scratch(&name, &files, &["/bin/program".to_owned()], &[])
+                .unwrap()
+        };
+        build();
+        std::thread::scope(|scope| {
+            let builders = [0, 1].map(|_| scope.spawn(|| (0..50).for_each(|_| drop(build()))));
+            while !builders.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+                store
+                    .resolve(&name)
+                    .expect("a reader finds the old one or the new one");
+            }
+        });
+        let left: Vec<_> = fs::read_dir(dir.path().join("images"))
+            .unwrap()
+            .flatten()
+            .collect();
+        assert_eq!(left.len(), 1, "{left:?}");
     }
 
     #[test]
