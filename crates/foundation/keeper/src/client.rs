@@ -19,6 +19,9 @@ use crate::{Entry, Error, SOCKET};
 /// How long an answer may take. The server's process answers at once, unless it is stopped or starved.
 const ANSWER: Duration = Duration::from_secs(2);
 
+/// Attempts of a question whose answer decides how a program starts. Together they take [`ANSWER`] each.
+const ATTEMPTS: u32 = 5;
+
 /// A connection to a [`Server`](crate::Server). It has a duplicate of all that it gave, so that it can give
 /// everything again to another server ([`Keeper::give_again`]).
 #[derive(Debug)]
@@ -34,6 +37,13 @@ struct Connection {
     /// [`None`] after the server has gone.
     socket: Option<OwnedFd>,
     given: BTreeMap<String, (String, Vec<OwnedFd>)>,
+}
+
+fn duplicates<'a>(files: impl Iterator<Item = impl AsFd + 'a>) -> Result<Vec<OwnedFd>, Error> {
+    files
+        .map(|file| fcntl_dupfd_cloexec(file, 3))
+        .collect::<Result<_, _>>()
+        .map_err(Error::unreachable)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,9 +83,24 @@ impl Keeper {
     /// # Errors
     /// [`Error::Unreachable`] and [`Error::Refused`].
     pub fn entries(&self) -> Result<usize, Error> {
-        match locked(&self.connection).ask(&Ask::Status, &[])?.0 {
+        self.patiently(|connection| match connection.ask(&Ask::Status, &[])?.0 {
             Answer::Status { entries } => Ok(entries),
             other => Err(unexpected(other)),
+        })
+    }
+
+    /// Asks again, on a new connection, where no answer comes in time.
+    fn patiently<T>(&self, mut ask: impl FnMut(&mut Connection) -> Result<T, Error>) -> Result<T, Error> {
+        let mut connection = locked(&self.connection);
+        let mut attempt = 1;
+        loop {
+            match ask(&mut connection) {
+                Err(Error::Unreachable { .. }) if attempt < ATTEMPTS => {
+                    attempt += 1;
+                    connection.socket = Some(open(&self.path)?);
+                }
+                other => return other,
+            }
         }
     }
 
@@ -84,30 +109,26 @@ impl Keeper {
     /// # Errors
     /// [`Error::Unreachable`] and [`Error::Refused`].
     pub fn take(&self) -> Result<Vec<Entry>, Error> {
-        let mut connection = locked(&self.connection);
-        let mut entries: Vec<Entry> = Vec::new();
-        loop {
-            let after = entries.last().map_or(String::new(), |entry| entry.name.clone());
-            let names = match connection.ask(&Ask::Names { after }, &[])?.0 {
-                Answer::Names { names } => names,
-                other => return Err(unexpected(other)),
-            };
-            if names.is_empty() {
-                return Ok(entries);
-            }
-            for name in names {
-                match connection.ask(&Ask::Fetch { name: name.clone() }, &[])? {
-                    (Answer::Entry { note }, files) => {
-                        let copies = files.iter().map(|file| fcntl_dupfd_cloexec(file, 3));
-                        let copies: Vec<OwnedFd> =
-                            copies.collect::<Result<_, _>>().map_err(Error::unreachable)?;
-                        connection.given.insert(name.clone(), (note.clone(), copies));
-                        entries.push(Entry { name, note, files });
+        self.patiently(|connection| {
+            let mut entries: Vec<Entry> = Vec::new();
+            loop {
+                let after = entries.last().map_or(String::new(), |entry| entry.name.clone());
+                let names = connection.names(after)?;
+                if names.is_empty() {
+                    return Ok(entries);
+                }
+                for name in names {
+                    match connection.ask(&Ask::Fetch { name: name.clone() }, &[])? {
+                        (Answer::Entry { note }, files) => {
+                            let copies = duplicates(files.iter())?;
+                            connection.given.insert(name.clone(), (note.clone(), copies));
+                            entries.push(Entry { name, note, files });
+                        }
+                        (other, _) => return Err(unexpected(other)),
                     }
-                    (other, _) => return Err(unexpected(other)),
                 }
             }
-        }
+        })
     }
 
     /// Has descriptors kept under a name; an entry of that name is replaced.
@@ -116,10 +137,11 @@ impl Keeper {
     /// [`Error::Limit`], [`Error::Refused`] and [`Error::Unreachable`]: it is then not kept.
     pub fn keep(&self, name: &str, note: &str, files: &[BorrowedFd<'_>]) -> Result<(), Error> {
         check(name, note, files.len())?;
-        let copies = files.iter().map(|file| fcntl_dupfd_cloexec(file, 3));
-        let copies: Vec<OwnedFd> = copies.collect::<Result<_, _>>().map_err(Error::unreachable)?;
+        let copies = duplicates(files.iter())?;
         let kept = {
             let mut connection = locked(&self.connection);
+            // It is replaced: what waits to be forgotten under this name is the entry before.
+            locked(&self.forgotten).retain(|forgotten| forgotten != name);
             let (name, note) = (name.to_owned(), note.to_owned());
             connection.given.insert(name.clone(), (note.clone(), copies));
             match connection.socket {
@@ -138,7 +160,8 @@ impl Keeper {
         self.send_forgotten();
     }
 
-    fn send_forgotten(&self) {
+    /// Sends what [`Keeper::forget`] could not send yet. Never waits.
+    pub fn send_forgotten(&self) {
         loop {
             if locked(&self.forgotten).is_empty() {
                 return;
@@ -153,12 +176,7 @@ impl Keeper {
             let mut unsent = Vec::new();
             for name in names {
                 connection.given.remove(&name);
-                let ask = Ask::Forget { name };
-                let sent = match &connection.socket {
-                    Some(socket) => send(socket.as_fd(), &ask, &[], SendFlags::DONTWAIT),
-                    None => Ok(()),
-                };
-                if let (Err(Errno::AGAIN), Ask::Forget { name }) = (sent, ask) {
+                if let Err(Errno::AGAIN) = connection.forget(name.clone(), SendFlags::DONTWAIT) {
                     unsent.push(name);
                 }
             }
@@ -176,8 +194,8 @@ impl Keeper {
     /// # Errors
     /// [`Error::Refused`] and [`Error::Unreachable`].
     pub fn linger(&self, limit: Duration) -> Result<(), Error> {
-        let seconds = limit.as_secs();
-        locked(&self.connection).done(&Ask::Linger { seconds }, &[])
+        let milliseconds = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        locked(&self.connection).done(&Ask::Linger { milliseconds }, &[])
     }
 
     /// Lets everything go.
@@ -214,8 +232,7 @@ impl Keeper {
 impl Connection {
     fn give_again(&mut self, path: &Path) -> Result<usize, Error> {
         self.socket = Some(open(path)?);
-        // What was to be forgotten meanwhile goes as well.
-        self.done(&Ask::Clear, &[])?;
+        // Each entry is replaced before others are forgotten: whenever this process ends, the server has them all.
         let given = std::mem::take(&mut self.given);
         let mut outcome = Ok(());
         for (name, (note, files)) in &given {
@@ -225,9 +242,37 @@ impl Connection {
                 break;
             }
         }
-        let count = given.len();
         self.given = given;
-        outcome.map(|()| count)
+        outcome?;
+        // What was to be forgotten meanwhile.
+        let mut after = String::new();
+        loop {
+            let names = self.names(after.clone())?;
+            let Some(last) = names.last() else {
+                return Ok(self.given.len());
+            };
+            after.clone_from(last);
+            for name in names.into_iter().filter(|name| !self.given.contains_key(name)) {
+                self.forget(name, SendFlags::empty())
+                    .map_err(Error::unreachable)?;
+            }
+        }
+    }
+
+    /// Names of the server's entries after this one.
+    fn names(&mut self, after: String) -> Result<Vec<String>, Error> {
+        match self.ask(&Ask::Names { after }, &[])?.0 {
+            Answer::Names { names } => Ok(names),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// There is no answer to this one.
+    fn forget(&self, name: String, flags: SendFlags) -> Result<(), Errno> {
+        match &self.socket {
+            Some(socket) => send(socket.as_fd(), &Ask::Forget { name }, &[], flags),
+            None => Ok(()),
+        }
     }
 
     fn ask(&mut self, ask: &Ask, files: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), Error> {

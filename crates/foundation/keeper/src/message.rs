@@ -32,7 +32,7 @@ pub(crate) enum Ask {
     /// Answered by `Entry`, with its descriptors, or by `Refused`.
     Fetch { name: String },
     /// How long to keep everything after the client has gone. Answered by `Done`.
-    Linger { seconds: u64 },
+    Linger { milliseconds: u64 },
     /// Forgets everything. Answered by `Done`.
     Clear,
     /// Forgets everything and ends the server's process. Answered by `Done`.

@@ -153,7 +153,7 @@ impl Server {
             },
             Ask::Names { after } => {
                 if after.is_empty() {
-                    // Whoever takes all that is there takes over: the wait of the one before is over.
+                    // Who reads all entries takes over: the server no longer waits for a successor.
                     self.linger = None;
                 }
                 Answer::Names {
@@ -169,8 +169,8 @@ impl Server {
                     reason: format!("there is nothing under {name:?}"),
                 },
             },
-            Ask::Linger { seconds } => {
-                self.linger = Some(Duration::from_secs(seconds));
+            Ask::Linger { milliseconds } => {
+                self.linger = Some(Duration::from_millis(milliseconds));
                 Answer::Done
             }
             Ask::Clear => {

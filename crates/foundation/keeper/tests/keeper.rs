@@ -28,7 +28,10 @@ struct Running {
 
 impl Running {
     fn start(run_dir: &Path) -> Running {
-        let mut server = Server::bind(run_dir).unwrap();
+        Running::of(Server::bind(run_dir).unwrap())
+    }
+
+    fn of(mut server: Server) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
             let stop = Arc::clone(&stop);
@@ -149,6 +152,33 @@ fn another_server_gets_everything_again() {
     let server = third.end();
     assert!(server.is_empty());
     assert_eq!(server.linger(), Some(Duration::from_secs(30)));
+}
+
+/// An entry is forgotten while the connection is in use, and another one of the same name is kept before that was sent.
+#[test]
+fn an_entry_is_not_forgotten_in_place_of_the_one_before_it() {
+    let place = tempfile::tempdir().unwrap();
+    let server = Running::start(place.path());
+    let keeper = Keeper::connect(place.path()).unwrap().unwrap();
+    let (one, two) = (file("one"), file("two"));
+    keeper.keep("port", "", &[one.as_fd()]).unwrap();
+    let stopped = server.end();
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| keeper.entries());
+        std::thread::sleep(Duration::from_millis(100));
+        keeper.forget("port");
+        let keeps = scope.spawn(|| keeper.keep("port", "", &[two.as_fd()]));
+        std::thread::sleep(Duration::from_millis(100));
+        let _server = Running::of(stopped);
+        assert_eq!(asks.join().unwrap().unwrap(), 1);
+        keeps.join().unwrap().unwrap();
+        let next = Keeper::connect(place.path()).unwrap().unwrap();
+        let entries = next.take().unwrap();
+        assert_eq!(
+            entries.iter().map(|of| text(&of.files[0])).collect::<Vec<_>>(),
+            ["two"]
+        );
+    });
 }
 
 #[test]

@@ -234,6 +234,12 @@ impl TxQueue {
         if matches!(self.buffers, Buffers::Peer) {
             self.restore_lengths();
         }
+        // The run that published these frames may have ended before it woke the peer. A peer that is awake takes no
+        // harm.
+        let is_asleep = self.ring.flags().load(Ordering::Relaxed) & MASK_INTERRUPTS == 0;
+        if is_asleep && u32::from(self.producer.known_free()) < self.slots() {
+            self.interrupt.raise();
+        }
         self
     }
 
