@@ -9,10 +9,11 @@
 //! | `uplink/NAME/SERIAL` | the link of an uplink's peer; with a serial number, since the next one may come before this one has gone |
 //! | `listener/NAME` | the socket on which an uplink waits for peers |
 
-use std::os::fd::BorrowedFd;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use keeper::Keeper;
 use memif::{Link, LinkState};
@@ -28,11 +29,16 @@ pub struct Keep {
     /// The boot of this machine.
     pub(crate) boot: [u8; 16],
     is_leaving: Arc<AtomicBool>,
+    /// Changes that wait for [`Keep::begin`]; [`None`] after it.
+    changes: Arc<Mutex<Option<Changes>>>,
 }
 
+/// What is to be kept, or, with [`None`], forgotten, by name.
+type Changes = BTreeMap<String, Option<(String, Vec<OwnedFd>)>>;
+
 impl Keep {
-    /// State that `keeper` keeps. Until [`Keep::begin`] nothing is forgotten that is dropped: a run that does not
-    /// start leaves what it found. A flow table of an earlier run is taken over if it was of the same boot of this
+    /// State that `keeper` keeps. Until [`Keep::begin`] nothing changes there: a run that does not start leaves what
+    /// it found. A flow table of an earlier run is taken over if it was of the same boot of this
     /// machine, and if `services`, a fingerprint of which service has which number, is the same.
     pub fn new(keeper: Arc<Keeper>, services: u64, boot: [u8; 16]) -> Keep {
         Keep {
@@ -40,6 +46,7 @@ impl Keep {
             services,
             boot,
             is_leaving: Arc::new(AtomicBool::new(true)),
+            changes: Arc::new(Mutex::new(Some(Changes::new()))),
         }
     }
 
@@ -48,9 +55,23 @@ impl Keep {
         &self.keeper
     }
 
-    /// From now on what ends is forgotten.
+    /// The switch has started: makes the changes that waited. From now on each is made at once.
     pub fn begin(&self) {
         self.is_leaving.store(false, Ordering::Relaxed);
+        let changes = self.waiting().take().unwrap_or_default();
+        for (name, change) in changes {
+            match change {
+                Some((note, files)) => {
+                    let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+                    self.give(&name, &note, &files);
+                }
+                None => self.keeper.forget(&name),
+            }
+        }
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<Changes>> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Leaves everything to the next run: what is dropped from now on is not forgotten.
@@ -64,9 +85,33 @@ impl Keep {
 
     /// Keeps something. Where that fails, the switch works, and the next run begins this part anew.
     pub(crate) fn keep(&self, name: &str, note: &impl Serialize, files: &[BorrowedFd<'_>]) {
-        let note = serde_json::to_string(note).unwrap_or_default();
-        if let Err(error) = self.keeper.keep(name, &note, files) {
+        let note = match serde_json::to_string(note) {
+            Ok(note) => note,
+            Err(error) => return tracing::warn!(name, %error, "this is not kept for the next run"),
+        };
+        let mut waiting = self.waiting();
+        let Some(changes) = waiting.as_mut() else {
+            drop(waiting);
+            return self.give(name, &note, files);
+        };
+        let files = files.iter().map(|file| file.try_clone_to_owned());
+        match files.collect() {
+            Ok(files) => drop(changes.insert(name.to_owned(), Some((note, files)))),
+            Err(error) => tracing::warn!(name, %error, "this is not kept for the next run"),
+        }
+    }
+
+    fn give(&self, name: &str, note: &str, files: &[BorrowedFd<'_>]) {
+        if let Err(error) = self.keeper.keep(name, note, files) {
             tracing::warn!(name, %error, "this is not kept for the next run");
+        }
+    }
+
+    /// Lets an entry go.
+    pub(crate) fn forget(&self, name: &str) {
+        match self.waiting().as_mut() {
+            Some(changes) => drop(changes.insert(name.to_owned(), None)),
+            None => self.keeper.forget(name),
         }
     }
 }
@@ -131,10 +176,12 @@ pub(crate) struct Forgotten(KeptAs);
 
 impl Drop for Forgotten {
     fn drop(&mut self) {
-        if let Some((keep, name)) = &self.0.0
-            && !keep.is_leaving()
-        {
-            keep.keeper.forget(name);
+        let Some((keep, name)) = &self.0.0 else { return };
+        if !keep.is_leaving() {
+            keep.forget(name);
+        } else if let Some(changes) = keep.waiting().as_mut() {
+            // It was never given away.
+            changes.remove(name);
         }
     }
 }

@@ -46,7 +46,7 @@ pub use instance::InstancePorts;
 pub use keep::Keep;
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
-pub use message::{Command, Destination, HandOff, WorkerEvent};
+pub use message::{Command, Destination, Ending, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
 pub use soft::{CAPABILITIES, OpenDevice, Resumed, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};

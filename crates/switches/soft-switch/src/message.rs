@@ -64,7 +64,16 @@ pub enum Command<M: FrameMemory> {
     /// Writes the next scheduling decision of a service down.
     Record(Box<PickRecord>),
     /// Ends the worker.
-    Stop,
+    Stop(Ending),
+}
+
+/// What becomes of packets that wait in a worker when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// They are dropped, and counted.
+    Drop,
+    /// They go on to their instances first: the next run continues with the rings.
+    Forward,
 }
 
 /// What a worker tells the control plane.

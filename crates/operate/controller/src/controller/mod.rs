@@ -322,11 +322,11 @@ impl Controller {
                 .filter(|i| i.service == id && i.for_active)
                 .collect();
             let with_flows = running_ones.iter().filter(|i| has_flows(i)).count() as u32;
+            // All that have flows serve them. If that is more than the maximum, as in a rollout, the surplus drains.
             let wanted = running
                 .saturating_sub(pool)
-                .max(with_flows)
-                .max(settings.min)
-                .min(settings.max);
+                .clamp(settings.min, settings.max)
+                .max(with_flows);
             service.wanted = wanted;
             running_ones.sort_by_key(|i| (!has_flows(i), i.id));
             for (active, instance) in (1..).zip(running_ones) {

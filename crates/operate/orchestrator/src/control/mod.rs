@@ -84,26 +84,17 @@ pub(super) struct ControlLoop {
     _launcher: Option<Launcher>,
 }
 
-/// Who keeps the switch's state for the next run, and how many entries of an earlier run there are. Without one the
-/// switch works, and the next run begins with no flows.
-fn keep(configuration: &Configuration, launcher: Option<&mut Launcher>) -> Option<(Keep, usize)> {
-    let found = launcher?
+/// Who keeps the switch's state for the next run, and how many entries of an earlier run there are.
+///
+/// # Errors
+/// The launcher does not answer. It may have the flows of an earlier run, so this one does not begin without it.
+fn keep(configuration: &Configuration, launcher: &mut Launcher) -> Result<(Keep, usize)> {
+    let keeper = launcher
         .keeper()
-        .map_err(anyhow::Error::from)
-        .and_then(|keeper| {
-            let entries = keeper.entries()?;
-            Ok((
-                Keep::new(
-                    keeper,
-                    wiring::services_fingerprint(configuration),
-                    host::boot_id()?,
-                ),
-                entries,
-            ))
-        });
-    found
-        .inspect_err(|error| tracing::warn!(%error, "no flow and no ring is kept for the next run"))
-        .ok()
+        .context("the launcher does not answer: try again, or end it by `inco stop`")?;
+    let entries = keeper.entries()?;
+    let services = wiring::services_fingerprint(configuration);
+    Ok((Keep::new(keeper, services, host::boot_id()?), entries))
 }
 
 /// Nothing is left for a next run.
@@ -122,8 +113,11 @@ impl ControlLoop {
         events: EventLog,
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
-        let (keep, is_new) = match keep(&configuration, launcher.as_mut()) {
-            Some((keep, entries)) => (Some(keep), entries == 0),
+        let (keep, is_new) = match &mut launcher {
+            Some(launcher) => {
+                let (keep, entries) = keep(&configuration, launcher)?;
+                (Some(keep), entries == 0)
+            }
             None => (None, false),
         };
         let started = ControlLoop::start_parts(
@@ -158,7 +152,14 @@ impl ControlLoop {
             places,
             flows,
         } = of;
-        let keep = keep.filter(|_| switch.keeps_state());
+        let keep = match keep {
+            Some(keep) if !switch.keeps_state() => {
+                // What another driver left is of no use to this one.
+                forget_all(&keep);
+                None
+            }
+            keep => keep,
+        };
         let containers = Containers::default();
         let (engine, launcher) =
             wiring::engine(&configuration, &place.run_dir, launcher, containers.logs.clone())?;

@@ -28,7 +28,7 @@ use switch::{
 use crate::frame::{DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
 use crate::keep::Keep;
-use crate::message::{Command, WorkerEvent};
+use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
 use instances::Instances;
@@ -209,7 +209,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
         limit("workers", count, WorkerId::LIMIT)?;
         limit("uplinks", config.uplinks.len(), UplinkId::LIMIT)?;
         limit("workers with frames", count, memories.len())?;
-        let mut leftover = Leftover::take(config);
+        let mut leftover = Leftover::take(config)?;
         let listeners = uplinks::listen(config, &mut leftover)?;
         let loads = Arc::new(LoadBoard::default());
         let alarm = Arc::new(Alarm::of(std::thread::current()));
@@ -257,7 +257,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             }
             // Its sockets are to be closed, so that the instance takes new links.
             if let Some(keep) = &self.keep {
-                keep.keeper().forget(&format!("port/{}", slot.0));
+                keep.forget(&format!("port/{}", slot.0));
             }
         }
         if self.unclaimed.remove(&slot) {
@@ -463,13 +463,19 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if let Some(keep) = &self.keep {
             keep.leave();
         }
-        self.stop();
+        self.end(Ending::Forward);
     }
 
     fn stop(&mut self) {
+        self.end(Ending::Drop);
+    }
+}
+
+impl<M: FrameMemory> SoftSwitch<M> {
+    fn end(&mut self, ending: Ending) {
         self.uplinks.stop_listening();
         self.instances.abandon();
-        self.workers.stop();
+        self.workers.stop(ending);
         self.uplinks.close();
         self.instances.close();
     }

@@ -1,6 +1,7 @@
 //! What an earlier run left: taken over at the start, each part by itself. What cannot be used is forgotten, with a
 //! line in the log that says why.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -9,8 +10,9 @@ use flow_table::{AttachCounts, FlowHasher, FlowTable, Identity};
 use memif::{ControlEvent, Link, LinkState, Unfinished};
 use model::{Slot, UplinkId};
 use serde::de::DeserializeOwned;
+use switch::SwitchError;
 
-use super::{SoftSwitchConfig, UplinkDevice};
+use super::{SoftSwitchConfig, UplinkDevice, system};
 use crate::keep::{Keep, ListenerNote, PortsNote, WorkerNote};
 use crate::plan::home;
 use crate::table_memory::TableMemory;
@@ -83,21 +85,23 @@ impl Found {
 
 impl Leftover {
     /// Takes everything over that can be.
-    pub(super) fn take(config: &SoftSwitchConfig) -> Leftover {
+    ///
+    /// # Errors
+    /// [`SwitchError::System`] where the keeper does not answer: a run that began without what is there would lose
+    /// it.
+    pub(super) fn take(config: &SoftSwitchConfig) -> Result<Leftover, SwitchError> {
         let mut leftover = Leftover::default();
         let workers = config.workers.len();
         leftover.workers.resize_with(workers, WorkerShare::default);
         let Some(keep) = &config.keep else {
-            return leftover;
+            return Ok(leftover);
         };
-        let entries = match keep.keeper().take() {
-            Ok(entries) => entries,
-            Err(error) => {
-                leftover.resumed.rejected.push(format!("everything: {error}"));
-                tracing::warn!(%error, "nothing of an earlier run is taken over");
-                return leftover;
-            }
-        };
+        let entries = keep.keeper().take().map_err(|error| {
+            system(
+                "cannot take over the flows of an earlier run",
+                std::io::Error::other(error),
+            )
+        })?;
         let mut found: Vec<Found> = entries
             .into_iter()
             .map(|entry| Found {
@@ -106,25 +110,27 @@ impl Leftover {
                 files: entry.files,
             })
             .collect();
-        // What the workers did not finish comes first: rings need it.
-        found.sort_by_key(|found| !found.name.starts_with("turn/"));
+        // What the workers did not finish comes first: rings need it. Of two peers of an uplink the newer one.
+        found.sort_by_key(|found| {
+            let serial = found
+                .name
+                .rsplit_once('/')
+                .and_then(|(_, last)| last.parse().ok());
+            (!found.name.starts_with("turn/"), Reverse(serial.unwrap_or(0_u64)))
+        });
         for entry in found {
             let name = entry.name.clone();
             if let Err(reason) = leftover.put(entry, config, keep) {
                 tracing::warn!(name, reason, "this part of an earlier run is not taken over");
                 leftover.resumed.rejected.push(format!("{name}: {reason}"));
-                keep.keeper().forget(&name);
+                keep.forget(&name);
             }
         }
         // All rings are where the last turn was to bring them.
-        for share in &leftover.workers {
-            if let Some(page) = &share.commit {
-                page.finish();
+        for share in &mut leftover.workers {
+            if let Some(page) = &mut share.commit {
+                page.finish_earlier();
             }
-        }
-        // After the answer nothing that was forgotten is open there any more: a socket's path is free.
-        if let Err(error) = keep.keeper().entries() {
-            tracing::warn!(%error, "the keeper does not answer");
         }
         let resumed = &mut leftover.resumed;
         resumed.instances = leftover.ports.len();
@@ -140,7 +146,7 @@ impl Leftover {
                 "taken over from an earlier run"
             );
         }
-        leftover
+        Ok(leftover)
     }
 
     fn put(&mut self, mut entry: Found, config: &SoftSwitchConfig, keep: &Keep) -> Result<(), String> {
@@ -185,28 +191,21 @@ impl Leftover {
                 let note: PortsNote = entry.note()?;
                 let id = uplink_id(config, uplink, &note.socket).ok_or("there is no such uplink any more")?;
                 check_queues(&note, workers)?;
+                // The older one was about to go, and the positions that a worker noted are the newer one's.
+                if self.peers.contains_key(uplink) {
+                    return Err("another peer has taken its place".to_owned());
+                }
                 let state = note.links.first().ok_or("it has no link")?;
                 let unfinished = |queue: usize| -> Option<Unfinished> {
                     let worker = (id.index() + queue) % workers;
                     self.workers.get(worker)?.commit.as_ref()?.unfinished_of(id)
                 };
                 let link = Link::resume(state, entry.files, unfinished).map_err(|error| error.to_string())?;
-                // The newest counts; the one before was about to go.
-                if let Some(other) = self.peers.get(uplink)
-                    && other.serial > serial
-                {
-                    return Err("another peer has taken its place".to_owned());
-                }
-                let peer = KeptPeer { serial, link };
-                if let Some(before) = self.peers.insert(uplink.to_owned(), peer) {
-                    keep.keeper()
-                        .forget(&format!("uplink/{uplink}/{}", before.serial));
-                }
+                self.peers.insert(uplink.to_owned(), KeptPeer { serial, link });
             }
             "listener" => {
                 let note: ListenerNote = entry.note()?;
                 if uplink_id(config, rest, &note.path).is_none() {
-                    // Nobody listens there any more.
                     let _gone = std::fs::remove_file(&note.path);
                     return Err("there is no such uplink any more".to_owned());
                 }
@@ -266,7 +265,7 @@ impl Leftover {
         self.ports.retain(|slot, ports| {
             let is_there = ports.links.iter_mut().all(goes_on);
             if !is_there {
-                keep.keeper().forget(&format!("port/{}", slot.0));
+                keep.forget(&format!("port/{}", slot.0));
             }
             is_there
         });

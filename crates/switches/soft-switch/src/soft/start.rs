@@ -19,7 +19,7 @@ use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Idle, Usual, WakeSet, Waker};
 use crate::keep::{Keep, WorkerNote};
-use crate::message::HandOff;
+use crate::message::{Ending, HandOff};
 use crate::plan::{LoadBoard, WorkerPlan};
 use crate::table_memory::TableMemory;
 use crate::worker::{CommitPage, Peers, Sleep, Worker, WorkerParts};
@@ -53,7 +53,7 @@ impl<M: FrameMemory> Workers<M> {
         let parts = make(config, memories, board, leftover, &mut workers.handles)?;
         let started = run(parts, config, &mut workers.handles);
         if started.is_err() {
-            workers.stop();
+            workers.stop(Ending::Drop);
         }
         started.map(|()| workers)
     }

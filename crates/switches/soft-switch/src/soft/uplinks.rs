@@ -293,7 +293,9 @@ impl<M: FrameMemory> Uplinks<M> {
             return;
         };
         state.detaching = state.detaching.saturating_sub(1);
+        // Before it is open, the next peer waits for that.
         if state.detaching == 0
+            && state.is_open.load(Ordering::Relaxed)
             && let Some(peer) = state.next.take()
         {
             self.attach(uplink, peer, workers);

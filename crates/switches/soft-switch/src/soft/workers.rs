@@ -13,7 +13,7 @@ use switch::{SwitchError, SwitchReading};
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Usual, Waker};
-use crate::message::{Command, WorkerEvent};
+use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::WorkerPlan;
 
 /// Commands that may wait for a worker. One per slot and some more: a whole set of instances can leave at once.
@@ -247,10 +247,10 @@ impl<M: FrameMemory> Workers<M> {
 
     // ---- the end ----------------------------------------------------------------------------------------------
 
-    /// Stops all of them.
-    pub(super) fn stop(&mut self) {
+    /// Ends all of them.
+    pub(super) fn stop(&mut self, ending: Ending) {
         for handle in &mut self.handles {
-            handle.backlog.push_back(Command::Stop);
+            handle.backlog.push_back(Command::Stop(ending));
         }
         // A worker that has no room for its answers takes no commands: both rings are kept moving until all have
         // ended.

@@ -93,7 +93,7 @@ impl<M: FrameMemory> Worker<M> {
                     self.cx.tell(WorkerEvent::Recorded(record));
                 }
             }
-            Command::Stop => self.is_stopping = true,
+            Command::Stop(ending) => self.ending = Some(ending),
         }
     }
 

@@ -81,9 +81,17 @@ impl CommitPage {
         Some(Unfinished { tx, rx, ..of })
     }
 
-    /// What the earlier run did not finish is finished.
+    /// The turn is done.
     pub(crate) fn finish(&self) {
         self.word(DONE_AT).store(self.turn, Ordering::Release);
+    }
+
+    /// What the earlier run did not finish is finished. Its turns do not come again: what it noted for one that it
+    /// never began has no meaning any more.
+    pub(crate) fn finish_earlier(&mut self) {
+        self.turn += 1;
+        self.finish();
+        self.word(NOTED_AT).store(self.turn, Ordering::Release);
     }
 
     #[inline(always)]
@@ -182,7 +190,16 @@ mod tests {
                 rx: none
             })
         );
-        open().finish();
+        page.word(UPLINKS_AT).store(8 << 16 | 500, Ordering::Relaxed);
+        open().finish_earlier();
+        assert_eq!(open().unfinished(), None);
+        // A process that ended before the note of turn 8 had its positions written: they are not of the next turn.
+        let mut next = open();
+        next.turn += 1;
+        next.word(NOTED_AT).store(next.turn, Ordering::Relaxed);
+        let unfinished = open().unfinished_of(UplinkId(0)).unwrap();
+        assert_eq!((unfinished.turn, unfinished.tx), (9, None));
+        next.finish();
         assert_eq!(open().unfinished(), None);
         page.word(LAYOUT_AT).store(1, Ordering::Relaxed);
         assert!(CommitPage::open(&file).unwrap().is_none());

@@ -41,7 +41,7 @@ use simd::Level;
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Idle, Rest, Waker};
-use crate::message::{Command, HandOff, WorkerEvent};
+use crate::message::{Command, Ending, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan};
 use crate::port::MAX_RING_SLOTS;
 use crate::table_memory::TableMemory;
@@ -68,6 +68,11 @@ const BURSTS_PER_TURN: usize = 4;
 const NEW_FLOWS_PER_TURN: u64 = BURST_FRAMES as u64 / 2;
 /// How long a worker that shuts down waits for the others to do so: what they still send to it is then counted.
 const LEAVING_STEPS: u32 = 20_000;
+/// How long a worker that ends may still forward what waits in it and in the others: some microseconds, unless one of
+/// them does not get its CPU.
+const FORWARD_REST_LIMIT: Nanos = Nanos::from_millis(200);
+/// How often a packet changes its worker at most: to the one of its flow, to that of its instance, and back.
+const HOPS: usize = 4;
 /// The time between two checks of whether they have.
 const LEAVING_STEP: Duration = Duration::from_micros(50);
 /// Bursts that are taken at most from a peer that has gone: as many as the largest ring holds.
@@ -109,7 +114,8 @@ pub struct Peers<F> {
     pub from: Vec<Option<Consumer<HandOff<F>>>>,
     /// Wakes the others.
     pub wakers: Vec<Option<Arc<Waker>>>,
-    /// Workers that send nothing to others any more: all of them share it.
+    /// Steps towards the end, shared by all workers. Each adds one when it receives nothing more, one for each of
+    /// [`HOPS`], and one when it sends nothing more to others.
     pub leaving: Arc<AtomicUsize>,
 }
 
@@ -127,7 +133,7 @@ pub struct Worker<M: FrameMemory> {
     commands: Consumer<Command<M>>,
     sleep: Sleep,
     leaving: Arc<AtomicUsize>,
-    is_stopping: bool,
+    ending: Option<Ending>,
 }
 
 impl<M: FrameMemory> Worker<M> {
@@ -161,7 +167,7 @@ impl<M: FrameMemory> Worker<M> {
             commands: parts.commands,
             sleep: parts.sleep,
             leaving: peers.leaving,
-            is_stopping: false,
+            ending: None,
         }
     }
 
@@ -172,8 +178,15 @@ impl<M: FrameMemory> Worker<M> {
         // command is carried out, and no flow is pinned by an older plan after it.
         self.take_commands();
         self.load_plan();
-        let mut moved = self.poll_uplinks();
-        moved += self.poll_peers();
+        let received = self.poll_uplinks();
+        let moved = received + self.forward();
+        self.end_turn(moved);
+        moved
+    }
+
+    /// The part of a turn after the uplinks.
+    fn forward(&mut self) -> usize {
+        let mut moved = self.poll_peers();
         moved += self.poll_instances();
         if !self.moves.is_empty() {
             self.release_moves();
@@ -182,7 +195,6 @@ impl<M: FrameMemory> Worker<M> {
             .expire(&mut self.lookup, &mut self.ingress, &mut self.cx);
         self.continue_sweep();
         self.egress.flush(&mut self.cx);
-        self.end_turn(moved);
         moved
     }
 
@@ -190,7 +202,7 @@ impl<M: FrameMemory> Worker<M> {
     pub fn run(mut self, clock: impl Fn() -> Nanos) {
         let _registration = M::register_thread();
         let mut started = clock();
-        while !self.is_stopping {
+        while self.ending.is_none() {
             let moved = self.turn(started);
             let ended = clock();
             let span = ended.since(started).0;
@@ -219,7 +231,33 @@ impl<M: FrameMemory> Worker<M> {
                 }
             };
         }
+        self.leaving.fetch_add(1, Ordering::AcqRel);
+        let hops = match self.ending {
+            Some(Ending::Forward) => self.forward_rest(&clock),
+            _ => 0,
+        };
+        self.leaving.fetch_add(HOPS - hops, Ordering::AcqRel);
         self.shut_down();
+    }
+
+    /// Takes nothing more from uplinks, and turns until nothing waits in a worker or on its way to one. Returns how
+    /// many hops are complete, as [`Peers::leaving`] counts them.
+    fn forward_rest(&mut self, clock: &impl Fn() -> Nanos) -> usize {
+        let deadline = clock() + FORWARD_REST_LIMIT;
+        let mut hops = 0;
+        while hops < HOPS {
+            self.cx.now = clock();
+            // Checked before the rings: what the others sent up to then is in them.
+            let all_sent = self.leaving.load(Ordering::Acquire) >= (1 + hops) * self.cx.workers;
+            let moved = self.forward();
+            if all_sent && moved == 0 && self.moves.is_empty() {
+                self.leaving.fetch_add(1, Ordering::AcqRel);
+                hops += 1;
+            } else if self.cx.now >= deadline {
+                break;
+            }
+        }
+        hops
     }
 
     fn wait(&mut self) {
@@ -318,7 +356,7 @@ impl<M: FrameMemory> Worker<M> {
         self.leaving.fetch_add(1, Ordering::AcqRel);
         for _ in 0..LEAVING_STEPS {
             // Checked before the rings: what was sent by workers that have left is in them by then.
-            let all_left = self.leaving.load(Ordering::Acquire) >= self.cx.workers;
+            let all_left = self.leaving.load(Ordering::Acquire) >= (2 + HOPS) * self.cx.workers;
             self.discard_handed_over();
             if all_left {
                 break;

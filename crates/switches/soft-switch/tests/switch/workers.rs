@@ -2,7 +2,7 @@
 
 use flow_table::{FlowHasher, Ownership};
 use model::Match;
-use switch::{ServicePlan, SwitchEvent};
+use switch::{ServicePlan, Switch as _, SwitchEvent};
 
 use crate::bed::{Bed, PATIENCE, cross, echo, ends, service, udp_packet};
 use crate::load::{Load, Shape};
@@ -153,4 +153,36 @@ fn an_instance_that_takes_fewer_queues_than_offered_is_reached_by_all_workers() 
     assert_eq!(bed.remove(1), 100);
     bed.assert_accounts_close();
     bed.finish();
+}
+
+/// What waits in a worker, or on its way to one, when the switch leaves everything to the next run is in the rings of
+/// instances afterwards.
+#[test]
+fn a_switch_that_leaves_forwards_what_its_workers_have() {
+    for _ in 0..10 {
+        let mut bed = Bed::new(2, 2, one_arm_on_two_uplinks());
+        for slot in 0..4 {
+            bed.add(slot, slot % 2, 1, echo);
+        }
+        let shape = Shape {
+            two_uplinks: true,
+            lossy: true,
+            flows: 64,
+            ..Shape::default()
+        };
+        let load = Load::start(&mut bed, shape);
+        load.wait_for(&mut bed, 5_000);
+        bed.switch.leave();
+        bed.switch.read(&mut bed.reading);
+        let of = &bed.reading;
+        let received: u64 = of.uplinks.iter().map(|uplink| uplink.received_packets).sum();
+        let forwarded: u64 = of.slots.iter().map(|slot| slot.to_packets).sum();
+        assert!(
+            of.workers.iter().all(|worker| worker.handed_off > 0),
+            "{:?}",
+            of.workers
+        );
+        assert_eq!(received, forwarded, "{:?}", of.drops);
+        load.finish(&mut bed);
+    }
 }

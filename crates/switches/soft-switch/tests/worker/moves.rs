@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use model::{DropReason, Generation, InstanceState, Nanos, Slot};
-use soft_switch::{Command, HeapMemory, MemifPort, Port, WorkerPlan};
+use soft_switch::{Command, Ending, HeapMemory, MemifPort, Port, WorkerPlan};
 use switch::{Change, ServicePlan};
 
 use crate::alone::{Alone, alone_with, link, packet_of};
@@ -264,7 +264,7 @@ fn what_is_held_when_the_worker_ends_is_counted() {
     moving.unpin(old, false);
     moving.send(3..6);
     let counters = Arc::clone(&moving.alone.counters);
-    assert!(moving.alone.commands.push(Command::Stop).is_ok());
+    assert!(moving.alone.commands.push(Command::Stop(Ending::Drop)).is_ok());
     let now = moving.alone.now;
     moving.alone.worker.run(|| now);
     // Three are held here, three by the instance.
