@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use configuration::{Configuration, EngineDriver, SwitchDriver};
+use configuration::{Configuration, EngineDriver};
 use engine::launcher::{Launcher, LauncherCommand};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::drivers::driver;
 use crate::load;
 use crate::log::{self, LogFormat};
 use crate::machine::Machine;
@@ -82,7 +83,7 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     ))
 }
 
-/// Lets this process open as many files as the system allows: a link to an instance takes three, and as many
+/// Lets this process open as many files as the system allows: a link to an instance takes four, and as many
 /// duplicates that are kept.
 fn raise_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -99,8 +100,8 @@ pub(crate) fn launcher_command() -> LauncherCommand {
     LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop")
 }
 
-/// Starts the launcher of containers if the engine or the switch needs one. The launcher forks, so it must start before any thread
-/// and any memory mapping.
+/// Starts the launcher of containers if the engine or the switch needs one. The launcher forks, so it must start
+/// before any thread and any memory mapping.
 ///
 /// # Errors
 /// The launcher cannot be started, or another inco has one in the same run directory.
@@ -108,8 +109,7 @@ fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
     // Root needs it even without containers, to remove those of an earlier run.
     let is_needed = configuration.has_containers() || rustix::process::geteuid().is_root();
     // It also keeps the state of inco's own switch for the next run.
-    let has_use =
-        configuration.engine.driver == EngineDriver::Oci || configuration.switch.driver == SwitchDriver::Soft;
+    let has_use = configuration.engine.driver == EngineDriver::Oci || driver(configuration).keeps_state();
     if !has_use || !is_needed {
         return Ok(None);
     }

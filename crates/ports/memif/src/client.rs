@@ -31,9 +31,9 @@ pub const MIN_LOG2_SLOTS: u8 = 6;
 pub const MAX_QUEUES: u16 = 256;
 /// The largest buffer: any jumbo frame fits.
 pub const MAX_BUFFER_BYTES: u32 = 65_536;
-/// File descriptors of a link with one queue pair on the client: the socket and one per ring. (A few more
+/// File descriptors of a link with one queue pair on the client: the socket, the memory, and one per ring. (A few more
 /// while connecting.)
-pub(crate) const DESCRIPTORS_PER_LINK: u32 = 3;
+pub(crate) const DESCRIPTORS_PER_LINK: u32 = 4;
 
 /// Retry interval while the server does not listen yet.
 const RETRY: Duration = Duration::from_millis(2);

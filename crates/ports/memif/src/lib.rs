@@ -27,7 +27,7 @@
 //! nothing: [`RxQueue::hold_slots`], and [`Unfinished`] for what must not come twice.
 //!
 //! **Limits.** [`MAX_LOG2_SLOTS`], [`MAX_QUEUES`], [`MAX_BUFFER_BYTES`], [`MAX_PACKET_BYTES`], [`MAX_WAIT`].
-//! A link of one queue pair takes three file descriptors, so 256 links fit in the usual 1024.
+//! A link of one queue pair takes four file descriptors: 256 links take 1024.
 //!
 //! `examples/round_trip.rs` measures the round-trip packet rate beside DPDK's driver.
 //!

@@ -82,8 +82,10 @@ pub struct InstancePorts<M: FrameMemory> {
     reported_broken: bool,
     /// Whether it was ever probed: probes may then come back.
     pub(crate) is_probed: bool,
-    /// Whether it gave or got packets in this turn.
-    pub(crate) is_touched: bool,
+    /// Ports that got packets in this turn.
+    pub(crate) got: [bool; PORT_LIMIT],
+    /// Ports that gave packets in this turn.
+    pub(crate) gave: [bool; PORT_LIMIT],
     /// Whether it goes on from an earlier run: what it gave back meanwhile waits until a plan says where it goes.
     pub(crate) waits_for_plan: bool,
     /// Which instance it is, once a plan has told.
@@ -119,7 +121,8 @@ impl<M: FrameMemory> InstancePorts<M> {
             is_broken: false,
             reported_broken: false,
             is_probed: false,
-            is_touched: false,
+            got: [false; PORT_LIMIT],
+            gave: [false; PORT_LIMIT],
             waits_for_plan: false,
             fills: [Fill::default(); PORT_LIMIT],
             quiet: 0,
@@ -138,19 +141,20 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.ports.iter_mut().flatten()
     }
 
-    /// Makes visible to it what it was sent.
+    /// Makes visible to it what it was sent on that port.
     #[inline(always)]
-    pub(crate) fn publish(&mut self) {
-        for port in self.ports.iter_mut().flatten() {
+    pub(crate) fn publish(&mut self, port: usize) {
+        if let (Some(got), Some(Some(port))) = (self.got.get_mut(port), self.ports.get_mut(port)) {
+            *got = false;
             port.publish();
         }
     }
 
-    /// Gives it the places back of what was received from it.
+    /// Gives it the places back of what was received from that port.
     #[inline(always)]
-    pub(crate) fn release(&mut self) {
-        self.is_touched = false;
-        for port in self.ports.iter_mut().flatten() {
+    pub(crate) fn release(&mut self, port: usize) {
+        if let (Some(gave), Some(Some(port))) = (self.gave.get_mut(port), self.ports.get_mut(port)) {
+            *gave = false;
             port.release();
         }
     }
@@ -315,6 +319,7 @@ mod tests {
     use crate::counters::WorkerCounters;
     use crate::frame::{HeapFrame, HeapMemory};
     use crate::port::MemifPort;
+    use crate::worker::commit;
     use crate::worker::context::{Context, Ports, View};
     use crate::worker::outbox::{Outboxes, lane_of};
 
@@ -373,6 +378,7 @@ mod tests {
         full.set_len(usize::MAX);
         outboxes.put(lane_of(SLOT, 0), full, &mut cx);
         outboxes.flush(&mut cx);
+        commit::publish(&mut None, &mut cx);
 
         let mut buffer = vec![0; 2048];
         for bytes in &frames {

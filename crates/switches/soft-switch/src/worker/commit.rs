@@ -104,11 +104,11 @@ impl CommitPage {
     fn note<M: FrameMemory>(&mut self, cx: &mut Context<M>) {
         self.turn += 1;
         let turn = self.turn;
-        for slot in &cx.ports.touched {
-            if let Some(instance) = &mut cx.ports.instances[*slot] {
-                for port in instance.ports() {
-                    port.intend(turn);
-                }
+        for &(slot, port) in cx.ports.sent_to.iter().chain(&cx.ports.received_from) {
+            if let Some(instance) = &mut cx.ports.instances[slot]
+                && let Some(Some(port)) = instance.ports.get_mut(port)
+            {
+                port.intend(turn);
             }
         }
         for uplink in (0..UplinkId::LIMIT as u8).map(UplinkId) {
@@ -135,9 +135,9 @@ pub(crate) fn publish<M: FrameMemory>(page: &mut Option<CommitPage>, cx: &mut Co
     if let Some(page) = page {
         page.note(cx);
     }
-    for slot in &cx.ports.touched {
-        if let Some(instance) = &mut cx.ports.instances[*slot] {
-            instance.publish();
+    for (slot, port) in cx.ports.sent_to.drain(..) {
+        if let Some(instance) = &mut cx.ports.instances[slot] {
+            instance.publish(port);
         }
     }
 }
@@ -145,9 +145,9 @@ pub(crate) fn publish<M: FrameMemory>(page: &mut Option<CommitPage>, cx: &mut Co
 /// Ends it: what was taken from peers is theirs again, now that it has arrived elsewhere.
 #[inline]
 pub(crate) fn release<M: FrameMemory>(page: &Option<CommitPage>, cx: &mut Context<M>) {
-    while let Some(slot) = cx.ports.touched.pop() {
+    for (slot, port) in cx.ports.received_from.drain(..) {
         if let Some(instance) = &mut cx.ports.instances[slot] {
-            instance.release();
+            instance.release(port);
         }
     }
     for uplink in (0..UplinkId::LIMIT as u8).map(UplinkId) {

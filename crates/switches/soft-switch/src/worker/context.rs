@@ -11,7 +11,7 @@ use simd::Level;
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::id_map::{SlotMap, UplinkMap};
-use crate::instance::InstancePorts;
+use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
@@ -67,8 +67,10 @@ pub(crate) struct Ports<M: FrameMemory> {
     pub(crate) instances: SlotMap<Option<Box<InstancePorts<M>>>>,
     /// Slots with instances here, in the order of their attachment.
     pub(crate) attached: Vec<Slot>,
-    /// Slots of the instances that gave or got packets in this turn, each once.
-    pub(crate) touched: Vec<Slot>,
+    /// Data ports that got packets in this turn, each once.
+    pub(crate) sent_to: Vec<(Slot, usize)>,
+    /// Data ports that gave packets in this turn, each once.
+    pub(crate) received_from: Vec<(Slot, usize)>,
 }
 
 impl<M: FrameMemory> Ports<M> {
@@ -77,7 +79,8 @@ impl<M: FrameMemory> Ports<M> {
             uplinks: UplinkMap::from_fn(|| None),
             instances: SlotMap::from_fn(|| None),
             attached: Vec::with_capacity(Slot::LIMIT),
-            touched: Vec::with_capacity(2 * Slot::LIMIT),
+            sent_to: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
+            received_from: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
         }
     }
 

@@ -13,7 +13,7 @@
 //! [`returns`] joins them at egress with what instances give back. [`housekeeping`] goes on beside them.
 
 mod commands;
-mod commit;
+pub(crate) mod commit;
 pub(crate) mod context;
 mod egress;
 mod elephants;

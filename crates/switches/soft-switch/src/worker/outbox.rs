@@ -232,7 +232,7 @@ impl<F: Frame> Outboxes<F> {
         flush.offered.count(&flush.cx.counters);
         self.waiting -= sent;
         if let Some(instance) = &mut cx.ports.instances[slot] {
-            instance.publish();
+            (0..PORT_LIMIT).for_each(|port| instance.publish(port));
         }
     }
 }
@@ -344,8 +344,8 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
         }
         self.offered.packets += packets as u64;
         self.offered.bytes += bytes;
-        if !std::mem::replace(&mut instance.is_touched, true) {
-            cx.ports.touched.push(slot);
+        if !std::mem::replace(&mut instance.got[port % PORT_LIMIT], true) {
+            cx.ports.sent_to.push((slot, port));
         }
         let sent = instance.send_all(
             port,

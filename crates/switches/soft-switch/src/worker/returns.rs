@@ -128,8 +128,8 @@ impl<M: FrameMemory> Returns<M> {
         let packets = passed.0 + self.frames.len() as u64;
         let bytes = passed.1 + self.frames.iter().map(|f| f.len() as u64).sum::<u64>();
         instance.returned(packets + bad, bytes, &cx.counters.slots[slot]);
-        if !std::mem::replace(&mut instance.is_touched, true) {
-            cx.ports.touched.push(slot);
+        if !std::mem::replace(&mut instance.gave[port % PORT_LIMIT], true) {
+            cx.ports.received_from.push((slot, port));
         }
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
