@@ -7,8 +7,12 @@ use std::time::{Duration, Instant};
 
 use memif::{Client, ClientConfig, Link, Listener, ServerConfig};
 use nf_page::PageReader;
+use packet::build::Frame;
+use packet::capture::{CaptureWriter, Captured};
 use rustix::process::{Pid, Signal, kill_process};
-use traffic::{Capture, Control, Generator, MemifPort, Phase, Profile, Rate, Report, Size, Span, Timing};
+use traffic::{
+    Capture, Control, Generator, MemifPort, Phase, Profile, Random, Rate, Report, Size, Span, Timing,
+};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -331,6 +335,57 @@ fn every_captured_packet_returns_unchanged() {
         packets += report.counts.returned_packets;
     }
     assert!(packets > 20_000, "{packets}");
+}
+
+/// Random payloads, half of them with a valid stamp of another run in front: the function writes into none.
+#[test]
+fn millions_of_replayed_payloads_return_unchanged() {
+    const FRAMES: u32 = 200_000;
+    const REPEAT: u32 = 10;
+    let mut random = Random::new(17);
+    let mut writer = CaptureWriter::new();
+    for number in 0..FRAMES {
+        let mut payload: Vec<u8> = (0..5).flat_map(|_| random.bits().to_be_bytes()).collect();
+        if number % 2 == 0 {
+            let stamp = stamp::Stamp {
+                flow: number % 64,
+                sequence: number / 64,
+                sent: stamp::truncated_time(random.bits()),
+                instance: number % 5,
+            };
+            payload[..stamp::LEN].copy_from_slice(&stamp.to_bytes());
+        }
+        let ends = [(1, 1000 + number % 64), (2, 53)]
+            .map(|(host, port)| std::net::SocketAddr::from(([10, 0, 0, host], u16::try_from(port).unwrap())));
+        let frame = Frame::udp(ends[0], ends[1], &payload).unwrap();
+        let frame = frame.to_vec().unwrap();
+        writer.push(&Captured {
+            timestamp_ns: 1_000 * u64::from(number),
+            frame: &frame,
+            original_len: u32::try_from(frame.len()).unwrap(),
+        });
+    }
+    let function = Function::start(&["--stamp", "--instance-id", "9"]);
+    let file = function.dir.path().join("random.pcap");
+    std::fs::write(&file, writer.into_bytes()).unwrap();
+    let capture = Capture {
+        file,
+        start: Span::default(),
+        timing: Timing::Captured,
+        speed: 1.0,
+        rate: Some(Rate(250_000.0)),
+        repeat: REPEAT,
+        uplink: 0,
+        reply_uplink: None,
+    };
+    let report = function.run(Profile {
+        captures: vec![capture],
+        uplink_wait: Span::from_millis(5000),
+        ..Profile::default()
+    });
+    assert!(report.is_clean(), "{}", report.table(true));
+    assert_eq!(report.counts.unstamped, 0);
+    assert_eq!(report.counts.returned_packets, u64::from(FRAMES * REPEAT));
 }
 
 /// In the role of the client, as with Open vSwitch, which listens itself.

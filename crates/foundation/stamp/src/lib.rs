@@ -4,10 +4,17 @@
 //! Key types: [`Stamp`] (in the payload of generated packets) and [`MacStamp`] (in the source MAC of replayed
 //! packets, whose payload must not change).
 //!
-//! 1. The generator writes a [`Stamp`] after the UDP or TCP header ([`Stamp::write`]), or a [`MacStamp`] over
-//!    the source MAC.
+//! 1. The generator writes a [`Stamp`] after the UDP or TCP header ([`Stamp::to_bytes`]) of a frame from
+//!    [`GENERATED_MAC`], or a [`MacStamp`] over the source MAC of a replayed frame.
 //! 2. A function with `--stamp` calls [`stamp_instance`], which keeps the checksum valid.
 //! 3. The generator finds it with [`read`] or [`read_mac`].
+//!
+//! # What a function may write into
+//! The source MAC tells a function where the stamp is, before it looks at the payload. A replayed frame has a
+//! [`MacStamp`] there, so its payload is never written, whatever it holds: a recorded stamp of another run, too. A
+//! payload is written only if the source MAC is [`GENERATED_MAC`], which no card and no capture on its way through the
+//! generator has, and if magic and check agree: 48 + 16 + 8 = 72 bits. A frame whose source MAC was rewritten on the
+//! way to the function stays without a stamp, and the generator counts it as that.
 //!
 //! # Layout of the payload stamp, 18 bytes, big-endian
 //!
@@ -19,9 +26,6 @@
 //! | 8..12 | sequence number within the flow |
 //! | 12 | check of flow, sequence number and time |
 //! | 13..18 | intended send time, monotonic clock in ns, modulo 2^40 (18 minutes) |
-//!
-//! The check keeps a function from writing into a foreign payload that happens to begin with the magic. A packet with
-//! a MAC stamp is a replayed one: its payload is foreign, whatever it begins with.
 //!
 //! A frame of "64 B" is 64 B on the wire: 60 B in memory and 4 B of frame check sequence, which no port here
 //! sees. Ethernet, IPv4 and UDP take 42 of those 60, which leaves exactly the 18 of the stamp. Other packet
@@ -41,6 +45,10 @@ pub const FCS_LEN: usize = 4;
 pub const FLOWS_LIMIT: u32 = 1 << 24;
 /// Packet numbers of MAC stamps wrap at this (20 bits): at most half of it may be in flight.
 pub const MAC_NUMBERS: u32 = 1 << 20;
+
+/// The source MAC of generated frames: locally administered, unicast, and drawn at random. No [`MacStamp`] begins like
+/// it.
+pub const GENERATED_MAC: [u8; 6] = [0x56, 0x9d, 0xc3, 0x1a, 0xf7, 0x4e];
 
 const MAGIC: [u8; 2] = [0x1c, 0x0f];
 const MAC_MAGIC: u8 = 0x52;
@@ -313,8 +321,8 @@ pub fn read_mac(frame: &[u8]) -> Option<MacStamp> {
 }
 
 /// Writes an instance id into a frame's stamp, replacing an earlier one, and updates the UDP or TCP checksum
-/// incrementally (RFC 1624), so that a wrong checksum stays wrong. Returns whether there was a stamp; a frame
-/// without one is unchanged.
+/// incrementally (RFC 1624), so that a wrong checksum stays wrong. The source MAC decides whether it is written there,
+/// into the payload, or nowhere. Returns whether there was a stamp; a frame without one is unchanged.
 pub fn stamp_instance(frame: &mut [u8], id: u32) -> bool {
     stamp_mac(frame, id).is_some() || stamp_payload(frame, id).is_some()
 }
@@ -328,6 +336,9 @@ fn stamp_mac(frame: &mut [u8], id: u32) -> Option<()> {
 }
 
 fn stamp_payload(frame: &mut [u8], id: u32) -> Option<()> {
+    if frame.get(6..12)? != GENERATED_MAC {
+        return None;
+    }
     let place = locate(frame)?;
     let old_checksum = be16(frame, place.checksum)?;
     let field: &mut [u8; LEN] = frame.get_mut(place.payload..)?.first_chunk_mut()?;
@@ -371,7 +382,7 @@ mod tests {
     /// A frame of that format with `payload`; checksums by etherparse.
     fn frame(form: Form, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        let ethernet = PacketBuilder::ethernet2([1; 6], [2; 6]);
+        let ethernet = PacketBuilder::ethernet2(GENERATED_MAC, [2; 6]);
         macro_rules! finish {
             ($b:expr) => {
                 match form.transport {
@@ -486,6 +497,57 @@ mod tests {
         }
     }
 
+    /// Millions of payloads, half of them with a valid stamp of another run: as replayed frames and as foreign ones.
+    #[test]
+    fn no_payload_of_a_replayed_or_foreign_frame_is_written() {
+        const FRAMES: u32 = 4_000_000;
+        let form = Form {
+            ip: Ip::V4,
+            transport: Transport::Udp,
+            tags: 0,
+        };
+        let mut f = frame(form, &[0; LEN + 8]);
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            // xorshift64
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        for number in 0..FRAMES {
+            for chunk in f[42..].chunks_mut(8) {
+                let len = chunk.len();
+                chunk.copy_from_slice(&next().to_le_bytes()[..len]);
+            }
+            if number % 2 == 0 {
+                let stamp = Stamp {
+                    flow: next() as u32 % FLOWS_LIMIT,
+                    sequence: next() as u32,
+                    sent: truncated_time(next()),
+                    instance: number % 7,
+                };
+                f[42..42 + LEN].copy_from_slice(&stamp.to_bytes());
+            }
+            let is_replayed = number % 4 < 2;
+            let mac = match is_replayed {
+                true => MacStamp {
+                    number: number % MAC_NUMBERS,
+                    instance: 0,
+                }
+                .to_mac(),
+                false => [2, 0, 0, 0, 0, 1],
+            };
+            f[6..12].copy_from_slice(&mac);
+            let before = f.clone();
+            assert_eq!(stamp_instance(&mut f, 3), is_replayed, "frame {number}");
+            assert_eq!(f[12..], before[12..], "frame {number}");
+        }
+        f[6..12].copy_from_slice(&GENERATED_MAC);
+        f[42..42 + LEN].copy_from_slice(&Stamp::default().to_bytes());
+        assert!(stamp_instance(&mut f, 3), "the generator's own is written");
+    }
+
     #[test]
     fn age_is_none_for_the_future_and_survives_the_wrap() {
         let s = Stamp {
@@ -508,6 +570,8 @@ mod tests {
             let s = MacStamp { number, instance };
             let mac = s.to_mac();
             prop_assert_eq!(mac[0] & 3, 2, "local and unicast");
+            prop_assert_eq!(GENERATED_MAC[0] & 3, 2, "local and unicast");
+            prop_assert_eq!(MacStamp::from_mac(&GENERATED_MAC), None);
             prop_assert_eq!(MacStamp::from_mac(&mac), Some(s));
         }
 

@@ -48,14 +48,16 @@ impl Control {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Declares that each flow of this instance may move once from now on, because it is about to fail or be
-    /// purged. Call it before that happens, or the first moves may count as mis-steers.
+    /// Declares that each flow of this instance may move once from now on, because it failed or was purged. Moves
+    /// before that, of flows of this instance to one other, count likewise.
     pub fn expect_moves_from(&self, instance: u32) {
         let mut failed = self
             .failed
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        failed.push(instance);
+        if !failed.contains(&instance) {
+            failed.push(instance);
+        }
         self.failed_count.store(failed.len(), Ordering::Release);
     }
 }

@@ -16,8 +16,9 @@
 //! - Latency counts from the due time, so a stall affects every packet due during it.
 //! - Order and duplicates are per flow (for a replayed flow, per direction).
 //! - A flow's home is the instance that stamped its first returned packet. Packets of the flow from another
-//!   instance are mis-steered, unless the flow may move: after `idle_timeout` without packets, or after
-//!   [`Control::expect_moves_from`].
+//!   instance are mis-steered, unless the flow may move: after [`Control::expect_moves_from`] for its home.
+//! - A flow begins anew, with another home, after `idle_timeout` without packets, and with a TCP connection (a SYN) after
+//!   one that was reset or has begun to end. Packets of the connection before are judged by its own home.
 //! - The generator's own shortfalls are in [`GeneratorLimits`].
 #![forbid(unsafe_code)]
 
@@ -44,7 +45,7 @@ pub use generator::{Control, Generator};
 pub use lengths::{FlowLengths, LENGTH_LIMIT, Mixture, MixtureProblem};
 pub use memif_port::MemifPort;
 pub use order::{Arrival, OrderTracker, WINDOW};
-pub use pin::{PinTracker, Steer};
+pub use pin::{EARLIER_LIMIT, PinTracker, Steer};
 pub use port::{LoopbackPort, Port};
 pub use profile::{
     Capture, FLOWS_LIMIT, LengthSource, NamedSize, Phase, Profile, Protocol, SOURCES_LIMIT, Size, Timing,

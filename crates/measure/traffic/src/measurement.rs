@@ -142,7 +142,8 @@ pub(crate) struct Measurement {
     next_number: u64,
     verify: Verify,
     idle_timeout: u64,
-    failed: Vec<u32>,
+    /// Marks of the instances whose flows may move.
+    given_up: Vec<u32>,
     start: u64,
     scratch: Vec<u8>,
     last_interval: Counts,
@@ -251,7 +252,7 @@ impl Measurement {
             next_number: 0,
             verify: profile.verify,
             idle_timeout: profile.idle_timeout.map_or(NONE, |span| span.as_nanos()),
-            failed: Vec::new(),
+            given_up: Vec::new(),
             start: 0,
             scratch: vec![0; longest],
             last_interval: Counts::default(),
@@ -294,18 +295,16 @@ impl Measurement {
             stamp::instance_mark(instance),
             u32::from(stamp::instance_mac_mark(instance)),
         ] {
-            if !self.failed.contains(&mark) {
-                self.failed.push(mark);
+            if !self.given_up.contains(&mark) {
+                self.given_up.push(mark);
             }
-            // The declaration may come late.
-            for record in self.records.iter_mut().filter(|record| record.pin.home() == mark) {
-                let forgiven = record.pin.allow_single_move();
-                if forgiven > 0 {
-                    record.mis_steered = record.mis_steered.saturating_sub(forgiven);
-                    record.expected_moves += 1;
-                    self.counts.mis_steered = self.counts.mis_steered.saturating_sub(forgiven);
-                    self.counts.expected_moves += 1;
-                }
+            // The event may come late.
+            for record in &mut self.records {
+                let (moves, forgiven) = record.pin.forgive(mark);
+                record.mis_steered = record.mis_steered.saturating_sub(forgiven);
+                record.expected_moves += moves;
+                self.counts.mis_steered = self.counts.mis_steered.saturating_sub(forgiven);
+                self.counts.expected_moves += moves;
             }
         }
     }
@@ -342,10 +341,8 @@ impl Measurement {
         let pin_sequence = {
             let pin_record = &mut self.records[pin_at];
             let sequence = pin_record.pin_sent;
-            if sequence > 0 && due_at.saturating_sub(pin_record.last_due) >= self.idle_timeout {
-                pin_record.pin.allow_move_from(sequence);
-            }
-            if sequence > 0 && opens_again {
+            let was_idle = due_at.saturating_sub(pin_record.last_due) >= self.idle_timeout;
+            if sequence > 0 && (opens_again || was_idle) {
                 pin_record.pin.begin_again(sequence);
             }
             pin_record.pin_sent += 1;
@@ -582,10 +579,7 @@ impl Measurement {
         record.altered += u64::from(altered != Altered::No);
         let pin_at = record.pin_at as usize;
         let pin = &mut self.records[pin_at].pin;
-        if !self.failed.is_empty() && self.failed.contains(&pin.home()) {
-            pin.allow_move();
-        }
-        match pin.returned(pin_sequence, instance) {
+        match pin.returned(pin_sequence, instance, &self.given_up) {
             Steer::Kept => {}
             Steer::Unstamped => counts.unstamped += 1,
             Steer::ExpectedMove => {

@@ -1,5 +1,11 @@
 //! Checks that the packets of a flow stay on one instance.
 
+use std::collections::VecDeque;
+
+/// Earlier connections of a flow that are remembered while packets of them have not returned. Packets of older ones
+/// are not judged.
+pub const EARLIER_LIMIT: usize = 1024;
+
 /// How a returned packet was steered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
@@ -13,62 +19,31 @@ pub enum Steer {
     MisSteered,
 }
 
-/// A flow's instance, by the stamps of its returned packets. If a move was allowed
-/// ([`PinTracker::allow_move_from`], [`PinTracker::allow_move`]) the flow may move once. Otherwise every
-/// packet to an instance other than the first is a mis-steer.
+/// The packets of one connection, and their instance.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PinTracker {
+struct Connection {
+    /// Number of its first packet in the flow.
+    first: u64,
+    /// Packets of it that returned.
+    returned: u64,
     home: u32,
     previous: u32,
     /// Packets before this one may still come from `previous`.
     moved_at: u64,
-    /// The flow's first packet after its idle timeout; 0 if there was none.
-    idle_until: u64,
-    allowed: bool,
-    /// The first packet of a new connection between the same ends; 0 if there was none.
-    began_again: u64,
     /// The instance, number and first of its mis-steered packets; 0 if they went to several instances.
     strayed_to: u32,
     strayed: u64,
     strayed_at: u64,
 }
 
-impl PinTracker {
-    /// The flow's instance, 0 if unknown.
-    pub fn home(&self) -> u32 {
-        self.home
+impl Connection {
+    /// Moves to another instance with packet `sequence`.
+    fn moves(&mut self, sequence: u64, instance: u32) {
+        self.previous = std::mem::replace(&mut self.home, instance);
+        self.moved_at = sequence;
     }
 
-    /// The flow was idle for its timeout before packet `sequence`, which may find a new instance.
-    pub fn allow_move_from(&mut self, sequence: u64) {
-        self.idle_until = sequence;
-    }
-
-    /// Packet `sequence` opens a new connection after the end of the previous one; it may get another instance.
-    pub fn begin_again(&mut self, sequence: u64) {
-        self.began_again = sequence;
-    }
-
-    /// The flow's instance was declared failed or purged: the flow may move once.
-    pub fn allow_move(&mut self) {
-        self.allowed = true;
-    }
-
-    /// The flow's instance was declared failed after the fact: packets to one other instance since then were
-    /// the flow's one move, not mis-steers. Returns their number.
-    pub fn allow_single_move(&mut self) -> u64 {
-        if self.strayed == 0 || self.strayed_to == 0 {
-            return 0;
-        }
-        self.previous = self.home;
-        self.home = self.strayed_to;
-        self.moved_at = self.strayed_at;
-        self.strayed_to = 0;
-        std::mem::take(&mut self.strayed)
-    }
-
-    /// Counts a mis-steer.
-    fn mis_steers(&mut self, sequence: u64, instance: u32) -> Steer {
+    fn mis_steers(&mut self, sequence: u64, instance: u32) {
         if self.strayed == 0 {
             self.strayed_to = instance;
             self.strayed_at = sequence;
@@ -77,45 +52,97 @@ impl PinTracker {
         }
         self.strayed_at = self.strayed_at.min(sequence);
         self.strayed += 1;
-        Steer::MisSteered
     }
 
-    /// Records the instance of packet `sequence`.
-    pub fn returned(&mut self, sequence: u64, instance: u32) -> Steer {
+    fn returned(&mut self, sequence: u64, instance: u32, given_up: &[u32]) -> Steer {
+        self.returned += 1;
+        if self.home == 0 {
+            self.home = instance;
+        } else if instance != self.home && (instance != self.previous || sequence >= self.moved_at) {
+            if given_up.contains(&self.home) {
+                self.moves(sequence, instance);
+                return Steer::ExpectedMove;
+            }
+            self.mis_steers(sequence, instance);
+            return Steer::MisSteered;
+        }
+        Steer::Kept
+    }
+
+    /// See [`PinTracker::forgive`].
+    fn forgive(&mut self, instance: u32) -> u64 {
+        if self.home != instance || self.strayed == 0 || self.strayed_to == 0 {
+            return 0;
+        }
+        let (at, to) = (self.strayed_at, self.strayed_to);
+        self.moves(at, to);
+        self.strayed_to = 0;
+        std::mem::take(&mut self.strayed)
+    }
+}
+
+/// A flow's instance, by the stamps of its returned packets. Every packet to an instance other than the first is a
+/// mis-steer, unless that instance was given up: then the flow may move once. A connection that begins between the
+/// same ends ([`PinTracker::begin_again`]) has an instance of its own. Packets of several connections may be under way
+/// at once: each is judged by its own.
+#[derive(Clone, Debug, Default)]
+pub struct PinTracker {
+    current: Connection,
+    /// Oldest first.
+    earlier: VecDeque<Connection>,
+}
+
+impl PinTracker {
+    /// The flow's instance, 0 if unknown: that of the last connection of which a packet has returned.
+    pub fn home(&self) -> u32 {
+        match (self.current.home, self.earlier.back()) {
+            (0, Some(earlier)) => earlier.home,
+            (home, _) => home,
+        }
+    }
+
+    /// Packet `sequence` begins a new connection; it may get another instance. Call it when that packet is sent.
+    pub fn begin_again(&mut self, sequence: u64) {
+        let next = Connection {
+            first: sequence,
+            ..Connection::default()
+        };
+        let ended = std::mem::replace(&mut self.current, next);
+        self.earlier.push_back(ended);
+        // The oldest of which all packets are back, and what is over the limit. The last one stays: it may be the home.
+        while self.earlier.len() > 1
+            && (self.earlier[0].returned >= self.earlier[1].first - self.earlier[0].first
+                || self.earlier.len() > EARLIER_LIMIT)
+        {
+            self.earlier.pop_front();
+        }
+    }
+
+    /// Instance `instance` was given up, as told after the fact: packets of its connections to one other instance
+    /// were their one move, not mis-steers. Returns the moves and those packets.
+    pub fn forgive(&mut self, instance: u32) -> (u64, u64) {
+        let all = self.earlier.iter_mut().chain([&mut self.current]);
+        let forgiven = all.map(|connection| connection.forgive(instance));
+        forgiven
+            .filter(|packets| *packets > 0)
+            .fold((0, 0), |(moves, sum), packets| (moves + 1, sum + packets))
+    }
+
+    /// Records the instance of packet `sequence`. `given_up` are the instances whose flows may move.
+    pub fn returned(&mut self, sequence: u64, instance: u32, given_up: &[u32]) -> Steer {
         if instance == 0 {
             return Steer::Unstamped;
         }
-        if self.began_again != 0 && sequence >= self.began_again {
-            if instance != self.home {
-                self.previous = self.home;
-                self.home = instance;
-                self.moved_at = self.began_again;
-            }
-            self.began_again = 0;
-            return Steer::Kept;
+        if sequence >= self.current.first {
+            return self.current.returned(sequence, instance, given_up);
         }
-        let came_back = self.idle_until != 0 && sequence >= self.idle_until;
-        if self.home == 0 {
-            self.home = instance;
-        } else if instance != self.home {
-            if came_back || self.allowed {
-                self.previous = self.home;
-                self.home = instance;
-                self.moved_at = sequence;
-                self.allowed = false;
-                self.idle_until = 0;
-                return Steer::ExpectedMove;
-            }
-            return if instance == self.previous && sequence < self.moved_at {
-                Steer::Kept
-            } else {
-                self.mis_steers(sequence, instance)
-            };
+        let after = self
+            .earlier
+            .partition_point(|connection| connection.first <= sequence);
+        match after.checked_sub(1).and_then(|at| self.earlier.get_mut(at)) {
+            Some(connection) => connection.returned(sequence, instance, given_up),
+            None => Steer::Kept,
         }
-        if came_back {
-            self.idle_until = 0;
-        }
-        Steer::Kept
     }
 }
 
@@ -127,7 +154,7 @@ mod tests {
     fn every_packet_away_from_home_is_a_mis_steer() {
         let mut p = PinTracker::default();
         let got: Vec<_> = [(0, 5), (1, 6), (2, 6), (3, 5), (4, 0)]
-            .map(|(s, i)| p.returned(s, i))
+            .map(|(s, i)| p.returned(s, i, &[]))
             .to_vec();
         use Steer::{Kept, MisSteered, Unstamped};
         assert_eq!(got, [Kept, MisSteered, MisSteered, Kept, Unstamped]);
@@ -135,61 +162,103 @@ mod tests {
     }
 
     #[test]
-    fn a_declared_failure_allows_one_move_and_packets_in_flight() {
+    fn a_given_up_instance_allows_one_move_and_packets_in_flight() {
         let mut p = PinTracker::default();
-        p.returned(0, 5);
-        p.allow_move();
-        assert_eq!(p.returned(1, 5), Steer::Kept);
-        assert_eq!(p.returned(3, 6), Steer::ExpectedMove);
-        assert_eq!(p.returned(2, 5), Steer::Kept, "sent before the move, came late");
-        assert_eq!(p.returned(4, 5), Steer::MisSteered);
-        assert_eq!(p.returned(5, 7), Steer::MisSteered, "only one move was allowed");
+        p.returned(0, 5, &[]);
+        assert_eq!(p.returned(1, 5, &[5]), Steer::Kept);
+        assert_eq!(p.returned(3, 6, &[5]), Steer::ExpectedMove);
+        assert_eq!(
+            p.returned(2, 5, &[5]),
+            Steer::Kept,
+            "sent before the move, came late"
+        );
+        assert_eq!(p.returned(4, 5, &[5]), Steer::MisSteered);
+        assert_eq!(
+            p.returned(5, 7, &[5]),
+            Steer::MisSteered,
+            "only one move was allowed"
+        );
+        assert_eq!(
+            p.returned(6, 7, &[5, 6]),
+            Steer::ExpectedMove,
+            "the next one was given up, too"
+        );
     }
 
     #[test]
-    fn an_idle_flow_may_move_only_with_its_next_packet() {
+    fn no_other_instance_may_be_left() {
         let mut p = PinTracker::default();
-        p.returned(0, 5);
-        p.allow_move_from(10);
-        assert_eq!(p.returned(9, 6), Steer::MisSteered);
-        assert_eq!(p.returned(10, 6), Steer::ExpectedMove);
-        p.allow_move_from(20);
-        assert_eq!(p.returned(20, 6), Steer::Kept);
-        assert_eq!(
-            p.returned(21, 7),
-            Steer::MisSteered,
-            "it had come back to its home"
-        );
+        p.returned(0, 5, &[]);
+        assert_eq!(p.returned(1, 6, &[6, 7]), Steer::MisSteered);
+        assert_eq!(p.forgive(6), (0, 0));
     }
 
     #[test]
     fn a_new_connection_has_an_instance_of_its_own() {
         let mut p = PinTracker::default();
-        p.returned(0, 5);
+        p.returned(0, 5, &[]);
         p.begin_again(3);
-        assert_eq!(p.returned(3, 6), Steer::Kept);
-        assert_eq!(p.returned(2, 5), Steer::Kept, "of the connection before, late");
-        assert_eq!(p.returned(4, 5), Steer::MisSteered);
+        assert_eq!(p.home(), 5);
+        assert_eq!(p.returned(3, 6, &[]), Steer::Kept);
+        assert_eq!(
+            p.returned(2, 5, &[]),
+            Steer::Kept,
+            "of the connection before, late"
+        );
+        assert_eq!(
+            p.returned(1, 6, &[]),
+            Steer::MisSteered,
+            "of the connection before, astray"
+        );
+        assert_eq!(p.returned(4, 5, &[]), Steer::MisSteered);
         p.begin_again(6);
-        assert_eq!(p.returned(6, 6), Steer::Kept);
-        assert_eq!(p.returned(7, 5), Steer::MisSteered, "it had its instance");
+        assert_eq!(p.returned(6, 6, &[]), Steer::Kept);
+        assert_eq!(p.returned(7, 5, &[]), Steer::MisSteered, "it had its instance");
+    }
+
+    /// A refused connection is two packets, so that many fit into the rings.
+    #[test]
+    fn many_connections_under_way_at_once_are_judged_each_by_its_own() {
+        let mut p = PinTracker::default();
+        let count = EARLIER_LIMIT as u64;
+        (1..count).for_each(|n| p.begin_again(2 * n));
+        let instance = |n: u64| 1 + (n % 3) as u32;
+        for n in 0..count {
+            assert_eq!(p.returned(2 * n, instance(n), &[]), Steer::Kept, "{n}");
+            assert_eq!(
+                p.returned(2 * n + 1, instance(n + 1), &[]),
+                Steer::MisSteered,
+                "{n}"
+            );
+        }
+        // Those that are back are forgotten: the memory does not grow with the run.
+        for n in count..10 * count {
+            p.begin_again(2 * n);
+            assert_eq!(p.returned(2 * n, 1, &[]), Steer::Kept);
+            assert_eq!(p.returned(2 * n + 1, 1, &[]), Steer::Kept);
+        }
+        assert_eq!(p.earlier.len(), 1);
     }
 
     #[test]
-    fn a_move_declared_late_is_not_a_mis_steer() {
+    fn a_move_that_is_told_late_is_not_a_mis_steer() {
         let mut pin = PinTracker::default();
-        assert_eq!(pin.allow_single_move(), 0);
+        assert_eq!(pin.forgive(7), (0, 0));
         for (sequence, instance) in [(1, 7), (2, 7), (3, 9), (4, 9)] {
-            pin.returned(sequence, instance);
+            pin.returned(sequence, instance, &[]);
         }
-        assert_eq!((pin.allow_single_move(), pin.home()), (2, 9));
-        assert_eq!(pin.returned(5, 9), Steer::Kept);
-        assert_eq!(pin.returned(6, 7), Steer::MisSteered, "it moved, and stays there");
+        assert_eq!((pin.forgive(8), pin.forgive(7), pin.home()), ((0, 0), (1, 2), 9));
+        assert_eq!(pin.returned(5, 9, &[7]), Steer::Kept);
+        assert_eq!(
+            pin.returned(6, 7, &[7]),
+            Steer::MisSteered,
+            "it moved, and stays there"
+        );
         // One move is allowed, not several.
         let mut pin = PinTracker::default();
         for (sequence, instance) in [(1, 7), (2, 8), (3, 9)] {
-            pin.returned(sequence, instance);
+            pin.returned(sequence, instance, &[]);
         }
-        assert_eq!((pin.allow_single_move(), pin.home()), (0, 7));
+        assert_eq!((pin.forgive(7), pin.home()), ((0, 0), 7));
     }
 }

@@ -45,7 +45,8 @@ pub struct Profile {
     pub uplink_wait: Span,
     /// How long to wait for missing packets after the last packet was sent or received.
     pub settle: Span,
-    /// A flow idle for this long may return on another instance. Off by default: then no move is expected.
+    /// A flow idle for this long begins anew with its next packet, which may go to another instance. That is no move.
+    /// Off by default: then a flow never ends.
     pub idle_timeout: Option<Span>,
     /// Which bytes of a returned frame must be unchanged.
     pub verify: Verify,

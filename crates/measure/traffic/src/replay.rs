@@ -1,12 +1,12 @@
 //! A capture in memory, with its packets sorted into flows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
 use model::{Direction, FlowKey};
+use packet::Parsed;
 use packet::capture::CaptureReader;
-use packet::{Parsed, TcpFlags};
 
 use crate::Error;
 
@@ -43,36 +43,9 @@ pub(crate) struct ReplayPacket {
     /// The stream (flow and direction) within the capture, from 0: twice the flow, plus 1 for packets of the
     /// responder.
     pub(crate) stream: u32,
-    /// Whether it opens a TCP connection between two ends whose previous connection has ended. The previous
-    /// connection of the first packets is that of the preceding repetition.
+    /// Whether it opens a TCP connection between two ends whose previous connection was reset or has begun to end. The
+    /// previous connection of the first packets is that of the preceding repetition.
     pub(crate) opens_again: bool,
-}
-
-/// The state of a TCP connection, as a flow table tracks it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Connection {
-    /// By direction.
-    has_fin: [bool; 2],
-    is_closed: bool,
-}
-
-impl Connection {
-    /// Tracks the next packet; returns whether it opens a new connection.
-    fn take(&mut self, flags: TcpFlags, direction: Direction) -> bool {
-        if flags.rst() {
-            self.is_closed = true;
-        } else if self.is_closed {
-            let opens = flags.syn() && !flags.ack();
-            if opens {
-                *self = Connection::default();
-            }
-            return opens;
-        } else if flags.fin() {
-            self.has_fin[direction.index()] = true;
-            self.is_closed = self.has_fin == [true; 2];
-        }
-        false
-    }
 }
 
 /// A capture that is ready to be sent.
@@ -85,14 +58,18 @@ pub(crate) struct Replay {
     pub(crate) skipped: u64,
 }
 
-/// Whether each packet opens a TCP connection after another one between the same ends. Each repetition continues the
-/// previous one, so the result is taken from the second.
+/// Whether each packet opens a TCP connection after another one between the same ends: a SYN of either end after a RST
+/// or FIN of either end. Each repetition continues the previous one, so the result is taken from the second.
 fn openings(parsed: &[Parsed]) -> Vec<bool> {
-    let mut connections: HashMap<FlowKey, Connection> = HashMap::new();
+    let mut ended: HashSet<FlowKey> = HashSet::new();
     let mut take = |parsed: &Parsed| match parsed {
         Parsed::Flow(info) if info.protocol == model::protocol::TCP && !info.is_icmp_error => {
-            let connection = connections.entry(info.key).or_default();
-            connection.take(info.tcp_flags, info.direction)
+            let flags = info.tcp_flags;
+            if flags.rst() || flags.fin() {
+                ended.insert(info.key);
+                return false;
+            }
+            flags.syn() && !flags.ack() && ended.remove(&info.key)
         }
         _ => false,
     };
@@ -221,6 +198,19 @@ mod tests {
             "a query and its answer"
         );
         assert!(dns.flows[0].to_string().starts_with("udp "));
+    }
+
+    /// A SYN after a RST or FIN, in a capture of real ones.
+    #[test]
+    fn connections_after_refused_and_ended_ones_are_new() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/captures/refused-connections.pcap"
+        );
+        let replay = Replay::load(Path::new(path)).unwrap();
+        assert_eq!((replay.packets.len(), replay.flows.len()), (301, 9));
+        // Also the first of each flow: its last one of the repetition before has ended.
+        assert_eq!(replay.packets.iter().filter(|p| p.opens_again).count(), 64);
     }
 
     #[test]

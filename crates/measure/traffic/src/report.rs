@@ -58,7 +58,7 @@ pub struct Counts {
     pub beyond_window: u64,
     /// Packets that went to an instance other than their flow's.
     pub mis_steered: u64,
-    /// Flows that moved as allowed: after their idle timeout, or because their instance was declared failed.
+    /// Flows that moved as allowed, because their instance was declared failed or purged.
     pub expected_moves: u64,
     /// Packets that returned without an instance stamp.
     pub unstamped: u64,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use packet::build::{Frame, Tag};
 use packet::{TcpFlags, checksum};
-use stamp::{FCS_LEN, Form, Ip, LEN, Stamp, Transport};
+use stamp::{FCS_LEN, Form, GENERATED_MAC, Ip, LEN, Stamp, Transport};
 
 use crate::Error;
 use crate::profile::Phase;
@@ -67,6 +67,7 @@ impl Template {
             write: "this packet cannot be built",
         };
         let frame = Frame {
+            src_mac: GENERATED_MAC,
             tags: &tags,
             ..frame.map_err(not_built)?
         };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use model::InstanceState;
 
-use crate::support::{Engine, IMAGE, Place, assert_undisturbed, assert_undisturbed_but, data};
+use crate::support::{Engine, IMAGE, Place, assert_clean, assert_undisturbed, assert_undisturbed_but, data};
 
 fn configuration(engine: Engine) -> String {
     format!(
@@ -120,6 +120,36 @@ fn captures_come_back_unchanged_and_each_flow_from_one_instance_oci() {
 #[test]
 fn captures_come_back_unchanged_and_each_flow_from_one_instance_docker() {
     comes_back_unchanged(Engine::Docker);
+}
+
+/// Each SYN after a RST or FIN is a connection of its own, and gets the next instance. None of its packets goes to
+/// another one.
+#[test]
+fn refused_and_ended_connections_are_no_mis_steers() {
+    const REPEAT: u64 = 100;
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../measure/traffic/tests/captures/refused-connections.pcap");
+    let packets = packets_in(&file) * REPEAT;
+    let place = Place::alone();
+    let inco = place.run(&configuration(Engine::Oci));
+    inco.settled(3, 0);
+    let text = profile(std::slice::from_ref(&file));
+    let (head, _rate) = text.rsplit_once("rate =").unwrap();
+    let report = place
+        .traffic(&format!("{head}rate = \"15kpps\"\nrepeat = {REPEAT}\n"))
+        .report();
+    assert_clean(&report);
+    assert_eq!(report.counts.offered_packets, packets);
+    let status = inco.at_rest();
+    assert!(status.drops.is_empty(), "{:#?}", status.drops);
+    // The 5 refused ports alone would be 5 flows: that every instance has about a third says that they were new ones.
+    let rows = inco.instances();
+    let served = |row: &api::types::InstanceRow| row.back_packets > packets / 4;
+    assert!(rows.iter().all(served), "{rows:#?}");
+    inco.stop(&place);
 }
 
 /// Without a setting for them: frames longer than usual are dropped as such, and what is no IP as not IP.
