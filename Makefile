@@ -47,13 +47,13 @@ nf:
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf --target $(HOST)
 
 test-dpdk: nf
-	INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf scripts/test.sh --workspace $(WITH_DPDK) --lib --bins --tests
+	INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace $(WITH_DPDK) --lib --bins --tests
 	$(CARGO) test --workspace $(WITH_DPDK) --doc
 
 # Without DPDK only the soft switch differs: its tests run; `make lint` checks that the rest builds. The tests are
 # chosen by name, not by crate, so that cargo reuses the libraries of the tests above. INCO_REQUIRE was tested above.
 test-without-dpdk:
-	INCO_REQUIRE= scripts/test.sh --workspace --test switch --test worker --test idle --test ports
+	INCO_REQUIRE= $(CARGO) test --no-fail-fast --workspace --test switch --test worker --test idle --test ports
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.

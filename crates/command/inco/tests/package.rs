@@ -70,4 +70,6 @@ fn the_package_installs_runs_and_goes() {
     must(Command::new("dpkg").args(["--compare-versions", version, "le", release]));
     let said = must(Command::new(packaging.join("test-deb.sh")).arg(package));
     assert!(said.contains("installs, runs and goes"), "{said}");
+    let missing = said.lines().find(|line| line.contains("not run under systemd"));
+    real_parts::available("systemd", missing.map(str::to_owned));
 }

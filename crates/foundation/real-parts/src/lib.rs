@@ -2,7 +2,7 @@
 //! depends on it.
 //!
 //! A test that needs a part which is missing says so and skips. `INCO_REQUIRE` lists the parts, with commas, whose
-//! absence is a failure.
+//! absence is a failure. `INCO_SKIPPED` names a file to which each skip adds a line: the part, a tab, what is missing.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::panic,
@@ -10,6 +10,7 @@
     reason = "a test fails by it, and says why it skips"
 )]
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Whether `INCO_REQUIRE` names the part.
@@ -25,6 +26,13 @@ pub fn available(part: &str, missing: Option<String>) -> bool {
     let Some(missing) = missing else { return true };
     assert!(!is_required(part), "{part} is required, but {missing}");
     eprintln!("skipped: {part} is not tested, since {missing}");
+    if let Some(file) = std::env::var_os("INCO_SKIPPED").filter(|name| !name.is_empty()) {
+        let line = format!("{part}\t{missing}\n");
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(file);
+        // One write, so that lines of tests that run beside each other stay whole.
+        let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        assert!(written.is_ok(), "INCO_SKIPPED cannot be written: {written:?}");
+    }
     false
 }
 

@@ -75,8 +75,11 @@ const LIMIT: f64 = 15_600.0;
 
 #[test]
 fn a_simulated_second_stays_within_its_instruction_limit() {
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        eprintln!("skipped: valgrind is not installed (scripts/setup.sh test)");
+    let found = Command::new("valgrind").arg("--version").output();
+    let missing = found
+        .err()
+        .map(|_| "valgrind is not installed (scripts/setup.sh test)".to_owned());
+    if !real_parts::available("valgrind", missing) {
         return;
     }
     if !cfg!(debug_assertions) {

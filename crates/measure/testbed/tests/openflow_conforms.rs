@@ -150,13 +150,8 @@ impl Bed for RealBed {
 
 #[test]
 fn the_openflow_driver_conforms_over_open_vswitch() {
-    if !Path::new(PROGRAM).exists() {
-        let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|word| word == "ovs"),
-            "ovs is required, but there is no {PROGRAM}"
-        );
-        eprintln!("skipped: there is no {PROGRAM}");
+    let missing = (!Path::new(PROGRAM).exists()).then(|| format!("there is no {PROGRAM}"));
+    if !real_parts::available("ovs", missing) {
         return;
     }
     let folder = tempfile::Builder::new().prefix("ovs-").tempdir().unwrap();

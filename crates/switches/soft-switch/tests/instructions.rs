@@ -240,12 +240,18 @@ const RELEASE: [(&str, f64); 7] = [
 
 #[test]
 fn a_packet_costs_no_more_instructions_than_it_did() {
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no valgrind (scripts/setup.sh test)");
+    let found = Command::new("valgrind").arg("--version").output();
+    let missing = found
+        .err()
+        .map(|_| "valgrind is not installed (scripts/setup.sh test)".to_owned());
+    if !real_parts::available("valgrind", missing) {
         return;
     }
     if simd::Level::detect() == simd::Level::Every {
-        eprintln!("skipped: the limits are those of processors with AVX2");
+        real_parts::available(
+            "avx2",
+            Some("the limits are those of processors with AVX2".to_owned()),
+        );
         return;
     }
     let limits = if cfg!(debug_assertions) { DEV } else { RELEASE };

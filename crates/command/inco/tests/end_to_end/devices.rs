@@ -508,7 +508,7 @@ fn two_queues_of_an_uplink_serve_two_workers() {
         .filter(|cpu| cpus.is_set(*cpu))
         .collect();
     let [first, second, ..] = cpus[..] else {
-        eprintln!("skipped: two workers are not tested, since there is one CPU");
+        available("cpus", Some("two workers need two CPUs".to_owned()));
         return;
     };
     let switch = format!("[switch]\nworkers = [{first}, {second}]\n");
@@ -595,7 +595,10 @@ impl Hugepages {
         Hugepages::set(in_use + count);
         let is_so = Hugepages::free() == count;
         if !is_so {
-            eprintln!("skipped: {count} hugepages are not tested, since the machine does not give them");
+            available(
+                "hugepages",
+                Some(format!("the machine does not give {count} of them")),
+            );
         }
         is_so.then_some(all)
     }

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use api::types::{FlowFilter, ServiceRow};
 use model::{Action, Event, EventKind};
 
-use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, eventually, kill};
+use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, available, eventually, kill};
 
 /// The flow table's times are rounded down to 2.1 ms, and once more to a whole one.
 const TICK_MS: u64 = 4;
@@ -402,7 +402,10 @@ fn a_file_that_cannot_be_read_is_refused_until_it_can() {
     is_read();
 
     let Some(hung) = Hung::over(&folder) else {
-        eprintln!("skipped: a file system cannot be mounted, which needs root and /dev/fuse");
+        available(
+            "fuse",
+            Some("a file system cannot be mounted: /dev/fuse and root".to_owned()),
+        );
         place.must(&["stop"]);
         inco.ended();
         return;

@@ -324,7 +324,7 @@ mod tests {
         let path = directory.path();
         let small = mount("tmpfs", path, "tmpfs", MountFlags::empty(), Some(c"size=8k"));
         if small.is_err() {
-            eprintln!("skipped: a file system cannot be mounted, which needs root");
+            real_parts::available("root", Some("a file system cannot be mounted".to_owned()));
             return;
         }
         let mut writer = Writer {

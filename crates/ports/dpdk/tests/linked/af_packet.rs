@@ -107,10 +107,6 @@ fn frames_cross_a_veth_pair() {
     .join()
     .unwrap();
     if !done {
-        assert!(
-            !real_parts::is_required("root"),
-            "no network namespace could be made"
-        );
-        eprintln!("skipped: needs root, for a veth pair in a network namespace");
+        real_parts::available("root", Some("no network namespace could be made".to_owned()));
     }
 }
