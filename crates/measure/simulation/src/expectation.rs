@@ -43,6 +43,8 @@ pub struct Checked {
     pub right: f64,
     /// Whether it holds.
     pub met: bool,
+    /// Whether it follows from the scenario's own input, so that it says nothing of inco.
+    pub calibration: bool,
 }
 
 impl Check {
@@ -153,6 +155,7 @@ impl Check {
             left,
             right,
             met,
+            calibration: false,
         })
     }
 }

@@ -168,11 +168,18 @@ pub fn run(
         checks: Vec::new(),
     };
     let means = result.means();
-    result.checks = expectation
-        .checks
-        .iter()
-        .map(|check| check.evaluate(&means))
-        .collect::<Result<_, _>>()?;
+    let checks = expectation.checks.iter().map(|check| (check, false));
+    let calibration = expectation.calibration.iter().map(|check| (check, true));
+    result.checks = checks
+        .chain(calibration)
+        .map(|(check, calibration)| {
+            let checked = check.evaluate(&means)?;
+            Ok(Checked {
+                calibration,
+                ..checked
+            })
+        })
+        .collect::<Result<_, Error>>()?;
     Ok(result)
 }
 

@@ -36,8 +36,10 @@ pub struct Expectation {
     pub what: String,
     /// Seeds per variant that the checks need: they compare means.
     pub seeds: u64,
-    /// The checks.
+    /// The checks that can fail: the result is not in the scenario's input.
     pub checks: Vec<Check>,
+    /// Checks of results that follow from the scenario's own input: they say that the model reproduces it, no more.
+    pub calibration: Vec<Check>,
 }
 
 impl Default for Expectation {
@@ -46,6 +48,7 @@ impl Default for Expectation {
             what: String::new(),
             seeds: one(),
             checks: Vec::new(),
+            calibration: Vec::new(),
         }
     }
 }
@@ -58,6 +61,8 @@ struct ExpectationText {
     seeds: u64,
     #[serde(default)]
     checks: Vec<String>,
+    #[serde(default)]
+    calibration: Vec<String>,
 }
 
 /// The model of a scenario.
@@ -638,11 +643,14 @@ impl ScenarioFile {
                 let text: ExpectationText = value
                     .try_into()
                     .map_err(|error| wrong(format!("expectation: {error}")))?;
-                let checks = text.checks.iter().map(|check| Check::parse(check));
+                let parsed = |checks: &[String]| -> Result<Vec<Check>, Error> {
+                    checks.iter().map(|check| Check::parse(check)).collect()
+                };
                 Expectation {
                     what: text.what,
                     seeds: text.seeds,
-                    checks: checks.collect::<Result<_, _>>()?,
+                    checks: parsed(&text.checks)?,
+                    calibration: parsed(&text.calibration)?,
                 }
             }
         };

@@ -41,7 +41,8 @@ pub(super) fn of_run(result: &ScenarioResult) -> String {
         );
         for check in &result.checks {
             let met = if check.met { "met" } else { "not met" };
-            let _ = write!(page, "<li>{}: {met}</li>", escape(&check.check));
+            let kind = if check.calibration { "calibration: " } else { "" };
+            let _ = write!(page, "<li>{kind}{}: {met}</li>", escape(&check.check));
         }
         page.push_str("</ul>");
     }

@@ -53,7 +53,10 @@ pub(super) fn text(result: &ScenarioResult) -> String {
     text.push_str(&table(result).text());
     if !result.expected.is_empty() {
         let _ = write!(text, "\nExpected: {}\n", one_line(&result.expected));
-        for check in &result.checks {
+        for (nth, check) in result.checks.iter().enumerate() {
+            if check.calibration && (nth == 0 || !result.checks[nth - 1].calibration) {
+                text.push_str("Calibration, which follows from the scenario's own input:\n");
+            }
             let _ = writeln!(
                 text,
                 "  {} {} ({} and {})",
