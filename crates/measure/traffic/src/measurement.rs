@@ -541,14 +541,17 @@ impl Measurement {
         instance: u32,
         altered: Altered,
     ) {
+        let pin_at = self.records[at].pin_at as usize;
+        let is_overtaken = self.records[pin_at]
+            .pin
+            .is_overtaken(pin_sequence, usize::from(at != pin_at));
         let record = &mut self.records[at];
         let counts = &mut self.counts;
         let holes = record.order.holes();
         let arrival = record.order.arrive(sequence);
         self.holes = self.holes - holes + record.order.holes();
         match arrival {
-            Arrival::InOrder => {}
-            Arrival::Reordered => {
+            Arrival::Reordered if is_overtaken => {
                 record.reordered += 1;
                 counts.reordered += 1;
             }
@@ -557,6 +560,8 @@ impl Measurement {
                 counts.duplicated += 1;
             }
             Arrival::BeyondWindow => counts.beyond_window += 1,
+            // Also one that a packet of another connection has passed.
+            Arrival::InOrder | Arrival::Reordered => {}
         }
         if matches!(arrival, Arrival::InOrder | Arrival::Reordered) {
             record.returned += 1;
@@ -577,7 +582,6 @@ impl Measurement {
         counts.altered += u64::from(altered != Altered::No);
         counts.addresses_rewritten += u64::from(altered == Altered::Addresses);
         record.altered += u64::from(altered != Altered::No);
-        let pin_at = record.pin_at as usize;
         let pin = &mut self.records[pin_at].pin;
         match pin.returned(pin_sequence, instance, &self.given_up) {
             Steer::Kept => {}

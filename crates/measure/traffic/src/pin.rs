@@ -34,6 +34,8 @@ struct Connection {
     strayed_to: u32,
     strayed: u64,
     strayed_at: u64,
+    /// By direction, the number after that of its newest packet that returned.
+    newest: [u64; 2],
 }
 
 impl Connection {
@@ -128,18 +130,37 @@ impl PinTracker {
             .fold((0, 0), |(moves, sum), packets| (moves + 1, sum + packets))
     }
 
+    /// The connection of packet `sequence`; [`None`] if it is not remembered.
+    fn connection(&mut self, sequence: u64) -> Option<&mut Connection> {
+        if sequence >= self.current.first {
+            return Some(&mut self.current);
+        }
+        let after = self
+            .earlier
+            .partition_point(|connection| connection.first <= sequence);
+        self.earlier.get_mut(after.checked_sub(1)?)
+    }
+
+    /// Whether a later packet of the same connection and direction (0 or 1) has returned before packet `sequence`.
+    /// Packets of two connections may pass each other: they may have two instances.
+    pub fn is_overtaken(&mut self, sequence: u64, direction: usize) -> bool {
+        let Some(newest) = self
+            .connection(sequence)
+            .and_then(|of| of.newest.get_mut(direction))
+        else {
+            return false;
+        };
+        let is_overtaken = sequence < *newest;
+        *newest = (sequence + 1).max(*newest);
+        is_overtaken
+    }
+
     /// Records the instance of packet `sequence`. `given_up` are the instances whose flows may move.
     pub fn returned(&mut self, sequence: u64, instance: u32, given_up: &[u32]) -> Steer {
         if instance == 0 {
             return Steer::Unstamped;
         }
-        if sequence >= self.current.first {
-            return self.current.returned(sequence, instance, given_up);
-        }
-        let after = self
-            .earlier
-            .partition_point(|connection| connection.first <= sequence);
-        match after.checked_sub(1).and_then(|at| self.earlier.get_mut(at)) {
+        match self.connection(sequence) {
             Some(connection) => connection.returned(sequence, instance, given_up),
             None => Steer::Kept,
         }
@@ -238,6 +259,19 @@ mod tests {
             assert_eq!(p.returned(2 * n + 1, 1, &[]), Steer::Kept);
         }
         assert_eq!(p.earlier.len(), 1);
+    }
+
+    #[test]
+    fn packets_are_overtaken_within_their_connection_alone() {
+        let mut p = PinTracker::default();
+        assert!(!p.is_overtaken(0, 0) && !p.is_overtaken(2, 0));
+        assert!(p.is_overtaken(1, 0), "by packet 2");
+        assert!(!p.is_overtaken(1, 1), "the other direction");
+        p.begin_again(5);
+        assert!(!p.is_overtaken(6, 0));
+        assert!(!p.is_overtaken(4, 0), "that was another connection");
+        assert!(p.is_overtaken(3, 0), "by packet 4 of its own");
+        assert!(p.is_overtaken(5, 0));
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub struct Counts {
     pub lost_in_restarts: u64,
     /// Repeated returns of a packet, not counting the first.
     pub duplicated: u64,
-    /// Packets that returned after a later one of their flow and direction.
+    /// Packets that returned after a later one of their flow and direction, of the same connection.
     pub reordered: u64,
     /// Packets that returned so late, in a flow with losses, that they may be duplicates ([`crate::WINDOW`]
     /// packets behind). Not part of the returned ones.
