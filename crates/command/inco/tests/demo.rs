@@ -195,7 +195,14 @@ fn keeps_its_promises(engine: &str, switch: &str) {
         (Some("best-fit"), Some("forward"))
     );
     assert_eq!(run["engine"], engine);
-    for count in ["mis_steered", "duplicated", "reordered", "altered", "in_flight"] {
+    for count in [
+        "mis_steered",
+        "expected_moves",
+        "duplicated",
+        "reordered",
+        "altered",
+        "in_flight",
+    ] {
         assert_eq!(run[count], 0, "{count} in {run:#}");
     }
     let lost = &run["lost"];
@@ -249,6 +256,64 @@ fn the_demo_does_the_same_with_open_vswitch() {
     if available("ovs", missing) {
         keeps_its_promises("oci", "openflow");
     }
+}
+
+/// SmartINCO's figures 8 and 9 in short: what is too much is lost, at places that are named, and nothing else is wrong.
+#[test]
+fn overload_loses_what_is_too_much_and_moves_no_flow() {
+    if !real_parts("oci") {
+        return;
+    }
+    let _turn = turn();
+    let mut demo = Demo::start(&[
+        "--overload",
+        "--scheduler",
+        "round-robin",
+        "--json",
+        "--flow-interval-ms",
+        "250",
+    ]);
+    let status = demo.wait();
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let summary: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let (run, overload) = (&summary["runs"][0], &summary["overload"]);
+    let number = |value: &Value| value.as_f64().unwrap();
+    assert!(
+        (number(&overload["offered_share"]) - 150.0 / 42.0).abs() < 1e-6,
+        "{overload:#}"
+    );
+    assert_eq!(overload["flows_predicted"], 9, "{overload:#}");
+    assert_eq!(overload["paper"]["flows_at_loss"], 9, "{overload:#}");
+    let of = &overload["runs"][0];
+    assert_eq!(of["scheduler"], "round-robin");
+    // Eight instances beside generator and switch reach what one alone did, eight times.
+    assert!((0.7..1.2).contains(&number(&of["plateau_share"])), "{overload:#}");
+    assert!((0.6..0.85).contains(&number(&of["lost_share"])), "{overload:#}");
+    // A flow that comes before its instance is there may cost some packets sooner.
+    assert!(
+        (2.0..=11.0).contains(&number(&of["flows_at_loss"])),
+        "{overload:#}"
+    );
+    assert!(
+        number(&of["early_flows"]) >= number(&of["later_flows"]),
+        "{overload:#}"
+    );
+    for count in [
+        "mis_steered",
+        "expected_moves",
+        "duplicated",
+        "reordered",
+        "altered",
+        "in_flight",
+    ] {
+        assert_eq!(run[count], 0, "{count} in {run:#}");
+    }
+    assert_eq!(run["lost"]["other"], 0, "{run:#}");
+    assert!(number(&run["lost"]["ring"]) > 0.0, "{run:#}");
+    assert_eq!(run["left_behind"], serde_json::json!([]), "{run:#}");
+    assert_eq!(demo.left(), Vec::<String>::new());
+    let report = std::fs::read_to_string(demo.directory.path().join("demo-report.html")).unwrap();
+    assert!(report.contains("beside SmartINCO") && report.contains("loss starts with flow"));
 }
 
 #[test]

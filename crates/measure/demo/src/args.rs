@@ -14,7 +14,8 @@ use testbed::SwitchName;
         "  inco demo\n",
         "  inco demo --quick --engine docker\n",
         "  inco demo --all\n",
-        "  inco demo --full --json > summary.json\n\n",
+        "  inco demo --full --json > summary.json\n",
+        "  inco demo --overload --scheduler round-robin\n\n",
         "Stops cleanly with Ctrl-C.",
     )
 )]
@@ -28,14 +29,18 @@ pub struct DemoArgs {
     /// Like --all, and also measure saturation of 1 to 8 instances and packets of 64, 512 and 1500 bytes
     #[arg(long)]
     pub full: bool,
+    /// Offer 150/42 of what all instances can process, as SmartINCO does, to three schedulers: three minutes. Tells the
+    /// plateau, at how many flows loss starts, and where packets are lost
+    #[arg(long, conflicts_with_all = ["quick", "all", "full"])]
+    pub overload: bool,
     /// The container engine
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineName,
     /// The switch
     #[arg(long, value_enum, default_value_t)]
     pub switch: SwitchName,
-    /// Run only these schedulers; default: round-robin and best-fit, with --all also worst-fit, with --quick only
-    /// best-fit
+    /// Run only these schedulers; default: round-robin and best-fit, with --all and --overload also worst-fit, with
+    /// --quick only best-fit
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = configuration::scheduler_name)]
     pub scheduler: Vec<String>,
     /// Print only the summary, as JSON

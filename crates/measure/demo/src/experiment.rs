@@ -22,7 +22,7 @@ pub(super) const CPUS: f64 = 0.1;
 const COST_NS: u64 = 8_000;
 /// Share of the sustained rate that counts as capacity. The rest is a margin for load that calibration did not see,
 /// such as other virtual machines on the host.
-pub(super) const CAPACITY_SHARE: f64 = 0.85;
+const CAPACITY_SHARE: f64 = 0.85;
 /// The autoscaler's target, as a share of the capacity (SmartINCO §3.2).
 const TARGET: f64 = 0.5;
 /// Share of the capacity up to which best-fit fills an instance. One flow more does not exceed the capacity.
@@ -31,6 +31,16 @@ const FIT: f64 = 0.8;
 /// autoscaler wants all 8. It is low enough that round-robin's first instance, which has the most flows, stays within
 /// its sustained rate.
 const LOAD: f64 = 0.55;
+/// `--overload`: offered rate of all flows ÷ what all instances can process. SmartINCO offers 150 Mpps to instances that
+/// process 42 together (§4.4, figure 9).
+const OVERLOAD: f64 = 150.0 / 42.0;
+/// Cost of a packet there, in ns. An instance processes about 5 k packets/s, so that generator and switch can offer 3.6
+/// times what eight of them take, on two cores.
+const OVERLOAD_COST_NS: u64 = 16_000;
+/// Share of the capacity up to which best-fit fills an instance there: one flow is 0.89 of it.
+const OVERLOAD_FIT: f64 = 0.9;
+/// Time with all flows there.
+const OVERLOAD_PEAK: Duration = Duration::from_secs(10);
 /// Flows (INCO-31: SmartINCO §4.2).
 pub(super) const FLOWS: u32 = 32;
 /// Flows that continue to the end.
@@ -59,7 +69,12 @@ const UPLINK_WAIT: Duration = Duration::from_millis(500);
 
 /// A service of `forward` containers. `capacity_pps` is the capacity of an instance in packets per second.
 pub(super) fn forward(capacity_pps: f64, instances: (u32, u32, u32), scheduler: &str) -> Service {
-    let cost = COST_NS.to_string();
+    forward_at(COST_NS, capacity_pps, instances, scheduler)
+}
+
+/// The same with another cost of a packet, in ns.
+fn forward_at(cost_ns: u64, capacity_pps: f64, instances: (u32, u32, u32), scheduler: &str) -> Service {
+    let cost = cost_ns.to_string();
     let command = [
         "/inco-nf",
         "forward",
@@ -120,12 +135,18 @@ pub(super) struct Calibration {
 }
 
 impl Calibration {
-    /// Measures it by offering more than one instance can process.
+    /// Measures it by offering more than one instance can process. `overload`: with the cost of a packet of that
+    /// experiment, and without a margin.
     ///
     /// # Errors
     /// Returns an error if inco does not run or the machine is too busy.
-    pub(super) fn measure(ground: &Environment, live: &mut Live) -> Result<Calibration> {
-        let mut session = Session::of(ground, &forward(CALIBRATION_PPS, (1, 1, 0), "round-robin"))?;
+    pub(super) fn measure(ground: &Environment, overload: bool, live: &mut Live) -> Result<Calibration> {
+        let (cost_ns, capacity_share) = match overload {
+            true => (OVERLOAD_COST_NS, 1.0),
+            false => (COST_NS, CAPACITY_SHARE),
+        };
+        let service = forward_at(cost_ns, CALIBRATION_PPS, (1, 1, 0), "round-robin");
+        let mut session = Session::of(ground, &service)?;
         let phase = Phase {
             rate: Some(Rate(CALIBRATION_PPS)),
             ..flows(0, 8, CALIBRATION, 64)
@@ -152,7 +173,7 @@ impl Calibration {
         Ok(Calibration {
             offered_pps: CALIBRATION_PPS,
             sustained_pps,
-            capacity_pps: CAPACITY_SHARE * sustained_pps,
+            capacity_pps: capacity_share * sustained_pps,
         })
     }
 }
@@ -173,6 +194,8 @@ pub(super) struct Experiment {
     pub(super) schedulers: Vec<String>,
     pub(super) capacity_pps: f64,
     pub(super) rate_per_flow: f64,
+    /// Whether more is offered than all instances can process. Then no flow ends before the others.
+    pub(super) overload: bool,
     /// Time between two flow starts.
     pub(super) interval: Duration,
     /// Time at which all but [`KEPT_FLOWS`] flows end.
@@ -182,7 +205,7 @@ pub(super) struct Experiment {
 
 impl Experiment {
     pub(super) fn new(args: &DemoArgs, capacity_pps: f64) -> Experiment {
-        let is_long = args.all || args.full;
+        let is_long = args.all || args.full || args.overload;
         let names: &[&str] = match (args.quick, is_long) {
             (true, _) => &["best-fit"],
             (false, false) => &["round-robin", "best-fit"],
@@ -198,20 +221,47 @@ impl Experiment {
             None if is_long => Duration::from_secs(1),
             None => SHORT_INTERVAL,
         };
-        let keep_from = interval * (FLOWS - 1) + MIN_PEAK_TIME + 3 * interval;
+        let ramp = interval * (FLOWS - 1);
+        let (load, keep_from, after) = match args.overload {
+            true => (OVERLOAD, ramp, OVERLOAD_PEAK),
+            false => (LOAD, ramp + MIN_PEAK_TIME + 3 * interval, SCALE_IN_TIME),
+        };
         Experiment {
             schedulers,
             capacity_pps,
-            rate_per_flow: LOAD * f64::from(INSTANCES.1) * capacity_pps / f64::from(FLOWS),
+            rate_per_flow: load * f64::from(INSTANCES.1) * capacity_pps / f64::from(FLOWS),
+            overload: args.overload,
             interval,
             keep_from,
-            duration: keep_from + SCALE_IN_TIME,
+            duration: keep_from + after,
         }
+    }
+
+    /// What all instances can process together, in packets per second.
+    pub(super) fn total_capacity_pps(&self) -> f64 {
+        f64::from(INSTANCES.1) * self.capacity_pps
+    }
+
+    /// The first number of flows that all instances together cannot process.
+    pub(super) fn flows_at_loss(&self) -> u32 {
+        (self.total_capacity_pps() / self.rate_per_flow) as u32 + 1
     }
 
     /// Describes the experiment and its expected course.
     pub(super) fn text(&self) -> String {
         let (min, max, _) = INSTANCES;
+        if self.overload {
+            return format!(
+                "{FLOWS} flows of {} packets/s each; one begins every {} s. The service has {min} to {max} instances of \
+                 a tenth of a CPU,\nwhich can process {} packets/s together. All flows offer {} packets/s, {OVERLOAD:.2} \
+                 times as much, as in SmartINCO's\npaper (150 Mpps for 42). By capacity, loss starts with flow {}.\n",
+                short(self.rate_per_flow),
+                self.interval.as_secs_f64(),
+                short(self.total_capacity_pps()),
+                short(self.rate_per_flow * f64::from(FLOWS)),
+                self.flows_at_loss(),
+            );
+        }
         format!(
             "{FLOWS} flows of {} packets/s each; one begins every {} s. The service has {min} to {max} instances of \
              a tenth of a CPU.\nThen all but {KEPT_FLOWS} flows end. The peak load is {} packets/s: {:.0} % of the \
@@ -228,8 +278,8 @@ impl Experiment {
     fn profile(&self) -> Profile {
         let phase = Phase {
             ramp: Span(self.interval),
-            keep: Some(KEPT_FLOWS),
-            keep_from: Some(Span(self.keep_from)),
+            keep: (!self.overload).then_some(KEPT_FLOWS),
+            keep_from: (!self.overload).then_some(Span(self.keep_from)),
             rate_per_flow: Some(Rate(self.rate_per_flow)),
             ..flows(0, FLOWS, self.duration, 64)
         };
@@ -241,7 +291,14 @@ impl Experiment {
     /// # Errors
     /// Returns the errors of [`measure::run`].
     pub(super) fn run(&self, ground: &Environment, scheduler: &str, live: &mut Live) -> Result<Recording> {
-        let mut session = Session::of(ground, &forward(self.capacity_pps, INSTANCES, scheduler))?;
+        let service = match self.overload {
+            true => Service {
+                fit: OVERLOAD_FIT,
+                ..forward_at(OVERLOAD_COST_NS, self.capacity_pps, INSTANCES, scheduler)
+            },
+            false => forward(self.capacity_pps, INSTANCES, scheduler),
+        };
+        let mut session = Session::of(ground, &service)?;
         let title = format!(
             "{scheduler}, {} engine, {:.0} s",
             ground.engine_word(),
@@ -268,6 +325,16 @@ mod tests {
         Experiment::new(&args, 1000.0)
     }
 
+    /// 42 of 150 Mpps are 8.96 of 32 flows.
+    #[test]
+    fn overload_is_that_of_the_paper() {
+        let overload = experiment(&["--overload"]);
+        let offered = overload.rate_per_flow * f64::from(FLOWS);
+        assert!((offered / overload.total_capacity_pps() - 150.0 / 42.0).abs() < 1e-9);
+        assert_eq!(overload.flows_at_loss(), 9);
+        assert_eq!(overload.profile().phases[0].keep, None);
+    }
+
     #[test]
     fn the_default_is_two_schedulers_in_a_minute() {
         let default = experiment(&[]);
@@ -285,6 +352,10 @@ mod tests {
             assert_eq!(long.schedulers, ["round-robin", "best-fit", "worst-fit"]);
             assert_eq!(long.interval, Duration::from_secs(1));
         }
+        let overload = experiment(&["--overload"]);
+        assert_eq!(overload.schedulers, ["round-robin", "best-fit", "worst-fit"]);
+        assert_eq!(overload.interval, Duration::from_secs(1));
+        assert!(overload.duration * 3 <= Duration::from_secs(150));
         let chosen = experiment(&["--all", "--scheduler", "maglev"]);
         assert_eq!(chosen.schedulers, ["maglev"]);
     }

@@ -4,7 +4,8 @@
 //! 1. Calibration: measure the sustained rate of one instance.
 //! 2. One run per scheduler: the number of flows rises, then falls. [`measure::Recording`] holds the observations.
 //! 3. With `--full`: saturation, packet sizes, and DPDK's `testpmd` as an instance.
-//! 4. Summary (table and JSON) and report.
+//! 4. With `--overload` instead: more than all instances can process (the paper's figures 8 and 9).
+//! 5. Summary (table and JSON) and report.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -15,6 +16,7 @@ mod full;
 mod live;
 mod loss;
 mod measure;
+mod overload;
 mod report;
 mod summary;
 
@@ -27,6 +29,7 @@ use testbed::{Environment, Interrupt, make_image};
 pub use args::DemoArgs;
 use experiment::{CPUS, Calibration, Experiment};
 use live::Live;
+use overload::Overload;
 use summary::{RunSummary, Summary};
 
 /// Runs the demo.
@@ -83,7 +86,7 @@ fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summa
         ground.engine_word(),
         ground.switch_word(),
     ));
-    let calibration = calibrate(ground, live)?;
+    let calibration = calibrate(ground, args.overload, live)?;
     let experiment = Experiment::new(args, calibration.capacity_pps);
     live.print_line(&experiment.text());
     let mut summary = Summary::new(&calibration, &experiment);
@@ -97,6 +100,9 @@ fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summa
             "forward",
         ));
         recordings.push((scheduler.clone(), recording));
+    }
+    if experiment.overload {
+        summary.overload = Some(Overload::of(&experiment, &recordings));
     }
     if args.full {
         summary.full = Some(full::figures(ground, &calibration, live)?);
@@ -112,16 +118,16 @@ fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summa
     Ok((summary, report))
 }
 
-fn calibrate(ground: &Environment, live: &mut Live) -> Result<Calibration> {
+fn calibrate(ground: &Environment, overload: bool, live: &mut Live) -> Result<Calibration> {
     live.print_line(&format!(
         "Calibration: the capacity of one instance with {CPUS} of a CPU ..."
     ));
-    let calibration = Calibration::measure(ground, live)?;
+    let calibration = Calibration::measure(ground, overload, live)?;
     live.print_line(&format!(
         "Offered {} packets/s, returned {}. Its capacity is taken as {:.0} % of that: {} packets/s.\n",
         short(calibration.offered_pps),
         short(calibration.sustained_pps),
-        100.0 * experiment::CAPACITY_SHARE,
+        100.0 * calibration.capacity_pps / calibration.sustained_pps,
         short(calibration.capacity_pps),
     ));
     Ok(calibration)

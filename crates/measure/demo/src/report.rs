@@ -8,6 +8,7 @@ use model::{EventKind, InstanceId, InstanceState};
 use super::experiment::{Experiment, FLOWS, INSTANCES};
 use super::full::{Figures, Step};
 use super::measure::{Recording, Sample};
+use super::overload;
 use super::summary::Summary;
 use display::chart::{Chart, NEUTRAL, Series, Style, escape};
 use display::event::event_sentence;
@@ -43,6 +44,11 @@ pub(super) fn html(summary: &Summary, experiment: &Experiment, runs: &[(String, 
     if let Some(full) = &summary.full {
         figures(&mut page, full);
     }
+    if let Some(overload) = &summary.overload {
+        let _ = write!(page, "<h2>{}</h2>", escape(overload::TITLE));
+        table(&mut page, &overload.rows());
+        let _ = write!(page, "<p>{}</p>", escape(overload::NOTE));
+    }
     page.push_str("<h2>Events</h2>");
     for (name, recording) in runs {
         events(&mut page, name, recording);
@@ -59,20 +65,30 @@ pub(super) fn html(summary: &Summary, experiment: &Experiment, runs: &[(String, 
 fn introduction(page: &mut String, summary: &Summary, experiment: &Experiment) {
     let (min, max, _) = INSTANCES;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let top = short(summary.rate_per_flow_pps * f64::from(FLOWS));
     let _ = write!(
         page,
         "<h1>inco demo</h1><p>SmartINCO's experiment on this machine ({cpus} CPUs), with real containers. Packets \
          come in on an uplink, each new flow is given to one of several containers and stays there, every packet is \
          counted, containers come and go as the load moves, and the packets go back out.</p><p>One instance of \
          <code>forward</code> with a tenth of a CPU sustained {} packets/s; {} count as its capacity. {FLOWS} flows \
-         of {} packets/s each came one by one, {} s apart, on {min} to {max} instances; then all but a few ended. At \
-         the top they offered {} packets/s, less than {max} instances can take, so that no packet need be lost, and \
-         more than they should have by the autoscaler's target, so that all {max} were wanted.</p>",
+         of {} packets/s each came one by one, {} s apart, on {min} to {max} instances{}</p>",
         short(summary.sustained_pps),
         short(summary.capacity_pps),
         short(summary.rate_per_flow_pps),
         experiment.interval.as_secs_f64(),
-        short(summary.rate_per_flow_pps * f64::from(FLOWS)),
+        match experiment.overload {
+            true => format!(
+                ". Together they offered {top} packets/s, where {max} instances can process {}: 150/42, as in the \
+                 paper. What is too much is lost.",
+                short(experiment.total_capacity_pps())
+            ),
+            false => format!(
+                "; then all but a few ended. At the top they offered {top} packets/s, less than {max} instances can \
+                 take, so that no packet need be lost, and more than they should have by the autoscaler's target, so \
+                 that all {max} were wanted."
+            ),
+        }
     );
 }
 
@@ -325,6 +341,7 @@ mod tests {
             schedulers: names.map(str::to_owned).to_vec(),
             capacity_pps: 9000.0,
             rate_per_flow: 1200.0,
+            overload: false,
             interval: Duration::from_millis(500),
             keep_from: Duration::from_secs(20),
             duration: Duration::from_secs(30),
@@ -352,6 +369,7 @@ mod tests {
             capacity_pps: 9e3,
             rate_per_flow_pps: 1200.0,
             full: full.then_some(figures),
+            overload: None,
             skipped: vec!["a <thing>".to_owned()],
         };
         let runs: Vec<_> = names.iter().map(|name| (name.to_string(), recording())).collect();

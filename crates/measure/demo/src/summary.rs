@@ -10,6 +10,7 @@ use super::experiment::{Calibration, Experiment, FLOWS};
 use super::full::Figures;
 use super::loss::Lost;
 use super::measure::{Recording, Sample};
+use super::overload::{self, Overload};
 use display::table::{grouped, percent, short};
 
 /// The whole result; the JSON of `inco demo --json`.
@@ -24,6 +25,8 @@ pub(super) struct Summary {
     pub(super) rate_per_flow_pps: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) full: Option<Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) overload: Option<Overload>,
     /// Skipped parts, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) skipped: Vec<String>,
@@ -164,6 +167,8 @@ impl RunSummary {
     pub(super) fn failed_checks(&self) -> Vec<String> {
         let counts = [
             ("packets mis-steered", self.mis_steered),
+            // Nothing fails in the demo.
+            ("flows moved", self.expected_moves),
             ("duplicated", self.duplicated),
             ("reordered", self.reordered),
             ("altered", self.altered),
@@ -209,6 +214,7 @@ impl Summary {
             capacity_pps: calibration.capacity_pps.round(),
             rate_per_flow_pps: experiment.rate_per_flow.round(),
             full: None,
+            overload: None,
             skipped: Vec::new(),
         }
     }
@@ -311,6 +317,15 @@ impl Summary {
             for (title, rows) in full.tables() {
                 let _ = write!(text, "\n{title}\n{}", side_by_side(&rows));
             }
+        }
+        if let Some(overload) = &self.overload {
+            let _ = write!(
+                text,
+                "\n{}\n{}{}\n",
+                overload::TITLE,
+                side_by_side(&overload.rows()),
+                overload::NOTE
+            );
         }
         for skipped in &self.skipped {
             let _ = write!(text, "\nNot done: {skipped}\n");
@@ -444,13 +459,13 @@ pub(super) mod tests {
     fn a_broken_promise_is_told() {
         let mut recording = recording();
         recording.report.counts.mis_steered = 1;
+        recording.report.counts.expected_moves = 4;
         recording.report.lost += 2;
         recording.left = vec!["process 7".to_owned()];
         let broken = RunSummary::of(&recording, "best-fit", "oci", "forward").failed_checks();
-        assert_eq!(broken.len(), 3, "{broken:?}");
-        assert!(
-            broken[0].contains("1 packets mis-steered") && broken[1].contains("2 lost without a counter")
-        );
+        assert_eq!(broken.len(), 4, "{broken:?}");
+        assert!(broken[0].contains("1 packets mis-steered") && broken[1].contains("4 flows moved"));
+        assert!(broken[2].contains("2 lost without a counter"));
     }
 
     #[test]
@@ -462,6 +477,7 @@ pub(super) mod tests {
             capacity_pps: 1.0,
             rate_per_flow_pps: 1.0,
             full: None,
+            overload: None,
             skipped: vec!["dpdk-testpmd as instance".to_owned()],
         };
         let text = summary.text();
