@@ -120,8 +120,8 @@ fn wait_until_up(client: &Client, uplinks: &[&Path]) -> Result<()> {
     }
 }
 
-/// Marks moves of flows as expected if inco reports that their instance has failed or is purged. Runs until the end
-/// of the program.
+/// Expects moves of the flows of each instance that an event of inco names as failed or purged, and of no others. The
+/// next inco is followed likewise: it names again what was named before. Runs until the end of the program.
 fn follow_moves(client: Client, control: Arc<Control>) -> Result<()> {
     std::thread::Builder::new()
         .name("inco-moves".to_owned())
@@ -132,16 +132,13 @@ fn follow_moves(client: Client, control: Arc<Control>) -> Result<()> {
                     let moved = events.flatten().filter_map(|event| instance_given_up(&event));
                     moved.for_each(|instance| control.expect_moves_from(instance));
                 }
-                // inco has ended or does not answer. A new inco adopts the instances, but not the flows.
+                // inco has ended or does not answer.
                 client = loop {
                     std::thread::sleep(POLL_INTERVAL);
                     if let Ok(next) = client.again() {
                         break next;
                     }
                 };
-                for instance in client.instances().unwrap_or_default() {
-                    control.expect_moves_from(instance.id.0);
-                }
             }
         })
         .context("cannot start the thread that follows inco's events")?;

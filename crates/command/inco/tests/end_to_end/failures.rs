@@ -88,7 +88,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
         .collect();
     assert_eq!(new.len(), 1, "{after:#?}");
 
-    let report = traffic.report();
+    let report = traffic.report_with_moves();
     assert_undisturbed(&report);
     assert_eq!(
         report.counts.expected_moves,
@@ -152,7 +152,7 @@ fn flows_of_a_purged_instance_move_and_are_expected_to() {
     place.must(&["purge", &rows[0].id.0.to_string()]);
     let told = inco.told();
     assert!(told.contains("Unpinned"), "{told}");
-    let report = traffic.report();
+    let report = traffic.report_with_moves();
     assert_clean(&report);
     let moved = report.counts.expected_moves;
     assert!((1..=u64::from(FLOWS / 3)).contains(&moved), "{moved} flows moved");

@@ -329,7 +329,7 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
         "{said}\n{scaled}"
     );
     traffic.interrupt();
-    let report = traffic.report();
+    let report = traffic.report_with_moves();
     assert_eq!(report.lost, 0, "{:#?}", report.counts);
     inco.stop(&place);
 }

@@ -91,7 +91,7 @@ fn a_drain_of_a_relaxed_service_moves_its_flows_in_order() {
         }
     }
     traffic.interrupt();
-    let report = traffic.report();
+    let report = traffic.report_with_moves();
     let (all, early) = held();
     println!(
         "{all} moves waited, {early} of them in vain; {} moves in all, {} packets reordered",

@@ -534,8 +534,15 @@ impl Traffic {
         kill(self.child.as_ref().unwrap().id(), rustix::process::Signal::INT);
     }
 
-    /// Its report, at its end.
-    pub(crate) fn report(mut self) -> Report {
+    /// Its report, at its end, of a test in which no instance fails and none is purged: no flow has moved.
+    pub(crate) fn report(self) -> Report {
+        let report = self.report_with_moves();
+        assert_nothing_moved(&report);
+        report
+    }
+
+    /// The same where an instance failed or was purged, or an operator moved flows.
+    pub(crate) fn report_with_moves(mut self) -> Report {
         let output = self.child.take().unwrap().wait_with_output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
@@ -549,6 +556,12 @@ impl Drop for Traffic {
             let _status = child.wait();
         }
     }
+}
+
+/// No flow has another instance than its first, for whatever reason.
+pub(crate) fn assert_nothing_moved(report: &Report) {
+    let c = &report.counts;
+    assert_eq!((c.mis_steered, c.expected_moves), (0, 0), "{c:#?}");
 }
 
 /// No packet on another instance than its flow's, twice, out of order or with other bytes.
