@@ -13,7 +13,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test test-dpdk test-without-dpdk demo bench deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test test-dpdk test-without-dpdk promises demo bench deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,13 @@ test-dpdk: nf
 # chosen by name, not by crate, so that cargo reuses the libraries of the tests above. INCO_REQUIRE was tested above.
 test-without-dpdk:
 	INCO_REQUIRE= $(CARGO) test --no-fail-fast --workspace --test switch --test worker --test idle --test ports
+
+# The tests of docs/promises.md that are shorter in `make test`.
+promises: nf ## the tests of docs/promises.md at their stated size: half an hour; root, and an idle machine
+	INCO_FULL_LENGTH=1 INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast -p inco $(if $(WITH_DPDK),--features dpdk) \
+	    --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
+	    who_asks_and_watches_a_lot_costs_the_data_plane bursts_of_new_flows_keep testpmd
+	INCO_FULL_LENGTH=1 $(CARGO) test -p api --test page_in_browser
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.

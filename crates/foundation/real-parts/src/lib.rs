@@ -36,6 +36,11 @@ pub fn available(part: &str, missing: Option<String>) -> bool {
     false
 }
 
+/// Whether tests take the size that docs/promises.md states, instead of a short one: `INCO_FULL_LENGTH` is set.
+pub fn is_full_length() -> bool {
+    std::env::var_os("INCO_FULL_LENGTH").is_some()
+}
+
 /// Where captures and traces are, if they are: the folder that `INCO_DATA` names, from the root of the workspace, or
 /// `../shared/data`.
 pub fn data_folder() -> PathBuf {

@@ -13,10 +13,9 @@ use api::{ControlRequest, EventLog, Limits, Server, request_queue};
 use browser::{Browser, browser, port_to};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 
-/// How long the page is watched at the end, in seconds: 600 by hand.
+/// How long the page is watched at the end.
 fn watched() -> Duration {
-    let seconds = std::env::var("INCO_PAGE_SECONDS").ok();
-    Duration::from_secs(seconds.map_or(0, |text| text.parse().unwrap()))
+    Duration::from_secs(if real_parts::is_full_length() { 600 } else { 0 })
 }
 
 /// An inco as the API sees it.

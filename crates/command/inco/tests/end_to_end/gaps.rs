@@ -1,20 +1,54 @@
-//! Making containers does not hold up a worker, however much memory the process has.
+//! Making containers does not hold up a worker, however many flows it has.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
-use crate::support::{Engine, FORWARD, PATIENCE, Place, assert_clean, eventually};
+use real_parts::is_full_length;
+
+use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, eventually};
 
 const LOAD: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
 settle = "2s"
 [[phase]]
-duration = "60s"
+duration = "60m"
 flows = 100
 rate_per_flow = "100pps"
+dst_port = 80
 "#;
+
+/// The table's size, and the flows that are put into it.
+const TABLE: u64 = 16_000_000;
+/// Flows in one profile, at most (`traffic::FLOWS_LIMIT`).
+const AT_ONCE: u64 = 2_000_000;
+/// New flows per second: one packet each.
+const NEW_FLOWS_PER_S: u64 = 200_000;
+/// What a gap may last: from one poll of an uplink to the next.
+const LIMIT_US: f64 = 1000.0;
+/// Rounds of measuring, each with four containers made and removed. One in which another machine had the CPU says
+/// nothing of inco.
+const ROUNDS: u32 = 10;
+
+/// Fills the table with flows of a service that returns nothing.
+fn fill(place: &Place, inco: &Inco, flows: u64) {
+    for from in (0..flows).step_by(AT_ONCE as usize) {
+        let count = AT_ONCE.min(flows - from);
+        let mut profile =
+            "tick = \"1ms\"\nuplink_wait = \"10s\"\nsettle = \"1ms\"\nverify = \"off\"\n".to_owned();
+        let src = std::net::Ipv4Addr::from(0x0b00_0000 + u32::try_from(from).unwrap());
+        let _ = write!(
+            profile,
+            "[[phase]]\nduration = \"{}ms\"\nflows = {count}\nrate = \"{NEW_FLOWS_PER_S}pps\"\nsrc = \"{src}\"\n\
+             dst_port = 9\n",
+            1000 * count / NEW_FLOWS_PER_S,
+        );
+        place.traffic(&profile).report();
+    }
+    let live: u64 = inco.status().workers.iter().map(|worker| worker.live_flows).sum();
+    assert!(live >= flows, "{live} flows instead of {flows}");
+}
 
 #[test]
 fn a_worker_with_16_million_flows_goes_on_while_containers_are_made() {
@@ -22,12 +56,22 @@ fn a_worker_with_16_million_flows_goes_on_while_containers_are_made() {
         return;
     }
     let place = Place::alone();
+    // Busy, so that a worker never sleeps: its longest gap is then what the clock says between two polls of an uplink,
+    // whatever else had the CPU meanwhile.
     let text = format!(
         r#"
 [switch]
-flows = "16M"
+flows = "20M"
+poll = "busy"
+timeouts = {{ udp = "1h" }}
+
+[service.sink]
+match = {{ dst_port = 9 }}
+port = "null"
+instances = 1
 
 {FORWARD}
+match = {{ dst_port = 80 }}
 capacity = "100kpps"
 instances = {{ min = 1, max = 5, standby = 0 }}
 autoscaler = "fixed"
@@ -35,63 +79,81 @@ ring = {{ slots = 8192 }}
 "#
     );
     let inco = place.run(&text);
-    inco.settled(1, 0);
-    assert!(inco.status().flow_limit >= 16_000_000, "{:#?}", inco.status());
+    inco.settled(2, 0);
+    assert!(inco.status().flow_limit >= TABLE, "{:#?}", inco.status());
+    let flows = if is_full_length() { TABLE } else { 400_000 };
+    fill(&place, &inco, flows);
     let traffic = place.traffic(LOAD);
     eventually("packets flow", PATIENCE, || {
         (inco.status().accounting.returned > 100).then_some(())
     });
     let gap = || inco.status().workers[0].longest_gap_us;
-    let shared = gap();
-    no_other_program_before("inco-worker-0", inco.status().pid);
-    let before = eventually("gaps that are the worker's own", PATIENCE, || {
-        Some(gap()).filter(|gap| *gap < LIMIT_US)
-    });
-    let stolen_before = stolen_us();
-    let (mut longest, mut stolen) = (0.0_f64, 0.0);
-    let scaling = std::thread::scope(|scope| {
-        let scaling = scope.spawn(|| {
-            place.must(&["scale", "forward", "5"]);
-            inco.settled(5, 0);
+    let worker = Preferred::thread("inco-worker-0", inco.status().pid);
+    let mut without_theft = 0;
+    for round in 1..=ROUNDS {
+        // What is told is the longest of the last seconds: those before this round have to go by.
+        eventually("gaps that are the worker's own", PATIENCE, || {
+            (gap() < LIMIT_US).then_some(())
         });
-        while !scaling.is_finished() {
-            longest = longest.max(gap());
-            stolen = stolen_us() - stolen_before;
-            std::thread::sleep(Duration::from_millis(50));
+        let stolen_before = stolen_us();
+        place.must(&["scale", "forward", "5"]);
+        inco.settled(6, 0);
+        let longest = gap();
+        let stolen = stolen_us() - stolen_before;
+        println!(
+            "round {round}: longest gap {longest:.0} us while 4 containers are made beside {flows} flows; other machines \
+             had the CPUs for {stolen:.0} us"
+        );
+        assert!(longest > 0.0, "no gap is reported");
+        if stolen == 0.0 {
+            assert!(longest < LIMIT_US, "{longest} us");
+            without_theft += 1;
         }
-        scaling.join()
-    });
-    scaling.unwrap();
-    longest = longest.max(gap());
-    println!(
-        "longest gap: {shared:.0} us on a shared CPU, {before:.0} us alone on it, {longest:.0} us while 4 containers \
-         are made, in which other machines had the CPUs for {stolen:.0} us"
-    );
-    assert!(longest > 0.0, "no gap is reported");
-    assert!(
-        longest < LIMIT_US + stolen,
-        "{longest} us, {stolen} us of it stolen"
-    );
+        place.must(&["scale", "forward", "1"]);
+        inco.settled(2, 0);
+        if without_theft == 3 {
+            break;
+        }
+    }
+    drop(worker);
+    assert!(without_theft > 0, "other machines had the CPUs in every round");
     traffic.interrupt();
     assert_clean(&traffic.report());
     inco.stop(&place);
 }
 
-/// What a gap may last.
-const LIMIT_US: f64 = 1000.0;
+/// A thread before which no ordinary program has its CPU: as on one that it shares with nobody.
+struct Preferred {
+    task: String,
+}
 
-/// Lets no ordinary program have the CPU while that thread wants it: as on a CPU that it shares with nobody.
-fn no_other_program_before(thread: &str, pid: u32) {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let is_it =
-        |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == thread);
-    let task = tasks.map(|task| task.unwrap().path()).find(is_it).unwrap();
-    let done = Command::new("chrt")
-        .args(["--fifo", "--pid", "50"])
-        .arg(task.file_name().unwrap())
-        .output()
-        .unwrap();
-    assert!(done.status.success(), "{done:?}");
+impl Preferred {
+    fn thread(name: &str, pid: u32) -> Preferred {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let is_it =
+            |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|of| of.trim() == name);
+        let task = tasks.map(|task| task.unwrap().path()).find(is_it).unwrap();
+        let preferred = Preferred {
+            task: task.file_name().unwrap().to_str().unwrap().to_owned(),
+        };
+        preferred.schedule(&["--fifo", "--pid", "50"]);
+        preferred
+    }
+
+    fn schedule(&self, arguments: &[&str]) {
+        let done = Command::new("chrt")
+            .args(arguments)
+            .arg(&self.task)
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+    }
+}
+
+impl Drop for Preferred {
+    fn drop(&mut self) {
+        self.schedule(&["--other", "--pid", "0"]);
+    }
 }
 
 /// For how long this machine, where it is a virtual one, had to do without CPUs that it wanted, in microseconds.

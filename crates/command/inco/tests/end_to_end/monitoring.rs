@@ -372,8 +372,9 @@ fn while_many_ask_and_watch<T>(place: &Place, lasts: Duration, work: impl FnOnce
         snapshots.into_inner(),
         (lasts.as_secs_f64() - 1.0) * STREAMS as f64,
     );
+    let share = if real_parts::is_full_length() { 0.95 } else { 0.5 };
     assert!(
-        rate > f64::from(REQUESTS_PER_S) / 2.0,
+        rate > share * f64::from(REQUESTS_PER_S),
         "{rate} requests per second"
     );
     assert!(snapshots as f64 >= least, "{snapshots} snapshots");
@@ -438,7 +439,7 @@ fn who_asks_and_watches_a_lot_costs_the_data_plane_next_to_nothing() {
         place.path("flows.pcap").display()
     ));
     inco.settled(2, 0);
-    let pairs = std::env::var("INCO_WATCHED_PAIRS").map_or(3, |pairs| pairs.parse().unwrap());
+    let pairs = if real_parts::is_full_length() { 41 } else { 3 };
     let second = Duration::from_secs(1);
     let mut ratios: Vec<f64> = (0..pairs)
         .map(|_| {
@@ -455,8 +456,9 @@ fn who_asks_and_watches_a_lot_costs_the_data_plane_next_to_nothing() {
     ratios.sort_by(f64::total_cmp);
     let median = ratios[ratios.len() / 2];
     eprintln!("watched by alone: {median:.4}, the middle of {pairs}");
-    // On a machine that does other things as well a single run says no more.
-    assert!(median > 0.8, "{ratios:?}");
+    // The promise is 2 %. Few pairs say no more than that it is not a fifth.
+    let least = if real_parts::is_full_length() { 0.98 } else { 0.8 };
+    assert!(median > least, "{ratios:?}");
     place.must(&["stop"]);
     inco.ended();
 }

@@ -258,7 +258,7 @@ pub(crate) fn assert_none_astray(world: &mut World) {
 
 /// Whether the long way round is wanted: minutes instead of seconds.
 pub(crate) fn full_length() -> bool {
-    std::env::var("INCO_FULL_LENGTH").is_ok()
+    real_parts::is_full_length()
 }
 
 /// Long flows, each with packets all the time.
