@@ -378,8 +378,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let region = &mut self.regions[family];
         let lines = &mut *self.storage;
         let counts = &mut self.attach_counts;
-        let key = region.key(lines, entry);
-        if region.find(lines, &key, hash).is_some() {
+        if region.find_alike(lines, entry, hash).is_some() {
             counts.duplicates += 1;
             region.release(lines, entry);
             return;

@@ -593,6 +593,15 @@ impl Region {
         self.find_by(lines, hash, |entry| self.has_key(lines, entry, key))
     }
 
+    /// The entry in the index that has the key of another one, which is not there.
+    #[inline(always)]
+    pub(crate) fn find_alike(&self, lines: &[Line], entry: u32, hash: u64) -> Option<u32> {
+        match self.family {
+            Family::V4 => self.find_v4(lines, self.words_v4(lines, entry), hash),
+            Family::V6 => self.find_v6(lines, self.words_v6(lines, entry), hash),
+        }
+    }
+
     /// The same for IPv4 words.
     #[inline]
     pub(crate) fn find_v4(&self, lines: &[Line], key: KeyWords<1>, hash: u64) -> Option<u32> {

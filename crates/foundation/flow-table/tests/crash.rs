@@ -58,6 +58,9 @@ const START: Nanos = Nanos((60 * (1 << 13) - 100) << 21);
 const KEYS: u32 = 40;
 /// The operations of the killed process, in its environment.
 const SCRIPT: &str = "INCO_TEST_SCRIPT";
+/// Has the C library of that process fill and copy memory by vectors: a string instruction stops at each byte.
+const NO_STRING_INSTRUCTIONS: &str =
+    "glibc.cpu.x86_rep_stosb_threshold=1000000000:glibc.cpu.x86_rep_movsb_threshold=1000000000";
 /// What it says before where its storage is.
 const STORAGE_AT: &str = "storage at ";
 
@@ -366,6 +369,7 @@ impl Victim {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_process_that_is_killed", "--nocapture"])
             .env(SCRIPT, text.join(","))
+            .env("GLIBC_TUNABLES", NO_STRING_INSTRUCTIONS)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -386,6 +390,8 @@ impl Victim {
             child,
         };
         assert!(victim.wait(), "it stops before its first operation");
+        // A test that is killed leaves no stopped process behind.
+        ptrace::setoptions(victim.thread, ptrace::Options::PTRACE_O_EXITKILL).unwrap();
         victim
     }
 
