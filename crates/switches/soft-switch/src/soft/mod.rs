@@ -8,6 +8,7 @@ mod instances;
 mod questions;
 mod resume;
 mod start;
+mod tables;
 mod uplinks;
 mod workers;
 

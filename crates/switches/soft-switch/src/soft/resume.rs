@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use flow_table::{AttachCounts, FlowHasher, FlowTable, Identity};
+use flow_table::{AttachCounts, FlowHasher, FlowTable};
 use memif::{ControlEvent, Link, LinkState, Unfinished};
 use model::{Slot, UplinkId};
 use serde::de::DeserializeOwned;
 use switch::SwitchError;
 
+use super::tables::KeptTable;
 use super::{SoftSwitchConfig, UplinkDevice, system};
 use crate::keep::{Keep, ListenerNote, PortsNote, WorkerNote};
 use crate::plan::home;
@@ -23,6 +24,8 @@ use crate::worker::CommitPage;
 pub struct Resumed {
     /// What became of the flows, of all workers.
     pub flows: AttachCounts,
+    /// Tables that were converted: of another size, another number of workers, or another release.
+    pub converted: usize,
     /// Live flows by slot, for those that have some.
     pub live: BTreeMap<Slot, u64>,
     /// Instances whose rings were taken over.
@@ -64,8 +67,9 @@ pub(super) struct Leftover {
     pub(super) resumed: Resumed,
 }
 
-struct Found {
-    name: String,
+/// What the keeper had under a name.
+pub(super) struct Found {
+    pub(super) name: String,
     note: String,
     files: Vec<OwnedFd>,
 }
@@ -75,7 +79,8 @@ impl Found {
         serde_json::from_str(&self.note).map_err(|_| "its note is not of this version".to_owned())
     }
 
-    fn one_file(&mut self) -> Result<OwnedFd, String> {
+    /// Its only descriptor.
+    pub(super) fn one_file(&mut self) -> Result<OwnedFd, String> {
         match self.files.len() {
             1 => self.files.pop().ok_or_else(String::new),
             count => Err(format!("it has {count} descriptors instead of one")),
@@ -118,14 +123,18 @@ impl Leftover {
                 .and_then(|(_, last)| last.parse().ok());
             (!found.name.starts_with("turn/"), Reverse(serial.unwrap_or(0_u64)))
         });
+        let mut tables = Vec::new();
         for entry in found {
             let name = entry.name.clone();
-            if let Err(reason) = leftover.put(entry, config, keep) {
-                tracing::warn!(name, reason, "this part of an earlier run is not taken over");
-                leftover.resumed.rejected.push(format!("{name}: {reason}"));
-                keep.forget(&name);
+            let done = match name.starts_with("table/") {
+                true => KeptTable::of(entry).map(|table| tables.push(table)),
+                false => leftover.put(entry, config),
+            };
+            if let Err(reason) = done {
+                leftover.reject(&name, &reason, keep);
             }
         }
+        leftover.put_tables(tables, config, keep);
         // All rings are where the last turn was to bring them.
         for share in &mut leftover.workers {
             if let Some(page) = &mut share.commit {
@@ -149,7 +158,14 @@ impl Leftover {
         Ok(leftover)
     }
 
-    fn put(&mut self, mut entry: Found, config: &SoftSwitchConfig, keep: &Keep) -> Result<(), String> {
+    /// Notes that this part is not taken over.
+    pub(super) fn reject(&mut self, name: &str, reason: &str, keep: &Keep) {
+        tracing::warn!(name, reason, "this part of an earlier run is not taken over");
+        self.resumed.rejected.push(format!("{name}: {reason}"));
+        keep.forget(name);
+    }
+
+    fn put(&mut self, mut entry: Found, config: &SoftSwitchConfig) -> Result<(), String> {
         let workers = config.workers.len();
         let name = std::mem::take(&mut entry.name);
         let (kind, rest) = name.split_once('/').ok_or("its name says nothing")?;
@@ -159,11 +175,6 @@ impl Leftover {
                 let page = CommitPage::open(&entry.one_file()?).map_err(|error| error.to_string())?;
                 let page = page.ok_or("the page is not of this version")?;
                 self.share(worker)?.commit = Some(page);
-            }
-            "table" => {
-                let worker = worker_of(rest, &entry, workers)?;
-                let table = self.table(worker, &entry.one_file()?, config, keep)?;
-                self.share(worker)?.table = Some(table);
             }
             "port" => {
                 let slot = Slot(rest.parse().map_err(|_| "there is no such slot")?);
@@ -222,38 +233,6 @@ impl Leftover {
             .ok_or_else(|| "there is no such worker any more".to_owned())
     }
 
-    fn table(
-        &mut self,
-        worker: usize,
-        file: &OwnedFd,
-        config: &SoftSwitchConfig,
-        keep: &Keep,
-    ) -> Result<FlowTable<TableMemory>, String> {
-        let storage = TableMemory::open(file).map_err(|error| error.to_string())?;
-        let found = flow_table::inspect(&storage).map_err(|error| error.to_string())?;
-        if found.config != config.table {
-            return Err(format!(
-                "it is of {:?}, and {:?} is wanted",
-                found.config, config.table
-            ));
-        }
-        let hasher = found.hasher;
-        if hasher.ownership() != config.ownership || self.hasher.is_some_and(|of| of.key() != hasher.key()) {
-            return Err("its flows belong to workers in another way".to_owned());
-        }
-        let identity = identity(config, keep, worker);
-        let table = FlowTable::attach(storage, &identity, &config.timeouts, clock::monotonic())
-            .map_err(|error| error.to_string())?;
-        self.hasher = Some(hasher);
-        self.resumed.flows += *table.attach_counts();
-        for (slot, live) in (0..).map(Slot).zip(table.live_all()) {
-            if *live > 0 {
-                *self.resumed.live.entry(slot).or_default() += u64::from(*live);
-            }
-        }
-        Ok(table)
-    }
-
     /// The slots that flows are pinned to.
     pub(super) fn pinned(&self) -> BTreeSet<Slot> {
         self.resumed.live.keys().copied().collect()
@@ -269,16 +248,6 @@ impl Leftover {
             }
             is_there
         });
-    }
-}
-
-/// Whose table a worker's is.
-pub(super) fn identity(config: &SoftSwitchConfig, keep: &Keep, worker: usize) -> Identity {
-    Identity {
-        boot: keep.boot,
-        configuration: keep.services,
-        worker: worker as u16,
-        workers: config.workers.len() as u16,
     }
 }
 

@@ -1,7 +1,7 @@
 //! How workers are made and started.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use model::{Slot, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use switch::SwitchError;
 
-use super::resume::{Leftover, identity};
+use super::resume::Leftover;
+use super::tables::{identity, name_of};
 use super::workers::{COMMAND_SLOTS, Plans, WorkerHandle, Workers};
 use super::{SoftSwitchConfig, system};
 use crate::counters::WorkerCounters;
@@ -157,14 +158,14 @@ fn new_table(
     let table = FlowTable::new(storage, &config.table, &config.timeouts, hasher, &of, now)
         .map_err(SwitchError::Table)?;
     if let (Some(keep), Some(file)) = (&config.keep, file) {
-        let workers = config.workers.len();
-        keep.keep(
-            &format!("table/{worker}"),
-            &WorkerNote { workers },
-            &[file.as_fd()],
-        );
+        keep_table(keep, worker, config.workers.len(), &file);
     }
     Ok(table)
+}
+
+/// Keeps the memory of a worker's table, of so many workers, for the next run.
+pub(super) fn keep_table(keep: &Keep, worker: usize, workers: usize, file: &OwnedFd) {
+    keep.keep(&name_of(worker), &WorkerNote { workers }, &[file.as_fd()]);
 }
 
 /// A new page for what a worker commits, kept for the next run.
@@ -197,12 +198,25 @@ fn run<M: FrameMemory>(
                 if let Err(error) = cpu_slice::of_this_thread(SLICE) {
                     tracing::debug!(%error, "a worker has no short slice and waits longer where others use its CPU");
                 }
+                let _ends = EndsWithPanic;
                 Worker::new(worker).run(clock::monotonic);
             })
             .map_err(|e| system("starting a worker", e))?;
         handle.thread = Some(thread);
     }
     Ok(())
+}
+
+/// Ends the process when its thread panics, in each profile. Without this worker its flows would get nothing; the next
+/// run goes on where the last committed turn ended.
+struct EndsWithPanic;
+
+impl Drop for EndsWithPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
 }
 
 fn pin_to(cpu: usize) {
