@@ -142,6 +142,7 @@ pub(super) fn name_of(worker: usize) -> String {
 mod tests {
     use std::collections::BTreeMap;
     use std::os::fd::AsFd as _;
+    use std::os::unix::process::ExitStatusExt as _;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread::JoinHandle;
@@ -151,15 +152,20 @@ mod tests {
     use keeper::{Keeper, Order, Server};
     use model::{Direction, FlowKey, FlowKeyV4, Polling, ServiceId, Timeouts, protocol};
     use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::process::Signal;
 
     use super::*;
+    use crate::frame::{FrameMemory, HeapFrame, HeapMemory};
     use crate::keep::WorkerNote;
     use crate::soft::resume::Resumed;
+    use crate::soft::{SoftSwitch, UplinkConfig, UplinkDevice};
 
     const BOOT: [u8; 16] = [5; 16];
     const SERVICES: u64 = 77;
     const FLOWS: u16 = 3_000;
     const KEY: [u64; 4] = [1, 2, 3, 4];
+    /// The run directory of a process of a test, in its environment.
+    const RUN_DIR: &str = "INCO_TEST_RUN_DIR";
 
     /// A keeper's server in a thread.
     struct Kept {
@@ -216,7 +222,12 @@ mod tests {
                 pin_times: false,
             },
             timeouts: Timeouts::default(),
-            uplinks: Vec::new(),
+            uplinks: vec![UplinkConfig {
+                name: "null".to_owned(),
+                device: UplinkDevice::Null,
+                max_frame: 1518,
+                waits: false,
+            }],
             hash_key: [9; 4],
             ownership: Ownership::Keyed,
             keep: Some(keep.clone()),
@@ -322,6 +333,57 @@ mod tests {
         let keep = kept.run(SERVICES);
         assert_all_pinned(&Leftover::take(&config(2, 6_000, &keep)).unwrap(), 1);
         drop(keep);
+        assert_all_pinned(&resume(&kept, 1, 4_000, SERVICES), 0);
+    }
+
+    /// Memory whose worker panics.
+    struct Panics;
+
+    impl FrameMemory for Panics {
+        type Frame = HeapFrame;
+        type Device = <HeapMemory as FrameMemory>::Device;
+        type Registration = ();
+
+        fn register_thread() {
+            panic!("the worker of this test panics");
+        }
+
+        fn take(&mut self) -> Option<HeapFrame> {
+            None
+        }
+
+        fn give(&mut self, _frame: HeapFrame) {}
+
+        fn frame_limit(&self) -> usize {
+            1522
+        }
+    }
+
+    /// The process whose worker panics. Run alone, it does nothing.
+    #[test]
+    fn the_run_whose_worker_panics() {
+        let Some(run_dir) = std::env::var_os(RUN_DIR) else {
+            return;
+        };
+        let keeper = Keeper::connect(run_dir.as_ref()).unwrap().unwrap();
+        let keep = Keep::new(Arc::new(keeper), SERVICES, BOOT);
+        let _switch = SoftSwitch::start(&config(1, 4_000, &keep), vec![Panics], Vec::new()).unwrap();
+        keep.begin();
+        loop {
+            std::thread::park();
+        }
+    }
+
+    #[test]
+    fn a_worker_that_panics_ends_the_process_and_the_next_run_has_all_flows() {
+        let kept = Kept::start();
+        leave_tables(&kept, 1);
+        let ended = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "soft::tables::tests::the_run_whose_worker_panics"])
+            .env(RUN_DIR, kept.directory.path())
+            .output()
+            .unwrap();
+        assert_eq!(ended.status.signal(), Some(Signal::ABORT.as_raw()), "{ended:?}");
         assert_all_pinned(&resume(&kept, 1, 4_000, SERVICES), 0);
     }
 
