@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs a package, runs what it brings, by systemd too where this machine has it, and removes it again, in a copy of
-# this machine's file system that nobody else sees: a mount namespace with an overlay that lies in memory.
+# a private view of this machine's file system: a mount namespace with an overlay in memory.
 #
 #   packaging/test-deb.sh inco_VERSION_amd64.deb      as root
 set -euo pipefail
@@ -174,7 +174,7 @@ device = "memif:wan.sock"
 [service.sink]
 port = "null"
 TOML
-# Removal ends an inco that somebody started by hand, too.
+# Removal also ends an inco that was started by hand.
 inside inco check -f /etc/inco/inco.toml >/dev/null
 inside inco run -f /etc/inco/inco.toml >"$top/run" 2>&1 &
 for _ in $(seq 200); do

@@ -779,7 +779,7 @@ mod tests {
     }
 
     #[test]
-    fn a_governor_that_saves_power_is_told() {
+    fn a_power_saving_governor_is_reported() {
         let file = |cpu: u8| format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor");
         let (_directory, host) = machine_with(&[(&file(0), "performance\n"), (&file(1), "powersave\n")]);
         assert_eq!(frequency(&host).found, "governor powersave");
@@ -816,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_with_a_switch_are_told_apart_by_its_mode() {
+    fn cards_with_a_switch_are_reported_with_its_mode() {
         let net = |interface: &str, file: &str| format!("sys/class/net/{interface}/{file}");
         let (_directory, host) = machine_with(&[(&net("lo", "address"), "")]);
         let finding = embedded_switches(&host);
@@ -863,7 +863,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_of_the_kernel_are_told_how_to_bind() {
+    fn cards_with_a_kernel_driver_get_the_bind_command() {
         let (directory, host) = machine_with(&[("sys/bus/pci/devices/0000:03:00.0/class", "0x020000\n")]);
         let driver = directory.path().join("sys/bus/pci/devices/0000:03:00.0/driver");
         symlink(Path::new("../../../bus/pci/drivers/ixgbe"), &driver).unwrap();
@@ -895,7 +895,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_clock_is_told() {
+    fn a_slow_clock_is_reported() {
         let file = "sys/devices/system/clocksource/clocksource0/current_clocksource";
         let (_directory, host) = machine_with(&[(file, "hpet\n")]);
         assert_eq!(clock(&host).health, Health::Warn);

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_says_what_to_change_below_it() {
+    fn a_finding_has_its_remedy_below_it() {
         let findings = [
             Finding::ok("cpus", "4 CPUs"),
             Finding::warn("hugepages", "none is free", "reserve some"),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ports_for_instances_are_told() {
+    fn the_ports_for_instances_are_listed() {
         let text = "[switch]\ndriver = \"openflow\"\nopenflow = { spare_ports = 3 }\n[[uplink]]\nname = \"wan\"\n\
                     device = \"memif:wan.sock\"\n[service.all]\nimage = \"a\"\nsymmetric = false\ninstances = 4\n";
         let configuration = load::parse(text, "a.toml").unwrap();

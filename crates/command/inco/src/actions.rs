@@ -12,7 +12,7 @@ use display::output::{self, WrongUsage};
 use model::{Action, InstanceId, InstanceState, KeyChange, PolicyChoice, RolloutState};
 use orchestrator::leftovers;
 
-use crate::cli::{Act, WaitArgs, flow};
+use crate::cli::{ActionArgs, WaitArgs, flow};
 use crate::client_commands::{connect, unknown_service};
 use crate::logs;
 use crate::selector::Selector;
@@ -97,19 +97,19 @@ impl ActionCommand {
 }
 
 /// Sends an action and prints the result. Returns the client.
-fn act(args: &Act, action: &Action) -> anyhow::Result<Client> {
-    let client = connect(&args.place)?;
+fn run_action(args: &ActionArgs, action: &Action) -> anyhow::Result<Client> {
+    let client = connect(&args.connection)?;
     let outcome = client
         .act(action)
         .with_context(|| format!("cannot {}", action_in_words(action)))?;
-    say(args, &outcome)?;
+    print_outcome(args, &outcome)?;
     if let Some(how) = permanent_form(action) {
         output::complain(&format!("inco: this lasts until inco ends; to keep it, {how}"));
     }
     Ok(client)
 }
 
-fn say(args: &Act, outcome: &Outcome) -> anyhow::Result<()> {
+fn print_outcome(args: &ActionArgs, outcome: &Outcome) -> anyhow::Result<()> {
     if args.json {
         output::json(outcome, true)
     } else {
@@ -192,7 +192,7 @@ pub(crate) struct ExecArgs {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 /// Runs a command and returns its exit status, or 128 plus the signal that ended it.
@@ -205,7 +205,7 @@ fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
         ))
         .into());
     };
-    let client = connect(&args.act.place)?;
+    let client = connect(&args.common.connection)?;
     if let Some(service) = target.service {
         let rows = client.instances()?;
         if !rows
@@ -219,7 +219,7 @@ fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let command = args.command.clone();
     let outcome = client.act(&Action::Exec { instance, command })?;
     let end = outcome.command.clone().unwrap_or_default();
-    if args.act.json {
+    if args.common.json {
         output::json(&outcome, true)?;
     } else {
         logs::write(&end.output)?;
@@ -257,13 +257,13 @@ pub(crate) struct ScaleArgs {
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
     let instances = if args.auto { None } else { args.instances };
-    let client = act(
-        &args.act,
+    let client = run_action(
+        &args.common,
         &Action::Scale {
             service: args.service.clone(),
             instances,
@@ -301,7 +301,7 @@ pub(crate) struct RolloutArgs {
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn rollout(args: &RolloutArgs) -> anyhow::Result<()> {
@@ -309,7 +309,7 @@ fn rollout(args: &RolloutArgs) -> anyhow::Result<()> {
         return rollout_status(args);
     }
     let (service, cancel) = (args.service.clone(), args.cancel);
-    let client = act(&args.act, &Action::Rollout { service, cancel })?;
+    let client = run_action(&args.common, &Action::Rollout { service, cancel })?;
     wait::until(&args.wait, &client, |snapshot| {
         wait::for_rollout(snapshot, &args.service)
     })
@@ -317,17 +317,17 @@ fn rollout(args: &RolloutArgs) -> anyhow::Result<()> {
 
 /// The state of a rollout.
 fn rollout_status(args: &RolloutArgs) -> anyhow::Result<()> {
-    let services = connect(&args.act.place)?.services()?;
+    let services = connect(&args.common.connection)?.services()?;
     let name = &args.service;
     let Some(row) = services.iter().find(|row| row.name == *name) else {
         let hint = unknown_service(name, &services);
         return Err(Refusal::new(format!("unknown service {name:?}"), hint).into());
     };
-    if args.act.json {
+    if args.common.json {
         output::json(&row.rollout, true)?;
     }
     match &row.rollout {
-        _ if args.act.json => {}
+        _ if args.common.json => {}
         None => output::line(format!("{name} had no rollout since inco started"))?,
         Some(of) => output::line(format!(
             "{name}: {}, {} of {} replaced: {}",
@@ -374,7 +374,7 @@ pub(crate) struct PolicyArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(Action::RECORD_LIMIT)))]
     record: Option<u32>,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn autoscaler(text: &str) -> Result<String, String> {
@@ -411,7 +411,7 @@ fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
             autoscaler: choice(&args.autoscaler),
         },
     };
-    act(&args.act, &action).map(drop)
+    run_action(&args.common, &action).map(drop)
 }
 
 #[derive(Debug, Args)]
@@ -433,19 +433,19 @@ pub(crate) struct DrainArgs {
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn drain(args: &DrainArgs) -> anyhow::Result<()> {
     let ids = selected_instances(
-        &args.act,
+        &args.common,
         &args.instances,
         args.selector.as_ref(),
         InstanceState::Active,
     )?;
-    act_on_each(&args.act, &ids, |instance| Action::Drain { instance })?;
+    run_on_each(&args.common, &ids, |instance| Action::Drain { instance })?;
     let instances: Vec<InstanceId> = ids.into_iter().map(InstanceId).collect();
-    let client = connect(&args.act.place)?;
+    let client = connect(&args.common.connection)?;
     wait::until(&args.wait, &client, |snapshot| {
         Ok(wait::for_drained(snapshot, &instances))
     })
@@ -461,25 +461,29 @@ pub(crate) struct UndrainArgs {
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
     selector: Option<Selector>,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
     let ids = selected_instances(
-        &args.act,
+        &args.common,
         &args.instances,
         args.selector.as_ref(),
         InstanceState::Draining,
     )?;
-    act_on_each(&args.act, &ids, |instance| Action::Undrain { instance })
+    run_on_each(&args.common, &ids, |instance| Action::Undrain { instance })
 }
 
 /// Sends the same action for several instances; a failure does not stop the rest.
-fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Action) -> anyhow::Result<()> {
+fn run_on_each(
+    args: &ActionArgs,
+    instances: &[u32],
+    action: impl Fn(InstanceId) -> Action,
+) -> anyhow::Result<()> {
     let mut failed = 0;
     let mut last = None;
     for instance in instances {
-        if let Err(error) = act(args, &action(InstanceId(*instance))) {
+        if let Err(error) = run_action(args, &action(InstanceId(*instance))) {
             if error.downcast_ref::<output::OutputClosed>().is_some() || instances.len() == 1 {
                 return Err(error);
             }
@@ -496,7 +500,7 @@ fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Act
 
 /// The named instances, or the selected ones in that state.
 fn selected_instances(
-    args: &Act,
+    args: &ActionArgs,
     named: &[u32],
     selector: Option<&Selector>,
     state: InstanceState,
@@ -504,7 +508,7 @@ fn selected_instances(
     let Some(selector) = selector else {
         return Ok(named.to_vec());
     };
-    let rows = connect(&args.place)?.instances()?;
+    let rows = connect(&args.connection)?.instances()?;
     let is_meant = |row: &&InstanceRow| row.state == state && selector.selects(row);
     let ids: Vec<u32> = rows.iter().filter(is_meant).map(|row| row.id.0).collect();
     if ids.is_empty() {
@@ -531,7 +535,7 @@ pub(crate) struct PurgeArgs {
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
@@ -550,10 +554,10 @@ fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
     };
     // The time of inco's clock, before the flows are unpinned.
     let before = match args.wait.wait {
-        true => connect(&args.act.place)?.snapshot()?.unix_ms,
+        true => connect(&args.common.connection)?.snapshot()?.unix_ms,
         false => 0,
     };
-    let client = act(&args.act, &action)?;
+    let client = run_action(&args.common, &action)?;
     let instance = InstanceId(args.instance.unwrap_or_default());
     wait::until(&args.wait, &client, |_| {
         wait::for_unpinned(&client, instance, before)
@@ -578,12 +582,12 @@ pub(crate) struct MoveArgs {
     #[arg(value_name = "ID")]
     instance: u32,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn move_flow(args: &MoveArgs) -> anyhow::Result<()> {
-    act(
-        &args.act,
+    run_action(
+        &args.common,
         &Action::Move {
             flow: args.flow.clone(),
             instance: InstanceId(args.instance),
@@ -609,11 +613,11 @@ pub(crate) struct HoldBackArgs {
     #[arg(long)]
     off: bool,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn hold_back(args: &HoldBackArgs, action: fn(String, bool) -> Action) -> anyhow::Result<()> {
-    act(&args.act, &action(args.service.clone(), !args.off)).map(drop)
+    run_action(&args.common, &action(args.service.clone(), !args.off)).map(drop)
 }
 
 #[derive(Debug, Args)]
@@ -640,15 +644,15 @@ pub(crate) struct ReloadArgs {
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     let action = Action::Reload { check: args.check };
-    let client = connect(&args.act.place)?;
+    let client = connect(&args.common.connection)?;
     let outcome = client.act(&action).context("cannot reload")?;
     let is_refused = args.check && outcome.changes.iter().any(|change| change.needs_restart);
-    if args.act.json {
+    if args.common.json {
         output::json(&outcome, true)?;
     } else {
         if args.diff {
@@ -710,11 +714,11 @@ pub(crate) struct StopArgs {
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
-    act: Act,
+    common: ActionArgs,
 }
 
 fn stop(args: &StopArgs) -> anyhow::Result<()> {
-    let client = match connect(&args.act.place) {
+    let client = match connect(&args.common.connection) {
         Ok(client) => client,
         Err(error) => return remove_leftovers(args, error),
     };
@@ -735,7 +739,7 @@ fn stop(args: &StopArgs) -> anyhow::Result<()> {
             std::thread::sleep(STOP_LOOK);
         }
     }
-    say(&args.act, &outcome)
+    print_outcome(&args.common, &outcome)
 }
 
 /// If no inco answers: removes the containers of an inco that was killed or kept them.
@@ -752,7 +756,7 @@ fn remove_leftovers(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()>
         count => format!("{count} containers"),
     };
     let result = format!("inco was not running; {containers} of an earlier run are removed");
-    say(&args.act, &Outcome::new(result))
+    print_outcome(&args.common, &Outcome::new(result))
 }
 
 #[cfg(test)]

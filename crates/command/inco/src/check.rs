@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_says_what_would_be_done() {
+    fn a_plan_lists_the_actions() {
         let text = r#"
 [switch]
 workers = [0, 1]

@@ -213,7 +213,7 @@ pub(crate) struct NamesArgs {
     #[arg(value_enum)]
     pub(crate) names: Names,
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) connection: ConnectionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -225,7 +225,7 @@ pub(crate) struct ManArgs {
 
 /// The endpoint of a running inco.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Where {
+pub(crate) struct ConnectionArgs {
     /// The API's socket; default: api.sock in $INCO_RUN_DIR or /run/inco
     #[arg(long, value_name = "PATH", conflicts_with = "url")]
     pub(crate) socket: Option<PathBuf>,
@@ -240,7 +240,7 @@ pub(crate) struct Where {
     pub(crate) ca_file: Option<PathBuf>,
 }
 
-impl Where {
+impl ConnectionArgs {
     /// The endpoint of the options, the environment, or the socket in the run directory, in this order.
     pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
         let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -268,9 +268,9 @@ impl Where {
 
 /// Output options.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Show {
+pub(crate) struct OutputArgs {
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) connection: ConnectionArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -283,7 +283,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
         .map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    // Below a tenth the terminal is all that changes, above a day nobody watches.
+    // Below 0.1 s the terminal cannot show more; more than a day is a typing error.
     if !(0.1..=86_400.0).contains(&seconds) {
         return Err("write 0.1 to 86400 seconds".to_owned());
     }
@@ -296,7 +296,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 )]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    pub(crate) show: Show,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -314,7 +314,7 @@ pub(crate) struct ServicesArgs {
     #[arg(long)]
     pub(crate) wide: bool,
     #[command(flatten)]
-    pub(crate) show: Show,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -334,7 +334,7 @@ pub(crate) struct InstancesArgs {
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...")]
     pub(crate) selector: Option<Selector>,
     #[command(flatten)]
-    pub(crate) show: Show,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -370,7 +370,7 @@ pub(crate) struct FlowsArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::LIMIT)))]
     pub(crate) limit: u32,
     #[command(flatten)]
-    pub(crate) show: Show,
+    pub(crate) output: OutputArgs,
 }
 
 pub(crate) fn flow(text: &str) -> Result<String, String> {
@@ -397,7 +397,7 @@ pub(crate) struct DescribeArgs {
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
-    pub(crate) act: Act,
+    pub(crate) common: ActionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -423,7 +423,7 @@ pub(crate) struct LogsArgs {
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) tail: Option<u32>,
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) connection: ConnectionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -450,7 +450,7 @@ pub(crate) struct EventsArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) connection: ConnectionArgs,
 }
 
 #[cfg(feature = "top")]
@@ -474,7 +474,7 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     pub(crate) ascii: bool,
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) connection: ConnectionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -524,7 +524,7 @@ pub(crate) struct ExplainFlowArgs {
     #[arg(value_name = "FLOW", value_parser = flow)]
     pub(crate) flow: String,
     #[command(flatten)]
-    pub(crate) act: Act,
+    pub(crate) common: ActionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -550,9 +550,9 @@ pub(crate) struct WaitArgs {
 
 /// Options of actions.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Act {
+pub(crate) struct ActionArgs {
     #[command(flatten)]
-    pub(crate) place: Where,
+    pub(crate) connection: ConnectionArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -11,24 +11,24 @@ use model::{Event, InstanceId, RolloutState};
 use serde::Serialize;
 
 use crate::cli::{
-    EventsArgs, ExplainFlowArgs, FlowsArgs, InstancesArgs, Names, NamesArgs, ServicesArgs, Show, StatusArgs,
-    Where,
+    ConnectionArgs, EventsArgs, ExplainFlowArgs, FlowsArgs, InstancesArgs, Names, NamesArgs, OutputArgs,
+    ServicesArgs, StatusArgs,
 };
 
 /// Maximum width of a text table, in columns, without `--wide`.
 const WIDTH: usize = 100;
 
-pub(crate) fn connect(place: &Where) -> anyhow::Result<Client> {
-    Ok(Client::connect_to(place.endpoint()?)?)
+pub(crate) fn connect(connection: &ConnectionArgs) -> anyhow::Result<Client> {
+    Ok(Client::connect_to(connection.endpoint()?)?)
 }
 
 /// Queries and prints, once or repeatedly.
 fn show<T: Serialize>(
-    args: &Show,
+    args: &OutputArgs,
     ask: impl Fn(&Client) -> Result<T, ApiError>,
     table: impl Fn(&T) -> String,
 ) -> anyhow::Result<()> {
-    let client = connect(&args.place)?;
+    let client = connect(&args.connection)?;
     loop {
         let answer = ask(&client)?;
         if args.json {
@@ -47,7 +47,7 @@ fn show<T: Serialize>(
 }
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<()> {
-    show(&args.show, Client::status, status_text)
+    show(&args.output, Client::status, status_text)
 }
 
 fn status_text(status: &Status) -> String {
@@ -182,7 +182,7 @@ pub(crate) fn services(args: &ServicesArgs) -> anyhow::Result<()> {
     } else {
         services_text
     };
-    show(&args.show, Client::services, |rows| table(rows))
+    show(&args.output, Client::services, |rows| table(rows))
 }
 
 /// The table within [`WIDTH`] columns. Failures of services are shown in full below it.
@@ -309,12 +309,12 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
         }
         Ok(rows)
     };
-    show(&args.show, ask, |rows| instances_text(rows))
+    show(&args.output, ask, |rows| instances_text(rows))
 }
 
 /// Names for completions, one per line.
 pub(crate) fn names(args: &NamesArgs) -> anyhow::Result<()> {
-    let client = connect(&args.place)?;
+    let client = connect(&args.connection)?;
     let mut names: Vec<String> = Vec::new();
     if args.names != Names::Instances {
         names.extend(client.services()?.into_iter().map(|row| row.name));
@@ -388,7 +388,7 @@ pub(crate) fn flows(args: &FlowsArgs) -> anyhow::Result<()> {
     } else {
         flows_text
     };
-    show(&args.show, |client| client.flows(&filter), text)
+    show(&args.output, |client| client.flows(&filter), text)
 }
 
 /// The heaviest flows, with their rates in the first columns.
@@ -465,7 +465,7 @@ fn flows_text(page: &FlowPage) -> String {
 }
 
 pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
-    let client = connect(&args.place)?;
+    let client = connect(&args.connection)?;
     let tell = |event: &Event| {
         if args.service.is_some() && event.service != args.service {
             return Ok(());
@@ -489,8 +489,8 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
 
 /// The instance of a flow, since when, and why.
 pub(crate) fn explain_flow(args: &ExplainFlowArgs) -> anyhow::Result<()> {
-    let explanation = connect(&args.act.place)?.explain_flow(&args.flow)?;
-    if args.act.json {
+    let explanation = connect(&args.common.connection)?.explain_flow(&args.flow)?;
+    if args.common.json {
         output::json(&explanation, true)
     } else {
         output::text(&explanation_text(&explanation))
@@ -543,7 +543,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_says_where_all_packets_are() {
+    fn a_status_accounts_for_all_packets() {
         let status = Status {
             version: "0.1.0".to_owned(),
             pid: 7,

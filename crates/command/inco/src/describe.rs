@@ -98,7 +98,7 @@ impl Past {
 }
 
 pub(crate) fn run(args: &DescribeArgs) -> anyhow::Result<()> {
-    let client = connect(&args.act.place)?;
+    let client = connect(&args.common.connection)?;
     let target = Target::of(&args.target);
     let snapshot = client.snapshot()?;
     match target.instance {
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &DescribeArgs) -> anyhow::Result<()> {
 }
 
 fn show<T: Serialize>(args: &DescribeArgs, of: &T, text: impl Fn(&T) -> String) -> anyhow::Result<()> {
-    if args.act.json {
+    if args.common.json {
         output::json(of, true)
     } else {
         output::text(&text(of))

@@ -95,7 +95,7 @@ pub(crate) fn write(text: &str) -> anyhow::Result<()> {
 }
 
 pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<()> {
-    let client = connect(&args.place)?;
+    let client = connect(&args.connection)?;
     let target = Target::of(&args.target);
     let service = match (target.service, target.instance) {
         (Some(service), _) => service.to_owned(),

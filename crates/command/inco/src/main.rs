@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         Command::Logs(args) => logs::logs(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => args
-            .place
+            .connection
             .endpoint()
             .and_then(|endpoint| top::run(endpoint, args.interval, args.ascii)),
         Command::Explain(args) => explain::run(&args),

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn a_timeout_lists_what_is_missing() {
         let snapshot = snapshot(None);
         assert_eq!(
             for_active(&snapshot, &["web".to_owned()]).unwrap().unwrap(),

@@ -110,7 +110,7 @@ fn the_help_of_every_command_has_an_example() {
 }
 
 #[test]
-fn wrong_usage_is_status_2_and_says_what_is_meant() {
+fn wrong_usage_is_status_2_with_a_suggestion() {
     for (arguments, said) in [
         (&["instance"][..], "instances"),
         (&["scale", "web"], "required"),
@@ -183,7 +183,7 @@ fn a_wrong_configuration_is_status_2_and_names_file_line_key_and_what_to_write()
 }
 
 #[test]
-fn what_this_machine_lacks_is_told_with_its_line() {
+fn missing_parts_of_the_machine_are_reported_with_their_line() {
     let directory = tempfile::tempdir().unwrap();
     let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nimage = \"nobody/has-this\"\n\
                 mounts = [\"/nonexistent/rules:/rules:ro\"]\n[switch]\nworkers = [8000]\n[engine]\n\
@@ -218,7 +218,7 @@ fn what_this_machine_lacks_is_told_with_its_line() {
 }
 
 #[test]
-fn a_socket_in_use_is_told() {
+fn a_socket_in_use_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let _uplink = std::os::unix::net::UnixListener::bind(directory.path().join("wan.sock")).unwrap();
     let _api = std::os::unix::net::UnixListener::bind(directory.path().join("api.sock")).unwrap();
@@ -322,7 +322,7 @@ fn images_are_made_of_static_programs_alone() {
         "{}",
         err(&output)
     );
-    // The smallest file that is a static program by its headers; nobody runs it here.
+    // The smallest file with the headers of a static program. The test does not run it.
     let mut elf = vec![0; 64];
     elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
     let nf = directory.path().join("nf");
@@ -569,7 +569,7 @@ fn event(sequence: u64) -> Event {
 }
 
 #[test]
-fn what_a_running_inco_says_is_shown_as_table_and_as_json() {
+fn answers_of_a_running_inco_are_shown_as_table_and_as_json() {
     let fake = Fake::start();
     let json = |arguments: &[&str]| -> serde_json::Value {
         let output = fake.run(&[arguments, &["--json"]].concat());
@@ -745,7 +745,7 @@ fn actions_say_what_came_of_them() {
 }
 
 #[test]
-fn a_command_that_waits_says_what_is_missing_when_its_time_is_over() {
+fn a_waiting_command_reports_what_is_missing_at_its_timeout() {
     let fake = Fake::start();
     let wait = |arguments: &[&str]| fake.run(&[arguments, &["--wait", "--timeout", "0.3"]].concat());
     assert!(wait(&["scale", "web", "3"]).status.success());
@@ -777,7 +777,7 @@ fn a_command_that_waits_says_what_is_missing_when_its_time_is_over() {
         "{}",
         out(&output)
     );
-    // A time without a wait, and a wait for nobody, are mistakes.
+    // `--timeout` without `--wait`, and `--wait` without an instance, are refused.
     for arguments in [
         &["scale", "web", "3", "--timeout", "1"][..],
         &["scale", "web", "--auto", "--wait"],
@@ -928,7 +928,7 @@ fn events_are_lines_and_can_be_followed() {
 }
 
 #[test]
-fn the_doctor_says_what_it_found_and_what_to_change() {
+fn the_doctor_prints_findings_and_remedies() {
     let output = inco(&["doctor", "--json"])
         .env("INCO_RUN_DIR", tempfile::tempdir().unwrap().path())
         .output()
@@ -1008,7 +1008,7 @@ impl Screen {
 }
 
 #[test]
-fn top_lives_in_a_terminal_and_leaves_it_as_it_was() {
+fn top_runs_in_a_terminal_and_restores_it() {
     let output = run(&["top"]);
     assert_eq!(output.status.code(), Some(2), "without a terminal");
     assert!(

@@ -351,7 +351,7 @@ fn inco_ends_when_the_demo_is_killed() {
     demo.child.wait().unwrap();
     let since = Instant::now();
     loop {
-        // Its directory stays: nobody is left to remove it.
+        // A killed demo cannot remove its directory.
         let left: Vec<String> = demo
             .left()
             .into_iter()
@@ -366,7 +366,7 @@ fn inco_ends_when_the_demo_is_killed() {
 }
 
 #[test]
-fn without_root_it_says_in_one_line_what_to_do() {
+fn without_root_it_prints_one_line_with_the_remedy() {
     if is_root()
         && !available(
             "setpriv",

@@ -129,7 +129,7 @@ fn every_policy_takes_observations() {
 }
 
 #[test]
-fn text_says_what_and_why() {
+fn text_has_the_decision_and_its_reason() {
     let output = explain(&["--input", "-"], &hpa().to_string());
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
@@ -138,7 +138,7 @@ fn text_says_what_and_why() {
 }
 
 #[test]
-fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
+fn an_invalid_input_names_its_field_with_exit_status_2() {
     let with = |path: &str, value: Value| {
         let mut case = hpa();
         *case.pointer_mut(path).unwrap() = value;
@@ -258,7 +258,7 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
 }
 
 #[test]
-fn a_wrong_input_for_a_scheduler_is_told_by_its_field_with_exit_status_2() {
+fn an_invalid_input_for_a_scheduler_names_its_field_with_exit_status_2() {
     let case = || {
         json!({"policy":"jbsq","parameters":{"lambda":0.5},
             "instances":[{"capacity":10,"load":4,"queues":[4,0,0,0,0,0,0,0]}, {"load":5}],

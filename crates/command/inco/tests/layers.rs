@@ -286,7 +286,7 @@ fn pure_crates_read_no_clock_and_no_file() {
 }
 
 #[test]
-fn above_the_switches_nobody_asks_which_driver_there_is() {
+fn no_code_above_the_switches_depends_on_the_driver() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut wrong = Vec::new();
     // What measures switches makes some by itself.

@@ -225,7 +225,7 @@ fn without_unicode_charts_are_ascii() {
 }
 
 #[test]
-fn a_failing_service_says_so_in_place_of_its_policies() {
+fn a_failing_service_shows_its_failure_in_place_of_its_policies() {
     let mut top = top();
     let mut failing = observed(20);
     failing.services[0].failing =
@@ -270,7 +270,7 @@ fn an_instance_is_shown_with_its_largest_flows() {
 }
 
 #[test]
-fn what_is_done_is_asked_before() {
+fn actions_need_a_confirmation() {
     let mut top = top();
     press(&mut top, &[KeyCode::Down, KeyCode::Down, KeyCode::Down]);
     assert_eq!(press(&mut top, &[KeyCode::Char('d')]), None);
@@ -353,7 +353,7 @@ fn a_count_and_a_policy_are_chosen() {
 }
 
 #[test]
-fn an_inco_that_goes_away_and_comes_back_is_told() {
+fn a_lost_and_restored_connection_is_shown() {
     let mut top = Top::default();
     top.update(Update::Gone(
         "inco is not running (no socket at /run/inco/api.sock)".to_owned(),
@@ -451,7 +451,7 @@ fn instances_are_filtered_and_ordered() {
 }
 
 #[test]
-fn ctrl_c_quits_whatever_is_asked() {
+fn ctrl_c_quits_during_a_confirmation() {
     let mut top = top();
     press(&mut top, &[KeyCode::Char('d')]);
     let key = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);

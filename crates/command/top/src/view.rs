@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn help_is_told_in_any_width() {
+    fn help_fits_any_width() {
         for columns in [8, 40, 80, 200] {
             let keys = keys_within(columns);
             assert!(keys.starts_with("? help") && keys.len() <= columns, "{keys}");

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_what_it_asks_for() {
+    fn a_container_gets_its_configured_settings() {
         let mut spec = ContainerSpec::new("inco-a-1", "a");
         spec.env = vec![("B".into(), "2".into())];
         spec.memory_bytes = Some(1 << 20);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_it_asks_for_it_is_confined() {
+    fn every_container_is_confined() {
         let config = read(&ContainerSpec::new("inco-a-1", "a"));
         let process = config.process().as_ref().unwrap();
         assert_eq!(process.no_new_privileges(), Some(true));

@@ -54,7 +54,7 @@ const PING_LIMIT: Duration = Duration::from_secs(2);
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How often it is asked.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// How long its word on an exit status is waited for where the end was asked for, so that nobody waits to act on it.
+/// Time limit for the exit status of a container that was stopped on request; callers wait for it.
 const STOPPED_STATUS_LIMIT: Duration = Duration::from_secs(2);
 /// How long a killed program may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -392,7 +392,7 @@ struct Entry {
     started_unix_ms: u64,
     /// Whether its end has been told.
     ended: watch::Receiver<bool>,
-    /// Whether it was killed from here, so that nobody needs to be asked how it ended.
+    /// Whether it was killed from here, so that its exit status is known without a request.
     killed: Rc<Cell<bool>>,
     /// Whether it was asked to end.
     stopping: Rc<Cell<bool>>,
@@ -414,7 +414,7 @@ struct Service {
     exchanges: RefCell<HashMap<String, PathBuf>>,
     /// Images that Docker has as our store has them, with the build.
     imported: RefCell<HashMap<String, u64>>,
-    /// Who tells the end of those that nobody watches yet.
+    /// Reports the end of containers that have no watcher yet.
     tellers: RefCell<HashMap<String, watch::Sender<bool>>>,
     queues: RefCell<HashMap<String, (Queue, usize)>>,
     down_since: RefCell<Option<Nanos>>,
@@ -615,7 +615,7 @@ impl Service {
             Err(error) => Err(error),
         };
         if made.is_err() {
-            // What of it cannot be removed is in nobody's way.
+            // Remaining files do no harm.
             let _ = self.remove_exchange(&name);
         }
         made
@@ -1426,7 +1426,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_is_asked_for_the_same_confinement() {
+    fn docker_containers_get_the_same_confinement() {
         let spec = ContainerSpec::new("inco-a-1", "a");
         let host = body(&spec, &Given::default(), None, false).host_config.unwrap();
         assert_eq!(host.network_mode.as_deref(), Some("none"));

@@ -46,7 +46,7 @@ pub struct Faults {
     pub create_fails: f64,
     /// A create takes 100 times as long.
     pub create_is_slow: f64,
-    /// The program dies by SIGSEGV within 10 ms of its start.
+    /// The program ends by SIGSEGV within 10 ms of its start.
     pub dies_at_start: f64,
     /// A pause or resume fails.
     pub pause_fails: f64,
@@ -239,7 +239,7 @@ impl FakeEngine {
                 state.down_since = Some(now);
                 let reason = "the fake engine was stopped".to_owned();
                 state.events.push(EngineEvent::EngineDown { reason, at: now });
-                // What was in hand fails, as it does when a daemon dies.
+                // Requests in progress fail, as at the end of a daemon.
                 let mut failed: Vec<Ticket> = Vec::new();
                 state.agenda.retain(|_, deed| match deed {
                     Deed::Finish { ticket, .. } | Deed::Command { ticket, .. } => {

@@ -82,7 +82,7 @@ pub struct Imported {
     pub left_out: LeftOut,
 }
 
-/// Where an image is being built: locked for as long as somebody does.
+/// The directory in which an image is being built; locked during the build.
 #[derive(Debug)]
 struct Work {
     dir: PathBuf,
@@ -421,7 +421,7 @@ impl Store {
                 errno,
             })
         };
-        // Held until the new directory is locked itself: nobody else takes it for a leftover.
+        // Held until the new directory is locked itself, so that no other import removes it as a leftover.
         let store = open(&self.dir)?;
         lock(&self.dir, &store, FlockOperation::LockExclusive)?;
         self.remove_leftovers()?;
@@ -593,7 +593,7 @@ fn dpdk_drivers(eal: &Path) -> Vec<PathBuf> {
         .map(|entry| entry.path())
         .filter(|path| file_name(path).starts_with("pmds-"))
         .collect();
-    // The loader of DPDK knows it by its full path, which begins with /usr where /lib is a link.
+    // DPDK loads it by its full path, which begins with /usr if /lib is a link.
     plugin_dirs = plugin_dirs
         .iter()
         .filter_map(|dir| fs::canonicalize(dir).ok())
@@ -909,7 +909,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_read_from_what_the_loader_says() {
+    fn libraries_are_read_from_the_output_of_the_loader() {
         let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
         let libraries = libraries_in(text).unwrap();

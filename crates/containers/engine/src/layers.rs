@@ -60,7 +60,7 @@ impl Settings {
         }
     }
 
-    /// These, with what somebody gives instead and in addition.
+    /// These settings with the overrides and additions of `given`.
     pub(crate) fn with(mut self, given: Settings) -> Settings {
         if !given.entrypoint.is_empty() {
             self.entrypoint = given.entrypoint;
@@ -923,7 +923,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_says_what_runs_where_and_as_whom() {
+    fn the_configuration_gives_command_directory_and_user() {
         let passwd = "root:x:0:0::/:/bin/sh\nbroken\napp:x:1000:1001::/home/app:/bin/sh\n";
         let base = tar_of(&[
             file("etc/passwd", passwd),
@@ -979,7 +979,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_what_its_digest_says_is_refused() {
+    fn content_that_does_not_match_its_digest_is_refused() {
         let layers = [tar_of(&[file("a", "1")]), tar_of(&[file("b", "2")])];
         let whole = Layout::of(&layers, json!({}));
         let blobs: Vec<String> = whole

@@ -1,5 +1,5 @@
-//! Runs containers: creates, pauses, limits, stops, removes and lists them, and reports when one has ended. It knows
-//! nothing of services, flows or policies, and makes no decisions: the controller does.
+//! Runs containers: creates, pauses, limits, stops, removes and lists them, and reports when one has ended. It is
+//! independent of services, flows and policies, and makes no decisions: the controller does.
 //!
 //! Key types: [`Engine`] (the contract), [`ContainerSpec`] (what to run), [`Request`] and [`EngineEvent`] (its
 //! messages), [`EngineError`]. Implementations: [`OciEngine`] (embedded, with a [`Launcher`]), [`DockerEngine`]

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_was() {
+    fn a_reader_continues_at_its_position() {
         let logs = begun(&["a-1"]);
         logs.write("a-1", b"one\n");
         assert_eq!(text(&logs, "a-1", 0), (0, "one\n".to_owned()));
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(logs.read("a-1", 2, 3), Some((2, b"e\nt".to_vec())));
         assert_eq!(logs.read("a-2", 0, MAX_LOG_BYTES), None);
         assert_eq!(logs.last_words("a-1", 5), "\ntwo");
-        logs.write("a-2", b"nobody asked");
+        logs.write("a-2", b"unregistered");
         assert_eq!(logs.read("a-2", 0, MAX_LOG_BYTES), None);
     }
 

@@ -1,4 +1,4 @@
-//! No engine at all: for a configuration in which no service has containers, run by somebody who may not make any.
+//! An engine without containers: for a configuration whose services have none, and a user who may not make any.
 
 use crate::{Container, Engine, EngineError, EngineEvent, Execution, Label, Request, Ticket, Usage};
 

@@ -117,15 +117,15 @@ const REMOVE_LIMIT: Nanos = Nanos::from_secs(10);
 /// How long to wait for the exit status from the launcher after the kernel has told the end of a program. A busy
 /// machine runs the launcher late, and the end must be told within 100 ms.
 const STATUS_LIMIT: Nanos = Nanos::from_millis(60);
-/// How often a freeze or a removal is looked at while it is under way.
+/// Interval at which a freeze or a removal in progress is checked.
 const LOOK_EVERY: Nanos = Nanos::from_micros(200);
-/// How much of a container's output is read at once, in bytes: what its pipe holds.
+/// Bytes of a container's output that are read at once: the capacity of its pipe.
 const READ_BYTES: usize = 64 * 1024;
-/// The pause between two reads of a container's output. It bounds the time that a container which always writes takes
-/// of this thread.
+/// The pause between two reads of a container's output. It bounds the time of this thread that a container with
+/// continuous output takes.
 const READ_EVERY: Nanos = Nanos::from_millis(10);
 
-/// What is written about each container, so that a later run knows it.
+/// The record of each container, from which a later run adopts it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Record {
     name: String,
@@ -340,13 +340,13 @@ impl Output {
     /// What is in the pipe, up to [`READ_BYTES`].
     fn read(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(READ_BYTES);
-        // Nothing is there, or nobody writes any more.
+        // No data yet, or all writers have closed the pipe.
         let _ = rustix::io::read(&self.pipe, rustix::buffer::spare_capacity(&mut bytes));
         bytes
     }
 }
 
-/// Who wants to know what came of a command.
+/// The receiver of a command's result.
 enum Asker {
     /// Whether it exited with 0.
     Request(Ticket),
@@ -428,7 +428,7 @@ fn network_of(record: &Record) -> Option<File> {
     File::open(format!("/proc/{}/ns/net", record.pid)).ok()
 }
 
-/// Moves interfaces from a namespace, in which nobody runs any more, into this one.
+/// Moves interfaces from a namespace without processes into this one.
 fn take_back(network: &File, interfaces: &[String]) -> Result<(), EngineError> {
     let there = Path::new("/proc/thread-self/ns/net");
     let failed = |error: &std::io::Error| EngineError::io("take interfaces back from", there, error);
@@ -720,7 +720,7 @@ impl Worker {
     }
 
     fn tell(&self, event: EngineEvent) {
-        // Nobody listens any more only when the engine is being dropped.
+        // The receiver is gone only when the engine is being dropped.
         let _ = self.events.send(event);
     }
 
@@ -759,7 +759,7 @@ impl Worker {
             return;
         };
         let bytes = output.read();
-        // Where nobody writes any more, it says so for ever: it goes with the container.
+        // A pipe without writers stays readable: it is removed with the container.
         if !bytes.is_empty() {
             output.read_at = Some(monotonic() + READ_EVERY);
             self.config.logs.write(&container.record.name, &bytes);
@@ -971,7 +971,7 @@ impl Worker {
                     bundle: dir.display().to_string(),
                     state: self.config.run_dir.join("oci/state").display().to_string(),
                 };
-                // Before anybody writes: what nobody can read any more is lost.
+                // Before the program writes: output without a reader would be lost.
                 let output = Output::make(&dir.join(OUTPUT), stage.owner())?;
                 self.launcher
                     .channel()
@@ -1588,7 +1588,7 @@ impl Worker {
         let pidfd = files.into_iter().next();
         self.making.remove(&id);
         let Some((ticket, since, quota)) = self.take_create(id, name) else {
-            // It was given up: nobody wants it any more.
+            // The caller has given the container up.
             if let Some(pidfd) = pidfd {
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             }

@@ -154,7 +154,7 @@ impl Stage {
         own_mounts()?;
         // All of it before the place is covered: it may lie there.
         let rootfs = show(&self.rootfs, false, user.as_ref())
-            // Not every file system can map owners. Files for everybody can be read all the same.
+            // Not every file system can map owners. World-readable files can be read without that.
             .or_else(|_| show(&self.rootfs, false, None))
             .map_err(|errno| format!("show {}: {errno}", self.rootfs.display()))?;
         let mut shown = Vec::new();
@@ -214,7 +214,7 @@ impl Stage {
 
     fn raise(&self) -> Result<(), String> {
         let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
-        // Entered by everybody, read by nobody.
+        // Every user may enter it, none may list it.
         let options = c"mode=0711,size=64k,nr_inodes=1024";
         mount("tmpfs", &self.place, "tmpfs", flags, options)
             .map_err(|errno| format!("cover {}: {errno}", self.place.display()))?;

@@ -26,7 +26,7 @@ trait Subject {
     fn fake(&self) -> Option<FakeEngine>;
     /// Drops the engine and makes another one over the same containers.
     fn reopen(&mut self);
-    /// What there is of a container, whoever knows of it: processes, control groups, files, mounts.
+    /// All resources of a container on this machine: processes, control groups, files, mounts.
     fn traces(&self, name: &str) -> Vec<String>;
 
     fn name(&self, what: &str) -> String {
@@ -70,7 +70,7 @@ fn labelled(subject: &dyn Subject, what: &str, command: &[&str]) -> engine::Cont
     spec
 }
 
-fn a_container_lives_and_leaves_nothing(subject: &mut dyn Subject) {
+fn a_container_runs_ends_and_leaves_nothing_behind(subject: &mut dyn Subject) {
     let spec = labelled(subject, "life", &["sleep"]);
     let name = spec.name.clone();
     let label = label_of(subject);
@@ -242,7 +242,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
     assert_eq!(subject.traces(&name), Vec::<String>::new());
 }
 
-fn ends_are_told_once_and_in_time(subject: &mut dyn Subject) {
+fn ends_are_reported_once_and_in_time(subject: &mut dyn Subject) {
     let spec = labelled(subject, "exit", &["exit", "3"]);
     subject.told().create(&spec);
     if let Some(fake) = subject.fake() {
@@ -324,7 +324,7 @@ fn commands_run_beside_the_program(subject: &mut dyn Subject) {
         subject.told().ask(exec(&[], 8_000)),
         Err(EngineError::BadSpec { .. })
     ));
-    // Whoever wants to see what it writes is told, however it ends.
+    // A follower of the output gets the end, however the container ends.
     let (told, executed) = channel();
     let execute = |subject: &mut dyn Subject, container: &str, command: &[&str]| {
         let told = told.clone();
@@ -408,7 +408,7 @@ fn output_is_kept_up_to_its_limit_and_after_the_end(subject: &mut dyn Subject, l
     assert_eq!((row.labels, row.next), (spec.labels, said.len() as u64));
     assert!(row.ended_unix_ms >= Some(row.started_unix_ms));
 
-    // One that writes more than is kept runs on, also without anybody who reads, and can be ended.
+    // A container that writes more than is kept runs on, even without a reader, and can be stopped.
     let spec = labelled(subject, "flood", &["flood"]);
     subject.told().create(&spec);
     let is_full = |from: u64, _: &[u8]| from > 0;
@@ -436,7 +436,7 @@ fn output_is_kept_up_to_its_limit_and_after_the_end(subject: &mut dyn Subject, l
     );
     subject.told().stop(&spec.name, 5_000).unwrap();
     let (exit, output, _) = subject.told().exit_of(&spec.name);
-    // How one that was adopted ended, not every engine knows.
+    // Not every engine knows the exit status of an adopted container.
     assert_eq!((exit.status.unwrap_or(0), exit.signal), (0, None));
     assert!(output.len() <= engine::MAX_OUTPUT_BYTES && output.contains("flood of words"));
     subject.told().remove(&spec.name).unwrap();
@@ -808,7 +808,7 @@ mod fake {
     }
 
     suite!(subject;
-        a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
+        a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
         what_runs_is_adopted, twenty_in_a_row, commands_run_beside_the_program);
 }
@@ -877,7 +877,7 @@ mod oci {
     }
 
     suite!(subject;
-        a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
+        a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
         what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
 
@@ -994,7 +994,7 @@ mod docker {
     }
 
     suite!(subject;
-        a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
+        a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
         what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
 

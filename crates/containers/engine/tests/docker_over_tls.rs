@@ -1,5 +1,5 @@
-//! `docker` on another machine: a Docker engine of the test's own that is reached over TCP and TLS alone. Whoever
-//! does not show a certificate of its authority is refused, and so is an engine that does not.
+//! `docker` on another machine: a Docker engine of the test's own that listens on TCP with TLS alone. A client
+//! without a certificate of its authority is refused, and so is an engine without one.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
 
@@ -145,7 +145,7 @@ impl Drop for Dockerd {
 }
 
 #[test]
-fn an_engine_on_another_machine_is_used_over_tls_and_strangers_are_refused() {
+fn an_engine_on_another_machine_works_over_tls_and_other_authorities_are_refused() {
     let is_there = Command::new("dockerd").arg("--version").output().is_ok();
     let missing = if is_there {
         support::oci_missing()
@@ -156,11 +156,11 @@ fn an_engine_on_another_machine_is_used_over_tls_and_strangers_are_refused() {
         return;
     }
     let place = Place::new();
-    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (authority, other) = (Authority::new(), Authority::new());
     let of = |name: &str| place.dir.path().join(name);
     let server = authority.keys(of("server"), "the engine", ExtendedKeyUsagePurpose::ServerAuth);
     let ours = authority.keys(of("ours"), "inco", ExtendedKeyUsagePurpose::ClientAuth);
-    let theirs = stranger.keys(of("theirs"), "a stranger", ExtendedKeyUsagePurpose::ClientAuth);
+    let theirs = other.keys(of("theirs"), "other", ExtendedKeyUsagePurpose::ClientAuth);
     let mut dockerd = Dockerd::start(of("docker"), &server);
     let mut told = Told::new(Box::new(dockerd.engine(&place, &ours)));
     assert!(!told.engine.is_local());

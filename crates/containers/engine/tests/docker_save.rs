@@ -195,7 +195,7 @@ fn an_image_that_docker_saved_runs_as_it_does_there() {
         assert_eq!(output, said);
         told.remove(name).unwrap();
     }
-    // Whoever runs it can meet inco.
+    // Its program can reach inco's socket.
     let name = "inco-saved-meet";
     told.create(&with(name, &["/probe", "meet", "/run/inco"]));
     let socket = place.run_dir().join("instances").join(name).join("port.sock");

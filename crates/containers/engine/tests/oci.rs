@@ -1,4 +1,4 @@
-//! The `oci` engine when things go wrong around it: its launcher dies or hangs, inco itself is killed, a file lies.
+//! The `oci` engine under faults: the launcher is killed or hangs, inco is killed, a record is false.
 //! And DPDK's own program as a container.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
@@ -69,7 +69,7 @@ fn all() -> Label {
 }
 
 #[test]
-fn a_launcher_that_dies_is_replaced_and_containers_run_on() {
+fn a_killed_launcher_is_replaced_and_containers_run_on() {
     if !available("oci", oci_missing()) {
         return;
     }
@@ -93,7 +93,7 @@ fn a_launcher_that_dies_is_replaced_and_containers_run_on() {
     told.resume("inco-launcher-dies-1").unwrap();
     kill_process(pid(first), Signal::KILL).unwrap();
     let (exit, ..) = told.exit_of("inco-launcher-dies-1");
-    assert_eq!(exit.status, None, "nobody could tell");
+    assert_eq!(exit.status, None, "the exit status is unknown");
     for name in ["inco-launcher-dies-1", "inco-launcher-dies-2"] {
         told.remove(name).unwrap();
     }
@@ -309,7 +309,7 @@ fn a_flood_of_output_takes_no_more_of_a_cpu_than_its_share() {
     until("it has written more than is kept", || {
         read() > MAX_LOG_BYTES as u64
     });
-    // Whoever writes faster than it is read waits in the kernel.
+    // A program that writes faster than the engine reads blocks in the kernel.
     let (before, since) = (read(), Instant::now());
     until("half a second has passed", || {
         since.elapsed() >= Duration::from_millis(500)
@@ -351,7 +351,7 @@ fn mount_options(pid: u32, at: &str) -> String {
 }
 
 #[test]
-fn the_root_of_a_container_is_nobody_on_the_host_and_no_other_container() {
+fn root_in_a_container_has_no_rights_on_the_host_or_in_another_container() {
     if !available("oci", oci_missing()) {
         return;
     }
@@ -556,7 +556,7 @@ fn engine_with_few_files() {
 }
 
 #[test]
-fn too_few_open_files_are_told_at_once_with_what_to_do() {
+fn too_few_open_files_are_reported_at_once_with_the_remedy() {
     let missing = (!Path::new("/usr/bin/setpriv").exists()).then(|| "there is no setpriv".to_owned());
     if !available("oci", oci_missing()) || !available("oci", missing) {
         return;

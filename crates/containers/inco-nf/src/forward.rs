@@ -71,7 +71,7 @@ enum Round {
     Dry,
     /// Packets are waiting, but an output ring is full.
     Full,
-    /// The pacer wants a pause, in ns.
+    /// The pacer requests a pause, in ns.
     Pause(u64),
 }
 

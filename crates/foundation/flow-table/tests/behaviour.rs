@@ -643,7 +643,7 @@ fn only_the_same_table_is_attached() {
 }
 
 #[test]
-fn a_table_tells_what_it_is_before_it_is_attached() {
+fn the_header_of_a_table_is_readable_before_it_is_attached() {
     let hasher = HASHER.owning(Ownership::Card);
     let storage = vec![Line::ZERO; SIZE.lines_needed().unwrap()];
     let table = FlowTable::new(storage, &SIZE, &TIMEOUTS, hasher, &IDENTITY, START).unwrap();

@@ -17,7 +17,7 @@
 //! | group | who fills it |
 //! | --- | --- |
 //! | `workers` | drivers; in the soft switch each worker, so the order of the rows is that of a worker's memory |
-//! | `others` | somebody else: the orchestrator, or a driver that asks a device |
+//! | `others` | not a worker: the orchestrator, or a driver that reads a device |
 //! | `of_instances` | sums over all instances that the service has had, of counters of [`slot_counters!`] |
 //!
 //! [`instance_signals!`] lists what autoscalers see of these counters.

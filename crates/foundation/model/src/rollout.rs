@@ -24,7 +24,7 @@ crate::words! {
         Running = "running",
         /// Every instance is replaced.
         Finished = "finished",
-        /// Ended before: a replacement failed, or somebody asked for it. The instances that are left stay.
+        /// Ended early: a replacement failed, or an operator cancelled it. The other instances stay.
         Aborted = "aborted",
     }
 }

@@ -124,7 +124,7 @@ impl fmt::Display for NetFunction {
     }
 }
 
-/// How long a flow lives after its last packet. Each at most [`Timeouts::LIMIT`].
+/// Timeouts after a flow's last packet. Each at most [`Timeouts::LIMIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// A TCP flow that was opened and not yet acknowledged.

@@ -1,5 +1,5 @@
-//! What a switch need not be able to do: a driver declares it, a configuration is checked against it, and nobody else
-//! asks which driver there is.
+//! Optional capabilities of a switch: a driver declares them, a configuration is checked against them, and no other
+//! code depends on the driver.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! Locates the headers of a frame. Knows nothing of flows.
+//! Locates the headers of a frame, independent of flows.
 
 use model::DropReason;
 

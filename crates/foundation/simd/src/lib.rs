@@ -7,7 +7,7 @@
 //! [`Level::detect`] finds further extensions once. A [`Kernel`] is compiled for each level and gives the
 //! same results on all.
 //!
-//! This crate knows nothing of flows. It touches only memory borrowed by its arguments.
+//! This crate does not depend on flows. It touches only memory borrowed by its arguments.
 
 // UNSAFETY: vector loads and the prefetch instruction take raw pointers; all of them come from references.
 #![expect(unsafe_code)]
@@ -139,7 +139,7 @@ pub fn prefetch<T>(place: &T) {
 }
 
 /// Prefetches the cache line in which `places[index]` starts, without a bounds check: beyond the end it is a
-/// hint about memory that nobody reads.
+/// hint about memory that is not read.
 #[inline(always)]
 pub fn prefetch_at<T>(places: &[T], index: usize) {
     let place = places.as_ptr().wrapping_add(index);

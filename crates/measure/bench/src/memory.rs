@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ovs_is_told_of_ordinary_pages_in_words_that_it_takes() {
+    fn ovs_gets_valid_settings_for_ordinary_pages() {
         let (key, extra) = Memory::none().ovs_options();
         assert_eq!((key, extra.as_str()), (None, "--legacy-mem --no-huge -m 1088"));
     }

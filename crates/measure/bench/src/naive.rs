@@ -186,7 +186,7 @@ mod tests {
 
     /// It recognises flows of both families: the table has exactly the capture's flows after several repetitions.
     #[test]
-    fn it_knows_each_flow_once() {
+    fn it_has_each_flow_once() {
         let directory = tempfile::tempdir().unwrap();
         let program = compile(directory.path()).unwrap();
         for ip in [Ip::V4, Ip::V6] {

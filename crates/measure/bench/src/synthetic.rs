@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_keeps_its_pace_and_says_what_it_lost() {
+    fn a_source_keeps_its_rate_and_counts_its_losses() {
         let pace = Arc::new(SourceRate::default());
         let mut source = Source::of_known_flows(3, &pace).unwrap();
         let mut frames = Vec::new();

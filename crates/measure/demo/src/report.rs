@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_told_per_second() {
+    fn loss_is_reported_per_second() {
         let mut recording = recording();
         recording.samples[1].drops = [("instance_ring_full".to_owned(), 8)].into();
         recording.samples[2].drops = [("instance_ring_full".to_owned(), 8)].into();

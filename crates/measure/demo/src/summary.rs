@@ -456,7 +456,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_broken_promise_is_told() {
+    fn a_failed_check_is_reported() {
         let mut recording = recording();
         recording.report.counts.mis_steered = 1;
         recording.report.counts.expected_moves = 4;

@@ -181,7 +181,7 @@ impl Change {
 }
 
 /// [`Live::step`] for one class, with the weights and sums by slot. A separate function, so that the compiler
-/// knows that the slices do not alias and vectorizes.
+/// sees that the slices do not alias, and vectorizes.
 #[inline(never)]
 fn step_one(live: &mut [f64], change: Change, picked: &[f64], columns: (&mut [f64], &mut [f64])) {
     let columns = columns.0.iter_mut().zip(columns.1);

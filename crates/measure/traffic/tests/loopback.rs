@@ -415,7 +415,7 @@ fn every_altered_packet_is_found() {
 }
 
 #[test]
-fn addresses_that_a_function_swaps_are_told_apart_from_other_bytes() {
+fn swapped_addresses_are_counted_apart_from_altered_bytes() {
     let forwarder = Forwarder::start(Box::new(|n, frame| {
         let mut frame = frame.to_vec();
         // Like an echo server: swaps both Ethernet addresses, both IPv4 addresses and both ports. No checksum

@@ -283,9 +283,9 @@ pub(crate) async fn guard(
 ) -> Response {
     let mut response = match guard.admit(&mut request) {
         Err(problem) => problem.into_response(),
-        Ok(is_known) => {
+        Ok(is_authenticated) => {
             let answer = async {
-                if is_known {
+                if is_authenticated {
                     permit.admit().await;
                 }
                 next.run(request).await
@@ -304,7 +304,7 @@ pub(crate) async fn guard(
             }
         }
     };
-    if !response.status().is_success() && !permit.is_known() {
+    if !response.status().is_success() && !permit.is_authenticated() {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
     }

@@ -40,7 +40,7 @@ struct Table {
 struct Row {
     /// Its network; [`None`] for a unix socket.
     network: Option<IpAddr>,
-    is_known: bool,
+    is_authenticated: bool,
     /// Requests without a complete answer.
     under_way: u32,
     /// The tick since which it is idle.
@@ -62,11 +62,11 @@ impl Table {
 
     /// Closes an idle authenticated connection if the limit is reached. Whether one more is possible now.
     fn has_room(&mut self, limit: usize) -> bool {
-        let known = || self.rows.iter().filter(|(_, row)| row.is_known);
-        if known().count() < limit {
+        let authenticated = || self.rows.iter().filter(|(_, row)| row.is_authenticated);
+        if authenticated().count() < limit {
             return true;
         }
-        let idle = known().filter(|(_, row)| row.under_way == 0);
+        let idle = authenticated().filter(|(_, row)| row.under_way == 0);
         let Some(id) = idle.min_by_key(|(_, row)| row.idle_since).map(|(id, _)| *id) else {
             return false;
         };
@@ -94,7 +94,7 @@ impl Connections {
         let leave = Arc::new(Notify::new());
         let row = Row {
             network,
-            is_known: network.is_none(),
+            is_authenticated: network.is_none(),
             under_way: 0,
             idle_since: id,
             leave: Arc::clone(&leave),
@@ -127,21 +127,21 @@ impl Connections {
     }
 
     /// Admits an unauthenticated connection.
-    pub(crate) fn stranger(self: &Arc<Connections>, address: IpAddr) -> Arc<ConnectionPermit> {
+    pub(crate) fn unauthenticated(self: &Arc<Connections>, address: IpAddr) -> Arc<ConnectionPermit> {
         let network = network(address);
         let mut table = self.table();
         let first_of = |table: &Table, limit: usize, is_meant: &dyn Fn(&Row) -> bool| {
             let mut meant = table
                 .rows
                 .iter()
-                .filter(|(_, row)| !row.is_known && is_meant(row));
+                .filter(|(_, row)| !row.is_authenticated && is_meant(row));
             let first = meant.next().map(|(id, _)| *id)?;
             (1 + meant.count() >= limit).then_some(first)
         };
         let of_network = |row: &Row| row.network == Some(network);
         // An address with many connections loses its own first.
-        let leaves = first_of(&table, self.limits.strangers_per_address, &of_network)
-            .or_else(|| first_of(&table, self.limits.strangers, &|_| true));
+        let leaves = first_of(&table, self.limits.unauthenticated_per_address, &of_network)
+            .or_else(|| first_of(&table, self.limits.unauthenticated, &|_| true));
         if let Some(id) = leaves {
             table.evict(id);
         }
@@ -175,13 +175,13 @@ impl ConnectionPermit {
     pub(crate) async fn admit(&self) {
         let limit = self.connections.limits.connections;
         let attempt = |table: &mut Table| {
-            let is_stranger = table.rows.get(&self.id).is_some_and(|row| !row.is_known);
-            if is_stranger {
+            let must_wait_for_room = table.rows.get(&self.id).is_some_and(|row| !row.is_authenticated);
+            if must_wait_for_room {
                 if !table.has_room(limit) {
                     return None;
                 }
                 if let Some(row) = table.rows.get_mut(&self.id) {
-                    row.is_known = true;
+                    row.is_authenticated = true;
                 }
             }
             Some(())
@@ -190,9 +190,9 @@ impl ConnectionPermit {
     }
 
     /// Whether it is authenticated, or needs no token.
-    pub(crate) fn is_known(&self) -> bool {
+    pub(crate) fn is_authenticated(&self) -> bool {
         let table = self.connections.table();
-        table.rows.get(&self.id).is_some_and(|row| row.is_known)
+        table.rows.get(&self.id).is_some_and(|row| row.is_authenticated)
     }
 
     /// Begins a request, which ends when the guard is dropped.
@@ -269,8 +269,8 @@ mod tests {
     fn connections() -> Arc<Connections> {
         Connections::new(&Limits {
             connections: 2,
-            strangers: 3,
-            strangers_per_address: 2,
+            unauthenticated: 3,
+            unauthenticated_per_address: 2,
             streams: 1,
             ..Limits::default()
         })
@@ -295,44 +295,44 @@ mod tests {
     }
 
     #[test]
-    fn strangers_leave_for_strangers_and_first_those_of_one_address() {
+    fn unauthenticated_connections_displace_each_other_first_within_one_address() {
         let connections = connections();
-        let a = connections.stranger(address(1));
-        let b = connections.stranger(address(2));
-        let c = connections.stranger(address(2));
+        let a = connections.unauthenticated(address(1));
+        let b = connections.unauthenticated(address(2));
+        let c = connections.unauthenticated(address(2));
         assert!(![&a, &b, &c].into_iter().any(|permit| leaves(permit)));
         // The oldest of the same address closes, although another one is older.
-        let d = connections.stranger(address(2));
+        let d = connections.unauthenticated(address(2));
         assert!(leaves(&b) && !leaves(&a));
-        let _e = connections.stranger(address(3));
+        let _e = connections.unauthenticated(address(3));
         assert!(leaves(&a) && !leaves(&c) && !leaves(&d));
         // A closed connection frees a place.
         drop(c);
-        let _f = connections.stranger(address(4));
+        let _f = connections.unauthenticated(address(4));
         assert!(!leaves(&d));
     }
 
     #[test]
-    fn the_known_leave_when_they_have_been_idle_the_longest_and_never_for_strangers() {
+    fn authenticated_connections_close_when_longest_idle_and_never_for_unauthenticated_ones() {
         let connections = connections();
-        let known = |last| {
-            let permit = connections.stranger(address(last));
-            assert!(!permit.is_known() && is_ready(permit.admit()) && permit.is_known());
+        let authenticated = |last| {
+            let permit = connections.unauthenticated(address(last));
+            assert!(!permit.is_authenticated() && is_ready(permit.admit()) && permit.is_authenticated());
             permit
         };
-        let (a, b) = (known(1), known(2));
-        (10..20).for_each(|last| drop(connections.stranger(address(last))));
+        let (a, b) = (authenticated(1), authenticated(2));
+        (10..20).for_each(|last| drop(connections.unauthenticated(address(last))));
         drop(a.request());
         let asking = a.request();
-        let c = known(3);
+        let c = authenticated(3);
         assert!(leaves(&b) && !leaves(&a));
         let other = c.request();
-        let late = connections.stranger(address(4));
+        let late = connections.unauthenticated(address(4));
         let mut admitted = Box::pin(late.admit());
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert!(admitted.as_mut().poll(&mut context).is_pending(), "all are busy");
         drop(asking);
-        assert!(admitted.as_mut().poll(&mut context).is_ready() && late.is_known());
+        assert!(admitted.as_mut().poll(&mut context).is_ready() && late.is_authenticated());
         assert!(leaves(&a) && !leaves(&c));
         drop(other);
     }
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn streams_have_room_of_their_own() {
         let connections = connections();
-        let permit = connections.stranger(address(1));
+        let permit = connections.unauthenticated(address(1));
         let stream = permit.stream();
         assert!(stream.is_some() && permit.stream().is_none());
         drop(stream);

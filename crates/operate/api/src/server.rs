@@ -50,9 +50,9 @@ pub struct Limits {
     /// Maximum number of streams and followers of events. Further ones are refused.
     pub streams: usize,
     /// Maximum number of unauthenticated connections over TCP. For another one, the oldest is closed.
-    pub strangers: usize,
+    pub unauthenticated: usize,
     /// Maximum number of those from one IPv4 address or one IPv6 /64.
-    pub strangers_per_address: usize,
+    pub unauthenticated_per_address: usize,
     /// Requests per second.
     pub requests_per_s: u32,
     /// Requests per second without a valid token.
@@ -71,8 +71,8 @@ impl Default for Limits {
         Limits {
             connections: 128,
             streams: 64,
-            strangers: 128,
-            strangers_per_address: 32,
+            unauthenticated: 128,
+            unauthenticated_per_address: 32,
             requests_per_s: 1000,
             failed_tokens_per_s: 10,
             head_time: Duration::from_secs(10),
@@ -358,7 +358,7 @@ impl Acceptor {
                 let uid = stream.peer_cred().map(|of| of.uid());
                 let caller = Caller {
                     is_root: matches!(uid, Ok(0)),
-                    name: uid.map_or_else(|_| "somebody".to_owned(), |uid| format!("uid {uid}")),
+                    name: uid.map_or_else(|_| "unknown uid".to_owned(), |uid| format!("uid {uid}")),
                     may_act: true,
                 };
                 let stream = TimedStream::new(stream, door.limits.write_time);
@@ -377,7 +377,7 @@ impl Acceptor {
             };
             // Arrived tokens are read first: their connections become authenticated.
             yield_now().await;
-            let permit = connections.stranger(from.ip());
+            let permit = connections.unauthenticated(from.ip());
             let (door, tls) = (Arc::clone(&door), tls.clone());
             tokio::spawn(async move {
                 let _counted = Counted::new(&door.figures.tcp_connections);

@@ -226,7 +226,7 @@ fn event(sequence: u64) -> Event {
 }
 
 #[test]
-fn what_is_asked_is_answered() {
+fn each_request_gets_its_answer() {
     let fake = Fake::start();
     let client = fake.client();
     assert_eq!(client.status().unwrap().version, "0.1.0");
@@ -316,7 +316,7 @@ fn one_of_many_is_found_by_its_name() {
 }
 
 #[test]
-fn the_output_of_containers_is_told_from_a_position_on() {
+fn the_output_of_containers_is_returned_from_a_position_on() {
     let fake = Fake::start();
     let client = fake.client();
     let rows = client.logs("web").unwrap();
@@ -345,7 +345,7 @@ fn the_output_of_containers_is_told_from_a_position_on() {
 }
 
 #[test]
-fn a_stream_tells_snapshots_and_events_and_goes_on_where_it_was() {
+fn a_stream_sends_snapshots_and_events_and_resumes_at_its_position() {
     let fake = Fake::start();
     (1..=3).for_each(|sequence| fake.events.push(event(sequence)));
     let mut stream = UnixStream::connect(fake.socket()).unwrap();
@@ -376,7 +376,7 @@ fn a_stream_tells_snapshots_and_events_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_reader_that_takes_nothing_is_let_go_and_stops_nobody() {
+fn a_client_that_reads_nothing_is_closed_and_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
     let (asker, mut inbox) = request_queue();
@@ -478,7 +478,7 @@ fn too_many_requests_are_refused_and_counted() {
 }
 
 #[test]
-fn what_is_refused_says_what_to_do() {
+fn a_refusal_contains_the_remedy() {
     let fake = Fake::start();
     let client = fake.client();
     let refused = |result: Result<Outcome, ApiError>| match result {
@@ -523,7 +523,7 @@ fn what_is_refused_says_what_to_do() {
 }
 
 #[test]
-fn events_are_told_and_followed() {
+fn events_are_listed_and_followed() {
     let fake = Fake::start();
     (1..=3).for_each(|sequence| fake.events.push(event(sequence)));
     let client = fake.client();
@@ -539,7 +539,7 @@ fn events_are_told_and_followed() {
 }
 
 #[test]
-fn following_starts_with_nothing_where_nothing_is_asked_for() {
+fn a_follower_without_a_position_starts_with_new_events() {
     let fake = Fake::start();
     fake.events.push(event(1));
     let client = fake.client();
@@ -549,7 +549,7 @@ fn following_starts_with_nothing_where_nothing_is_asked_for() {
 }
 
 #[test]
-fn a_follower_is_told_the_end() {
+fn a_follower_gets_the_end() {
     let mut fake = Fake::start();
     let client = fake.client();
     let mut stream = client.follow_events(0).unwrap();
@@ -654,7 +654,7 @@ fn a_socket_that_a_dead_inco_left_is_replaced() {
 }
 
 #[test]
-fn without_inco_the_client_says_how_to_start_it() {
+fn without_inco_the_client_names_the_command_that_starts_it() {
     let error = Client::connect(std::path::Path::new("/nonexistent/api.sock")).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -664,7 +664,7 @@ fn without_inco_the_client_says_how_to_start_it() {
 
 /// Well is a loop that answers; ready is a loop whose services have their instances.
 #[test]
-fn probes_are_told_who_is_well_and_who_is_ready() {
+fn probes_report_health_and_readiness() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
     let (asker, mut inbox) = request_queue();
@@ -715,9 +715,9 @@ fn probes_are_told_who_is_well_and_who_is_ready() {
     assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
 }
 
-/// Streams that nobody reads have room of their own: requests are answered beside as many as want to be there.
+/// Unread streams have their own limit: requests are answered while that limit is reached.
 #[test]
-fn unread_streams_hold_up_nobody() {
+fn unread_streams_delay_no_request() {
     let hour = Duration::from_secs(3600);
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");

@@ -113,7 +113,7 @@ impl Remote {
 }
 
 #[test]
-fn a_token_says_who_may_do_what() {
+fn a_token_grants_its_actions() {
     let remote = Remote::start(&Limits::default());
     let status = |answer: &str| answer.split(' ').nth(1).unwrap_or_default().to_owned();
     assert_eq!(status(&remote.get("/v1/status", Some(READ))), "200");
@@ -133,11 +133,14 @@ fn a_token_says_who_may_do_what() {
         assert!(refused.contains("www-authenticate: Bearer"), "{refused}");
         assert!(refused.contains("Authorization: Bearer TOKEN"), "{refused}");
     }
-    assert!(remote.acted.try_recv().is_err(), "nobody else acted");
+    assert!(
+        remote.acted.try_recv().is_err(),
+        "a refused request had an effect"
+    );
 }
 
 #[test]
-fn a_client_asks_over_tls_with_its_token() {
+fn a_client_connects_over_tls_with_its_token() {
     let remote = Remote::start(&Limits::default());
     let file = |name: &str, text: &str| {
         let path = remote.directory.path().join(name);
@@ -195,7 +198,7 @@ fn a_client_asks_over_tls_with_its_token() {
 }
 
 #[test]
-fn guessing_tokens_is_slow_and_hinders_nobody_else() {
+fn guessing_tokens_is_slow_and_delays_no_other_client() {
     let limits = Limits {
         failed_tokens_per_s: 2,
         ..Limits::default()
@@ -240,7 +243,7 @@ fn request(token: &str) -> String {
 
 /// Those that are refused have no place from then on, however long they stay, and one who has a token has.
 #[test]
-fn refused_connections_that_stay_hold_up_nobody() {
+fn refused_connections_that_stay_open_delay_no_request() {
     let remote = Remote::start(&patient());
     let mut refused = Vec::new();
     for _ in 0..150 {
@@ -262,7 +265,7 @@ fn refused_connections_that_stay_hold_up_nobody() {
 
 /// Those that say nothing, before the handshake or after it, leave for others; those that have shown a token stay.
 #[test]
-fn idle_strangers_hold_up_nobody_and_the_known_stay() {
+fn idle_unauthenticated_connections_delay_no_request_and_close_no_authenticated_one() {
     let limits = patient();
     let remote = Remote::start(&limits);
     let mut known = remote.connect();
@@ -290,7 +293,7 @@ fn idle_strangers_hold_up_nobody_and_the_known_stay() {
         let closed = stream.read(&mut [0; 16]).is_ok_and(|count| count == 0);
         (!closed).then_some(())
     });
-    assert!(open.count() <= limits.strangers_per_address);
+    assert!(open.count() <= limits.unauthenticated_per_address);
 }
 
 #[test]

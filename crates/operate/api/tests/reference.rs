@@ -216,7 +216,7 @@ fn both_formats_say_the_same() {
     };
     assert_eq!(samples(Format::Prometheus), samples(Format::OpenMetrics));
     assert!(encode(full(), Format::OpenMetrics).ends_with("# EOF\n"));
-    // A name is escaped, so that nobody can write metrics of his own.
+    // A name is escaped, so that it cannot add metrics.
     let text = encode(full(), Format::Prometheus);
     assert!(text.contains("service=\"web\\\"\\\\\\n\""), "{text}");
     // A histogram's buckets add up.
@@ -235,7 +235,7 @@ fn both_formats_say_the_same() {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_metrics_and_alerts() {
+fn promtool_accepts_metrics_and_alerts() {
     if !has("promtool") {
         return;
     }

@@ -174,7 +174,7 @@ fn the_gap_is_what_no_counter_saw() {
 }
 
 #[test]
-fn only_reasons_with_packets_are_told() {
+fn only_reasons_with_packets_are_listed() {
     let mut counts = [0; DropReason::COUNT];
     counts[DropReason::Unmatched.index()] = 7;
     assert_eq!(

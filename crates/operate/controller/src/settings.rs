@@ -169,8 +169,8 @@ pub const STALL_AFTER: Nanos = Nanos::from_millis(100);
 pub const BACK_OFF_FIRST: Nanos = Nanos::from_secs(1);
 /// The longest such wait.
 pub const BACK_OFF_LONGEST: Nanos = Nanos::from_secs(60);
-/// An instance that dies earlier than this after it became ready counts as a failed create. Otherwise one that dies
-/// at its first packets would be replaced as fast as it dies.
+/// An instance that ends earlier than this after it became ready counts as a failed create. Otherwise one that fails
+/// at its first packets would be replaced without a pause.
 pub const YOUNG: Nanos = Nanos::from_secs(10);
 /// The wait before a failed attach is tried again. A program needs some milliseconds before it listens.
 pub const ATTACH_AGAIN: Nanos = Nanos::from_millis(20);

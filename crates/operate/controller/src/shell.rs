@@ -207,7 +207,7 @@ impl Shell {
         &self.controller
     }
 
-    /// Has the engine run a command for somebody. The controller knows nothing of it.
+    /// Has the engine run a command for a client. The controller is not involved.
     pub fn execute(&mut self, execution: Execution) {
         self.engine.execute(execution);
     }

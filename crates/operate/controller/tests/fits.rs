@@ -23,7 +23,7 @@ fn forecast_steps(shell: &Shell) -> usize {
 }
 
 #[test]
-fn a_fit_never_ends_in_the_turn_that_asks_for_it() {
+fn a_fit_never_ends_in_the_turn_that_starts_it() {
     let scaler = Autoscaler::from_name("predictive").unwrap();
     let mut collector = Collector::new();
     collector.add_service(scaler.stable_window());

@@ -691,12 +691,12 @@ impl Simulation {
             assert_eq!(count(InstanceState::Active), wanted, "{id}: {around:?}");
             assert!(count(InstanceState::Standby) >= standby, "{id}: {around:?}");
         }
-        // The controller knows all containers of the engine.
+        // Every container of the engine belongs to an instance of the controller.
         let known: BTreeSet<&str> = self.controller.instances().iter().map(|i| i.name()).collect();
         for container in self.engine.containers() {
             assert!(
                 known.contains(container.name.as_str()),
-                "{} is nobody's",
+                "{} belongs to no instance",
                 container.name
             );
         }
@@ -952,7 +952,7 @@ fn the_one_with_the_fewest_flows_goes_and_among_equals_the_youngest() {
 }
 
 #[test]
-fn a_drain_ends_after_the_last_flow_and_not_before_every_worker_knows() {
+fn a_drain_ends_after_the_last_flow_and_the_last_acknowledgement() {
     let mut sim = quiet(5);
     sim.scale(0, 3);
     sim.steady(0, 0, 2);
@@ -995,7 +995,7 @@ fn a_drain_waits_for_what_is_in_the_rings() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_ends_at_its_deadline_and_says_so() {
+fn a_drain_ends_at_its_deadline_with_an_event() {
     let mut sim = quiet(6);
     sim.scale(0, 3);
     sim.steady(0, 0, 2);
@@ -1018,7 +1018,7 @@ fn a_drain_that_takes_too_long_ends_at_its_deadline_and_says_so() {
 }
 
 #[test]
-fn somebody_may_drain_all_and_the_service_keeps_its_least() {
+fn all_instances_may_be_drained_and_the_service_keeps_its_minimum() {
     let mut sim = quiet(7);
     sim.scale(0, 2);
     sim.steady(0, 0, 1);
@@ -1253,7 +1253,7 @@ fn a_hung_instance_is_failed_after_the_stall_time() {
 }
 
 #[test]
-fn while_the_engine_is_away_steering_goes_on_and_scaling_waits_and_says_so_once() {
+fn without_an_engine_steering_continues_and_scaling_waits_with_one_event() {
     let mut sim = quiet(10);
     sim.steady(20, 0, 2);
     let before = sim.ids(0, InstanceState::Active).len();
@@ -1331,7 +1331,7 @@ fn creates_that_fail_are_tried_again_less_and_less_often() {
 }
 
 #[test]
-fn a_new_run_adopts_what_it_finds_with_the_same_ids_and_removes_what_is_nobodys() {
+fn a_new_run_adopts_containers_with_their_ids_and_removes_unknown_ones() {
     let mut sim = quiet(12);
     sim.steady(60, 10, 3);
     let running: BTreeSet<String> = sim.engine.containers().into_iter().map(|c| c.name).collect();

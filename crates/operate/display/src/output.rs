@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn a_cause_is_said_once() {
         let cause = io::Error::from(io::ErrorKind::NotFound);
-        let own = anyhow!(cause).context("nobody listens: entity not found");
-        assert_eq!(explain(&own), "nobody listens: entity not found");
+        let own = anyhow!(cause).context("no listener: entity not found");
+        assert_eq!(explain(&own), "no listener: entity not found");
         let own = Err::<(), _>(anyhow!("no room"))
             .context("cannot write")
             .unwrap_err();

@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn rss_tells_its_hash_and_maglev_its_shares() {
+    fn rss_reports_its_hash_and_maglev_its_shares() {
         let outcome = explained(serde_json::json!({
             "policy": "rss",
             "instances": [{}, {}, {}],

@@ -608,7 +608,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(listener);
-        // The file remains, but nobody listens.
+        // The file remains without a listener.
         assert!(socket.exists() && !is_listened_on(&socket));
     }
 
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn missing_parts_are_reported() {
         assert!(
             Machine::now()
                 .path(Path::new("/nonexistent"))
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_does_not_answer_is_told() {
+    fn an_engine_that_does_not_answer_is_reported() {
         let engine = docker();
         let error = Machine::now().engine(&engine).unwrap_err();
         assert!(

@@ -125,7 +125,7 @@ fn it_scales_down_to_the_highest_count_of_the_window() {
 }
 
 #[test]
-fn without_instances_it_wants_the_minimum() {
+fn without_instances_the_decision_is_the_minimum() {
     let mut seen = observation(0, 2, 8, 40e6);
     assert_eq!(smartinco(0.5).step(&seen, Nanos::ZERO).desired, 2);
     // All have failed: the last known capacity still applies.
@@ -224,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn more_load_never_asks_for_fewer(wanted in 1u32..20, load in 0f64..400e6, more in 0f64..100e6, hot: bool) {
+    fn more_load_never_gives_fewer_instances(wanted in 1u32..20, load in 0f64..400e6, more in 0f64..100e6, hot: bool) {
         let ask = |load: f64| {
             let mut seen = observation(wanted, 1, 30, load);
             seen.hot = hot;

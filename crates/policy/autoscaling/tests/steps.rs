@@ -365,9 +365,9 @@ fn a_fit_runs_off_the_loop_and_foreign_results_are_ignored() {
         if at_s < 25 {
             assert_eq!(path(&scaler).0, 0, "at {at_s} s");
         } else if at_s == 25 {
-            let mut stranger = policy("predictive", serde_json::json!({}));
-            stranger.give(fitted.clone().unwrap());
-            assert_eq!(path(&stranger).0, 0);
+            let mut other = policy("predictive", serde_json::json!({}));
+            other.give(fitted.clone().unwrap());
+            assert_eq!(path(&other).0, 0);
             scaler.give(fitted.clone().unwrap());
             // Two seconds of lead and thirty until the next fit, of which five have passed.
             assert_eq!(path(&scaler), (32, 5.into()));

@@ -50,7 +50,7 @@ pub trait Facts {
     fn listen(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
     /// The certificate and the private key match.
     fn certificate(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
-    /// The file of tokens contains tokens and is not readable by everybody.
+    /// The file of tokens contains tokens and is not world-readable.
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
     /// Events can be written to the directory. `None`: `events` in the run directory.
     fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable>;

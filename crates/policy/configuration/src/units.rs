@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_units_are_told_with_the_right_ones() {
+    fn wrong_units_are_reported_with_the_valid_ones() {
         let wrong = span("50").unwrap_err();
         assert_eq!(wrong.what, "\"50\" has no unit");
         assert_eq!(

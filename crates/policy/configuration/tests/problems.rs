@@ -294,7 +294,7 @@ fn a_problem_names_file_line_key_and_what_to_write() {
 }
 
 #[test]
-fn a_key_of_another_table_is_told_where_it_belongs() {
+fn a_key_in_the_wrong_table_is_reported_with_its_table() {
     for (text, said) in [
         (
             format!("other = 'drop'\n{SHORT}"),
@@ -324,7 +324,7 @@ fn a_key_of_another_table_is_told_where_it_belongs() {
 }
 
 #[test]
-fn each_thing_that_is_wrong_is_told() {
+fn each_problem_is_reported() {
     // (a line of the service, its message)
     let cases = [
         (
@@ -565,7 +565,7 @@ fn each_thing_that_is_wrong_is_told() {
 }
 
 #[test]
-fn what_is_wrong_outside_of_services_is_told() {
+fn problems_outside_of_services_are_reported() {
     let uplink = "[[uplink]]\nname = 'wan'\ndevice = 'memif:w'\n";
     let service = "[service.a]\nimage = 'a'\n";
     let with = |head: &str, tail: &str| format!("{head}{uplink}{tail}{service}");
@@ -972,7 +972,7 @@ impl Facts for Machine {
 }
 
 #[test]
-fn what_the_machine_lacks_is_told_at_the_key_that_asks_for_it() {
+fn missing_parts_of_the_machine_are_reported_at_their_key() {
     let text = service_with("mounts = ['/rules:/rules']\ncpuset = '1-2'\nhugepages = true")
         + "[switch]\nworkers = [3]\nhugepages = 'on'\n[engine]\ndriver = 'docker'\n";
     let c = good(&text);
@@ -1019,7 +1019,7 @@ fn what_the_machine_lacks_is_told_at_the_key_that_asks_for_it() {
 }
 
 #[test]
-fn what_run_would_refuse_is_asked_beforehand() {
+fn refusals_of_run_are_found_by_check() {
     let text = service_with("ready = { exec = ['/bin/check'] }")
         .replace("[service.a]", "[service.a]\nqueues = 1")
         + "[api]\nlisten = '127.0.0.1:1'\ncertificate = '/a'\nkey = '/b'\ntokens = '/c'\n[event_log]\n\

@@ -39,7 +39,7 @@ fn refused(text: &str, from: &str, to: &str) -> Vec<String> {
 }
 
 #[test]
-fn each_key_is_told_with_its_old_and_new_value() {
+fn each_key_is_reported_with_its_old_and_new_value() {
     for (from, to, told) in [
         (
             "instances = 2",
@@ -91,7 +91,7 @@ fn each_key_is_told_with_its_old_and_new_value() {
 }
 
 #[test]
-fn the_settings_of_a_service_are_told_and_its_secrets_not() {
+fn the_settings_of_a_service_are_shown_without_its_secrets() {
     let text = format!("{SOFT}env = {{ TOKEN = \"s3cret\", LEVEL = \"info\" }}\n")
         .replace("match = { dst = \"10.0.0.0/8\" }\n", "");
     let configuration = good(&text.replace(
@@ -112,7 +112,7 @@ fn the_settings_of_a_service_are_told_and_its_secrets_not() {
 }
 
 #[test]
-fn keys_that_need_a_restart_are_told_by_name() {
+fn keys_that_need_a_restart_are_reported_by_name() {
     for (from, to, keys) in [
         (
             "flows = \"64k\"",
@@ -184,7 +184,7 @@ fn once_the_table_counts_returns_other_services_may_ask_for_it() {
 }
 
 #[test]
-fn a_service_that_changed_says_what_did() {
+fn a_changed_service_lists_its_changed_keys() {
     let old = good(SOFT);
     let changes =
         |from: &str, to: &str, key: &str| old.changes_service(&good(&SOFT.replace(from, to)), "a", key);

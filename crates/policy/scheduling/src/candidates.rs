@@ -228,7 +228,7 @@ impl Candidates {
 
     /// Starts a new list of the same instances, with the load, flows and age that `now` returns for each.
     /// Equals [`begin`](Candidates::begin) and a [`push`](Candidates::push) of each without loads by
-    /// priority, in fewer steps. Only for a caller that knows that instances, capacities and weights are
+    /// priority, in fewer steps. Only for a caller that guarantees that instances, capacities and weights are
     /// unchanged.
     pub fn renew(&mut self, terms: Terms, mut now: impl FnMut(usize, &Candidate) -> Renewed) {
         self.terms = terms;

@@ -111,7 +111,7 @@ fn place(scheduler: &mut Scheduler, candidates: &mut Candidates, n: u32, expecte
 
 /// Flows that differ only in key, hash and direction, with any expected load and priority.
 #[test]
-fn is_by_flow_says_whether_picks_depend_on_the_flow() {
+fn is_by_flow_is_true_if_picks_depend_on_the_flow() {
     for name in Scheduler::NAMES {
         let picks = |first: u32| -> Vec<usize> {
             let mut scheduler = named(name);

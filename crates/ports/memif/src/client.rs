@@ -98,7 +98,7 @@ impl Client {
     /// Connects to a server and creates the rings, within `deadline`.
     ///
     /// # Errors
-    /// [`Error::NotListening`] at once when nobody listens; [`Error::NotASocket`] when anything else lies there, a
+    /// [`Error::NotListening`] at once without a listener; [`Error::NotASocket`] when anything else lies there, a
     /// symbolic link included; [`Error::Timeout`], [`Error::Closed`] or
     /// [`Error::Disconnected`] (with the server's reason: wrong secret, unknown interface) during the handshake.
     pub fn connect(config: &ClientConfig, deadline: Duration) -> Result<Link, Error> {

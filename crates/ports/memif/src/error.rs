@@ -11,7 +11,7 @@ pub enum Error {
     #[error("memif configuration: {0}")]
     Configuration(&'static str),
     /// No process listens on the socket (yet): worth retrying.
-    #[error("nobody listens on {}: {source}", path.display())]
+    #[error("no listener on {}: {source}", path.display())]
     NotListening {
         /// The socket's path.
         path: PathBuf,

@@ -17,7 +17,7 @@
 //!
 //! **The peer is untrusted.** It can write to the shared memory at any time. Each index and descriptor is
 //! read once, validated, then used. A frame is copied out before anything reads it. A client ignores the
-//! offsets in shared descriptors: it knows its buffers. An index beyond the ring ends the use of that ring
+//! offsets in shared descriptors: it has its own list of buffers. An index beyond the ring ends the use of that ring
 //! ([`RxQueue::is_violated`], [`TxQueue::is_violated`]). A bad descriptor costs that packet
 //! ([`RxQueue::counters`]).
 //!

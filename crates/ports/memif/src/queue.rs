@@ -797,7 +797,7 @@ impl RxQueue {
     }
 
     /// Resolves and prefetches the packets of the next filled slots, up to the length of `places` and only
-    /// single-buffer ones. Returns how many. The caller knows that so many slots are filled.
+    /// single-buffer ones. Returns how many. The caller has checked that as many slots are filled.
     #[inline(always)]
     fn gather(&self, places: &mut [Place]) -> usize {
         let next = self.consumer.next();
@@ -1011,7 +1011,7 @@ impl RxQueue {
         self.interrupt.clear();
     }
 
-    /// Reads the first filled slot. The caller knows that there is one.
+    /// Reads the first filled slot. The caller has checked that there is one.
     #[inline(always)]
     fn find(&self) -> Head {
         let next = self.consumer.next();

@@ -10,7 +10,7 @@ use memif::{Client, ClientConfig, Error, Listener, ServerConfig};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 #[test]
-fn running_out_of_descriptors_says_so_and_what_to_do() {
+fn running_out_of_descriptors_is_reported_with_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
     let mut listener = Listener::bind(&path, ServerConfig::new("server")).unwrap();

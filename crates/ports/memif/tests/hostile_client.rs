@@ -248,7 +248,7 @@ fn messages_out_of_sequence_are_refused() {
 /// More than may be in a handshake at once, and none of them is ever heard again: the next client takes the place of
 /// one.
 #[test]
-fn many_stalled_clients_hold_up_nobody() {
+fn many_stalled_clients_delay_no_other() {
     const STALLED: usize = 90;
     let hour = Duration::from_secs(3600);
     let mut place = place(|config| config.handshake_timeout = hour);

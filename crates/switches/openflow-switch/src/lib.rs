@@ -1,11 +1,11 @@
-//! Steering by the rules of an OpenFlow switch: Open vSwitch, and the eSwitch of a card to which it hands its work.
-//! The core has no input or output: [`OpenFlowSwitch`] has the connection, the monitor port and the ports of
-//! instances, gives what came by them to [`Steering`], and sends what it wants sent. It must never give a packet of a
-//! flow to another instance than the one that has the flow.
+//! Steering by the rules of an OpenFlow switch: Open vSwitch, and the eSwitch of a card to which it offloads flows.
+//! The core has no input or output: [`OpenFlowSwitch`] owns the connection, the monitor port and the ports of
+//! instances, passes their input to [`Steering`], and sends its output. It must never send a packet of a flow to
+//! another instance than the flow's own.
 //!
 //! Key types: [`OpenFlowSwitch`] (the driver), [`Steering`] (the core), [`ServiceRules`] and [`Spread`] (what the
-//! rules match), [`RuleState`] and [`FlowRow`] (what is known of a flow), [`FakeNic`] (a switch that lags, refuses
-//! and forgets, for tests and simulations) and [`SteeredNic`] (both of them).
+//! rules match), [`RuleState`] and [`FlowRow`] (the state of a flow), [`FakeNic`] (a switch that is late, refuses
+//! and evicts rules, for tests and simulations) and [`SteeredNic`] (both of them).
 //!
 //! # Life of a flow, set up proactively
 //!

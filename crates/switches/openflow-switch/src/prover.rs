@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn it_takes_as_many_changes_as_it_must() {
         let mut prover = Prover::new(Nanos(10));
-        assert_eq!(prover.next(Nanos(0)), None, "nobody wants to know");
+        assert_eq!(prover.next(Nanos(0)), None, "no proof is wanted");
         let epoch = prover.want();
         assert_eq!(prover.next(Nanos(0)), Some(Step::Separate));
         for _ in 0..CHANGES {

@@ -1,5 +1,5 @@
-//! Whoever listens at the bridge's socket and is no switch, or not a friendly one: memory stays bounded, nothing ends
-//! but the connection, and that is made anew.
+//! A hostile peer, or one that is no switch, listens at the bridge's socket: memory stays bounded, only the
+//! connection ends, and the driver connects again.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -34,7 +34,7 @@ const FLOWS: usize = 1_000;
 /// What is to be said next, when that was received.
 type Speak = Box<dyn FnMut(&[u8]) -> Option<Vec<u8>>>;
 
-/// Listens, and does the same to everybody who connects.
+/// Listens, and treats every client in the same way.
 struct Hostile {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,

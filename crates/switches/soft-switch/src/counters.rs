@@ -41,7 +41,7 @@ impl Counter {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The value, which starts again at 0. A maximum that the worker raises at that moment may be lost.
+    /// Returns the value and resets it to 0. A maximum that the worker raises at that moment may be lost.
     pub fn reset(&self) -> u64 {
         self.0.swap(0, Ordering::Relaxed)
     }
@@ -72,22 +72,22 @@ macro_rules! block {
 }
 
 model::slot_counters! { block! {
-    /// What one worker did for one instance.
+    /// One worker's counters of one instance.
     SlotCounters, sums into switch::SlotCounters
 } }
 
 model::service_counters! { block! {
-    /// What one worker did for one service.
+    /// One worker's counters of one service.
     ServiceCounters, sums into switch::ServiceCounters
 } }
 
 model::uplink_counters! { block! {
-    /// What one worker did at one uplink.
+    /// One worker's counters of one uplink.
     UplinkCounters, sums into switch::UplinkCounters
 } }
 
 model::worker_counters! { block! {
-    /// How one worker fares.
+    /// Counters of the worker itself.
     WorkerFigures, sums into switch::WorkerTotals
 } }
 
@@ -127,8 +127,8 @@ impl WorkerCounters {
         }
     }
 
-    /// Counts packets, so many bytes in all, as offered to a service: once each, when they leave the worker for an
-    /// instance's ring or are dropped.
+    /// Counts packets with `bytes` bytes in all as offered to a service: once each, when they leave the worker for
+    /// an instance's ring or are dropped.
     #[inline]
     pub(crate) fn offer(&self, service: ServiceId, packets: u64, bytes: u64) {
         let counters = &self.services[service];

@@ -1,32 +1,32 @@
-//! Reading a worker's flows without stopping it.
+//! Dumps of a worker's flows, while it forwards packets.
 
 use flow_table::DumpCursor;
 use switch::{FlowFilter, FlowRow, HEAVY_FLOW_LIMIT, HeavyFlow};
 
-/// Entries of its table that a worker looks at per step, once a millisecond: about 20 µs, and four million a second.
+/// Table entries that a worker reads per step, once a millisecond: about 20 µs, and four million a second.
 pub(crate) const DUMP_ENTRIES_PER_STEP: usize = 4096;
 
-/// A dump under way: it goes to a worker with room for its rows and comes back filled.
+/// A dump in progress: it is sent to a worker with room for its rows and comes back filled.
 #[derive(Debug)]
 pub struct FlowDump {
-    /// Which dump; the same for every worker's part.
+    /// The number of the dump; the same for every worker's part.
     pub id: u64,
     /// Which flows.
     pub filter: FlowFilter,
     /// The rows found; never more than its capacity when the dump was made.
     pub rows: Vec<FlowRow>,
-    /// How many rows are wanted at most.
+    /// Maximum number of rows.
     pub limit: usize,
-    /// Where the worker goes on, once it has begun.
+    /// The worker's position in the table, once it has begun.
     pub(crate) cursor: DumpCursor,
-    /// Whether the whole table has been seen; if not, the limit was reached first.
+    /// Whether the whole table was read; otherwise the limit was reached first.
     pub complete: bool,
 }
 
-/// The heaviest flows, asked of a worker: it goes there with room for its rows and comes back filled.
+/// A request for a worker's heaviest flows: it is sent with room for its rows and comes back filled.
 #[derive(Debug)]
 pub struct HeavyDump {
-    /// Which request; the same for every worker's part.
+    /// The number of the request; the same for every worker's part.
     pub id: u64,
     /// Which flows.
     pub filter: FlowFilter,
@@ -35,7 +35,7 @@ pub struct HeavyDump {
 }
 
 impl HeavyDump {
-    /// A request with room for all that a worker follows.
+    /// A request with room for all flows that a worker tracks.
     pub fn new(id: u64, filter: FlowFilter) -> HeavyDump {
         HeavyDump {
             id,

@@ -1,5 +1,5 @@
-//! Edits as packets need them: a worker compiles each [`Edit`] of a plan to a [`Rewrite`] when it loads the plan, so
-//! that a packet costs what its edit does, and nothing where there is none.
+//! Compiled edits: a worker compiles each [`Edit`] of a plan to a [`Rewrite`] when it loads the plan. A packet
+//! without an edit costs nothing.
 //!
 //! Edits see frames in the worker's own memory, between a flow's lookup and the copy into the instance's ring, and
 //! after the copy out of it. Each has [`HEADROOM`](crate::frame::HEADROOM) bytes in front for an edit that adds a
@@ -13,24 +13,24 @@ use crate::frame::{Frame, Sizes};
 /// Bytes of an Ethernet header's two addresses: the destination's, then the source's.
 const ADDRESSES: usize = 12;
 
-/// An edit as packets need it.
+/// A compiled edit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rewrite {
-    /// Nothing changes.
+    /// No change.
     #[default]
     None,
-    /// The first bytes of the frame become what they were, where `keep` has ones, and `put` elsewhere.
+    /// Replaces the first bytes of the frame: bits that are 1 in `keep` stay, the others come from `put`.
     Mac {
         keep: [u8; ADDRESSES],
         put: [u8; ADDRESSES],
     },
-    /// These bytes come before the frame. For tests, until there are tunnels.
+    /// Adds these bytes in front of the frame. For tests, until there are tunnels.
     #[cfg(test)]
     Before(&'static [u8]),
 }
 
 impl Rewrite {
-    /// The compiled form. One that the switch cannot do changes nothing: no such plan is taken.
+    /// Compiles an edit. An unsupported one becomes no change: the switch refuses such plans before.
     pub(crate) fn new(edit: &Edit) -> Rewrite {
         let Edit::Mac { destination, source } = *edit else {
             return Rewrite::None;
@@ -57,7 +57,7 @@ impl Rewrite {
         matches!(self, Rewrite::None)
     }
 
-    /// Edits a burst of frames, of so many bytes in all and of each of these sizes. Gives both as they are then.
+    /// Edits a burst of frames. `known` is their number of bytes in all and their sizes; returns both after the edit.
     #[inline(always)]
     pub(crate) fn apply<F: Frame>(&self, frames: &mut [F], known: (u64, Sizes)) -> (u64, Sizes) {
         match self {
@@ -72,7 +72,7 @@ impl Rewrite {
     }
 }
 
-/// Apart, so that frames without an edit pass by it with a comparison for all of them.
+/// A function of its own, so that a burst without an edit costs one comparison.
 #[inline(never)]
 fn rewrite_macs<F: Frame>(frames: &mut [F], keep: &[u8; ADDRESSES], put: &[u8; ADDRESSES]) {
     for frame in frames {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::frame::HeapFrame;
 
-    /// As a tunnel will do it. A frame without headroom becomes empty, which no port sends.
+    /// Adds a header. A frame without headroom becomes empty, and ports drop empty frames.
     pub(super) fn put_before<F: Frame>(frames: &mut [F], header: &[u8]) -> (u64, Sizes) {
         let (mut bytes, mut sizes) = (0, Sizes::NONE);
         for frame in frames {
@@ -125,7 +125,7 @@ mod tests {
             let then = Rewrite::new(&Edit::Mac { destination, source }).apply(&mut frames, known);
             prop_assert_eq!(then, known);
             let mut expected = bytes.clone();
-            // A frame that is too short for both has neither: it is no Ethernet frame.
+            // A frame that is too short for both addresses is not Ethernet and stays unchanged.
             if bytes.len() >= ADDRESSES {
                 for (at, address) in [(0, destination), (6, source)] {
                     if let Some(address) = address {

@@ -1,7 +1,7 @@
 //! Frames and the memory that they come from.
 //!
 //! A worker is generic over its [`FrameMemory`]: [`HeapMemory`] where no DPDK device is in use, mbufs where one is.
-//! Whatever arrives in a shared ring is copied into such a frame before anyone looks at it.
+//! A packet in a shared ring is copied into such a frame before it is parsed.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crossbeam_queue::ArrayQueue;
 /// Bytes that an edit may put before a frame: as many as DPDK's mbufs have there, and more than any tunnel needs.
 ///
 /// The memory guarantees them to each frame of at most [`FrameMemory::frame_limit`] bytes. An mbuf has them in front.
-/// A [`HeapFrame`] has them behind its room, and moves its bytes: all others would pay for a frame that begins
-/// anywhere in its memory, with instructions for each packet.
+/// A [`HeapFrame`] has them behind its room, and moves its bytes: a variable start of the frame would cost
+/// instructions for each packet.
 pub const HEADROOM: usize = 128;
 
 /// A frame that one owner holds: bytes from the Ethernet header on, without the frame check sequence.
@@ -20,16 +20,16 @@ pub trait Frame: Send + 'static {
     fn bytes(&self) -> &[u8];
     /// The frame's bytes, to change.
     fn bytes_mut(&mut self) -> &mut [u8];
-    /// All the room there is, to write a new frame into; [`Frame::set_len`] then says how much of it counts.
+    /// The whole buffer, to write a new frame into; [`Frame::set_len`] then sets its length.
     fn room(&mut self) -> &mut [u8];
-    /// Makes the first `len` bytes of the room the frame. A `len` beyond the room is cut to it.
+    /// Sets the length of the frame in bytes, at most the size of the buffer.
     fn set_len(&mut self, len: usize);
-    /// Makes the frame longer by so many bytes, and gives these, in front, to write: at most [`HEADROOM`] in all.
-    /// Where there are not as many, [`None`], and nothing has changed.
+    /// Extends the frame at the front by `bytes` bytes and returns them, to be written: at most [`HEADROOM`] in all.
+    /// [`None`] without enough headroom; the frame is then unchanged.
     fn add_front(&mut self, _bytes: usize) -> Option<&mut [u8]> {
         None
     }
-    /// How many bytes the frame has.
+    /// Length in bytes.
     fn len(&self) -> usize {
         self.bytes().len()
     }
@@ -37,27 +37,27 @@ pub trait Frame: Send + 'static {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// In how many segments it lies: [`Frame::bytes`] are those of the first one.
+    /// Number of segments; [`Frame::bytes`] returns the first one.
     fn segments(&self) -> u16 {
         1
     }
-    /// Makes it one segment where there is room for all of it.
+    /// Copies all segments into the first one, if its buffer is large enough.
     fn linearize(&mut self) {}
 }
 
-/// Where a worker's frames come from and go back to. Neither call allocates, locks or waits.
+/// A worker's pool of frames. No call allocates, locks or waits.
 pub trait FrameMemory: Send + 'static {
     /// The frames of this memory.
     type Frame: Frame;
     /// Ports that only this memory can serve: DPDK devices for mbufs.
     type Device: Device<Self::Frame>;
-    /// What makes a thread one that the memory knows, for as long as it is kept.
+    /// The registration of a thread with the memory, in force until it is dropped.
     type Registration;
     /// Called by each worker on its own thread before anything else.
     fn register_thread() -> Self::Registration;
-    /// A frame with `room()` to write into, or `None` where all are in use.
+    /// An empty frame, or `None` if all are in use.
     fn take(&mut self) -> Option<Self::Frame>;
-    /// Appends up to `count` of them, as many as there are. How long each of them is has still to be said.
+    /// Appends up to `count` free frames. Their lengths are undefined until [`Frame::set_len`].
     fn take_some(&mut self, into: &mut Vec<Self::Frame>, count: usize) {
         into.extend((0..count).map_while(|_| self.take()));
     }
@@ -77,13 +77,13 @@ pub trait FrameMemory: Send + 'static {
 pub trait Device<F>: Send + 'static {
     /// Appends at most `limit` received frames, of any length and in any number of segments.
     fn receive(&mut self, into: &mut Vec<F>, limit: usize);
-    /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer
-    /// than `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send. Where all of
-    /// them are known to lie within these sizes, they need not be looked at one by one.
+    /// Sends from the front of `frames`, in order. Removes the sent frames and those that it can never send: longer
+    /// than `longest` bytes, or than the device carries. The remaining frames found no room. Returns the frames that
+    /// it can never send. If the `sizes` of all frames are known, it need not check each of them.
     fn send(&mut self, frames: &mut Vec<F>, longest: usize, known: Option<Sizes>) -> Unsendable;
 }
 
-/// Between which lengths some frames are, each of them one segment.
+/// Minimum and maximum length of some frames of one segment each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Bytes of the shortest one, or less.
@@ -93,13 +93,13 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of no frame.
+    /// The sizes of no frame.
     pub const NONE: Sizes = Sizes {
         shortest: u32::MAX,
         longest: 0,
     };
 
-    /// One more frame of so many bytes.
+    /// Adds a frame of `len` bytes.
     #[inline]
     pub fn note(&mut self, len: usize) {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
@@ -107,7 +107,7 @@ impl Sizes {
         self.longest = self.longest.max(len);
     }
 
-    /// Those frames beside these.
+    /// Adds the frames of `other`.
     #[inline(always)]
     #[must_use]
     pub fn and(self, other: Sizes) -> Sizes {
@@ -118,7 +118,7 @@ impl Sizes {
     }
 }
 
-/// Frames that a device was given and freed, since it can never send them: of a length that it does not carry.
+/// Frames that a device freed, because it cannot send frames of their length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unsendable {
     /// How many.
@@ -127,13 +127,13 @@ pub struct Unsendable {
     pub bytes: u64,
 }
 
-/// What the control plane sees of a device beside its queues. Looking may take a while: never called by a worker.
+/// The control plane's view of a device. A call may take 0.1 ms: workers never call it.
 pub trait DeviceWatch: Send {
-    /// How the device is now.
+    /// The current state.
     fn look(&mut self) -> DeviceState;
 }
 
-/// How a device is. Its counters are its own, since it was opened, and may lag behind.
+/// The state of a device. The counters are those of the device since it was opened, and may lag behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceState {
     /// Whether its link is up.
@@ -144,7 +144,7 @@ pub struct DeviceState {
     pub failed_packets: u64,
 }
 
-/// A [`Device`] where there are none.
+/// A [`Device`] that cannot exist, for memories without devices.
 #[derive(Debug)]
 pub enum NoDevice {}
 
@@ -202,7 +202,7 @@ impl Frame for HeapFrame {
     }
 }
 
-/// Frames that a worker keeps at hand; the rest is in the list that all workers share.
+/// Frames in a worker's own share; the others are in the list that all workers share.
 const CACHE_FRAMES: usize = 256;
 
 /// A worker's share of a pool of [`HeapFrame`]s. Frames may be taken from one worker's share and given to
@@ -238,7 +238,7 @@ impl HeapMemory {
         }
     }
 
-    /// Frames in the shared list: at rest, the pool's size less what the shares have at hand.
+    /// Frames in the shared list: at rest, the pool's size minus the frames in the shares.
     pub fn shared_frames(&self) -> usize {
         self.shared.len() + self.cache.len()
     }
@@ -301,7 +301,7 @@ impl FrameMemory for HeapMemory {
 }
 
 impl Drop for HeapMemory {
-    /// The frames at hand go back to the others' list.
+    /// Returns the share's frames to the shared list.
     fn drop(&mut self) {
         for frame in self.cache.drain(..) {
             let _full = self.shared.push(frame);

@@ -1,13 +1,13 @@
-//! Maps from small ids to values, with a place for each id that there can be: a look-up cannot fail.
+//! Maps from small ids to values, with a value for each possible id: a look-up cannot fail.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 use model::{ServiceId, Slot, UplinkId};
 
-/// An id that is a place in a map.
+/// An id that is an index of a map.
 pub trait Id: Copy {
-    /// Ids are below it.
+    /// Exclusive upper limit of the ids.
     const LIMIT: usize;
     /// The id as a number.
     fn number(self) -> usize;
@@ -31,8 +31,8 @@ ids! {
     UplinkId: UplinkId::LIMIT,
 }
 
-/// A value for each id below its limit, and as many for those that are none: [`Slot::NONE`] is an id like any other,
-/// with the last place. What an id has is found by its lower bits, so that no look-up needs a comparison.
+/// A value for each id below the limit, rounded up to a power of two: [`Slot::NONE`] has the last value. The index is
+/// the id's lower bits, so that no look-up needs a comparison.
 #[derive(Debug)]
 pub struct IdMap<I, T, const PLACES: usize> {
     values: Box<[T; PLACES]>,
@@ -47,7 +47,7 @@ pub type ServiceMap<T> = IdMap<ServiceId, T, { 2 * ServiceId::LIMIT }>;
 pub type UplinkMap<T> = IdMap<UplinkId, T, { 2 * UplinkId::LIMIT }>;
 
 impl<I: Id, T, const PLACES: usize> IdMap<I, T, PLACES> {
-    /// A map of values that are made one by one.
+    /// A map with the result of one call of `value` for each id.
     pub fn from_fn(mut value: impl FnMut() -> T) -> IdMap<I, T, PLACES> {
         const { assert!(PLACES.is_power_of_two() && PLACES == 2 * I::LIMIT) };
         IdMap {

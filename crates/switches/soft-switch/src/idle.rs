@@ -1,5 +1,5 @@
-//! What a worker does when there is little to do: it sleeps, so that an idle orchestrator burns no core. And what
-//! tells a control plane that sleeps, too, of the first packet.
+//! Sleep of idle workers, so that an idle orchestrator uses no core; and the alarm that wakes a sleeping control
+//! plane at the first packet.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -9,39 +9,37 @@ use model::{Nanos, Polling, WorkerId};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::WakeUp;
 
-/// Packets per turn from which on a worker does not pause: the load is then high enough that the next burst is
-/// already there.
+/// From this number of packets per turn on, a worker does not pause: the next burst is then already waiting.
 const BUSY_PACKETS: usize = 16;
-/// How long it pauses after a small burst. With 1024 slots a ring fills in this time only above 30 Mpps, and the
+/// Length of the pause after a small burst. With 1024 slots a ring fills in this time only above 30 Mpps, and the
 /// pause adds at most this much latency.
 const PAUSE: Nanos = Nanos::from_micros(30);
-/// Without a packet for this long it waits on its file descriptors instead.
+/// After this time without a packet it waits on its file descriptors instead.
 const QUIET: Nanos = Nanos::from_millis(2);
-/// The longest sleep of a worker that has nothing to watch the time for.
+/// The longest sleep of a worker without flows or other timed work.
 const LONGEST_IDLE_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
-/// The longest sleep of one that has: flows that expire leave the count within 10 ms, on an idle worker too.
+/// The longest sleep of a worker with timed work: expired flows leave the count within 10 ms, on an idle worker too.
 const LONGEST_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 4_000_000,
 };
-/// The longest sleep where a port can only be polled: what a packet there may wait at most.
+/// The longest sleep with a port that must be polled: the longest wait of a packet there.
 const LONGEST_BLIND_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 500_000,
 };
-/// What a worker's packets are counted in that are compared with the usual: the time between two looks of the control
-/// plane.
+/// The unit of time in which usual numbers of packets are measured: the time between two turns of the control plane.
 const A_MOMENT: Nanos = Nanos::from_millis(1);
-/// Looks that follow each other more closely are taken for this far apart: a few packets are no high rate then.
+/// Shorter distances of two turns count as this long, so that a few packets are no high rate.
 const SHORTEST_LOOK: Nanos = Nanos::from_micros(200);
-/// For how long what came counts as usual, once to twice: bursts that come again and again ring no more.
+/// A number of packets counts as usual for one to two of these spans, so that repeated bursts do not ring.
 const USUAL_SPAN: Nanos = Nanos::from_millis(100);
-/// So many packets are always usual: as many as a worker that was away for a moment finds at a low rate.
+/// This number of packets is always usual: a worker that did not run for a moment finds as many at a low rate.
 const RISE_MIN: u64 = 32;
-/// The mark of a worker that is not to ring.
+/// The mark of a worker that must not ring.
 const UNMARKED: u64 = u64::MAX;
 
 /// Wakes a sleeping worker from another thread.
@@ -63,17 +61,17 @@ impl Waker {
         })
     }
 
-    /// Wakes the worker if it sleeps or is about to. What it should see must be in its ring before this call.
+    /// Wakes the worker if it sleeps or is about to. Put messages into its ring before this call.
     pub fn wake(&self) {
-        // Pairs with the fence in `before_sleep`: either it sees our message or we see that it sleeps.
+        // Pairs with the fence in `before_sleep`: either the worker sees the message, or this thread sees the sleep.
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) {
-            // The counter can only be full where the worker is woken anyway.
+            // The counter is full only if the worker is being woken already.
             let _already_woken = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Announces a sleep. After it, the worker looks into its rings once more before it sleeps.
+    /// Announces a sleep. After it, the worker polls its rings once more before it sleeps.
     pub fn before_sleep(&self) {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -91,14 +89,13 @@ impl AsFd for Waker {
     }
 }
 
-/// Wakes the control plane's thread before its time: when packets come after a time without any, and when more of
-/// them come than usual. Workers ring it; that costs them a look while nothing of that happens, and else a system
-/// call.
+/// Wakes the control plane's thread early: at the first packet after a quiet time, and when more packets than usual
+/// arrive. Workers ring it. Without a ring that costs them a load, else a system call.
 #[derive(Debug)]
 pub struct Alarm {
     thread: Thread,
     is_set: AtomicBool,
-    /// By worker: at how many packets received since it began it rings.
+    /// By worker: the number of packets received in all at which it rings.
     marks: [AtomicU64; WorkerId::LIMIT],
     has_risen: AtomicBool,
 }
@@ -114,28 +111,28 @@ impl Alarm {
         }
     }
 
-    /// Wakes the thread where the alarm is set. What the thread should see must be counted before this call.
+    /// Wakes the thread if the alarm is set. Update the counters that it reads before this call.
     pub fn ring(&self) {
-        // Pairs with the fence in `set`: either it sees our counters or we see that it is set.
+        // Pairs with the fence in `set`: either the thread sees the counters, or this worker sees the alarm.
         fence(Ordering::SeqCst);
         if self.is_set.load(Ordering::Relaxed) {
             self.thread.unpark();
         }
     }
 
-    /// Has that worker ring once it has received so many packets in all; once, until it is marked again.
+    /// Makes a worker ring once when it has received `mark` packets in all; it rings again only after another mark.
     pub fn mark(&self, worker: WorkerId, received: u64) {
         if let Some(mark) = self.marks.get(worker.index()) {
             mark.store(received, Ordering::Relaxed);
         }
     }
 
-    /// Rings where that worker, which has `received` so many packets in all, has reached its mark.
+    /// Rings if the worker has `received` as many packets in all as its mark says.
     #[inline]
     pub fn look(&self, worker: WorkerId, received: u64) {
         if let Some(mark) = self.marks.get(worker.index()) {
             let at = mark.load(Ordering::Relaxed);
-            // One that was marked anew meanwhile looks again in its next turn.
+            // With a new mark in the meantime, the worker compares again in its next turn.
             let reached = received >= at
                 && mark
                     .compare_exchange(at, UNMARKED, Ordering::Relaxed, Ordering::Relaxed)
@@ -163,7 +160,7 @@ impl WakeUp for Alarm {
     }
 }
 
-/// What a worker usually receives, from which follows how much is more than usual.
+/// The usual packet rate of a worker, and the limit above which more than usual arrive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usual {
     at: Nanos,
@@ -174,9 +171,8 @@ pub(crate) struct Usual {
 }
 
 impl Usual {
-    /// Takes in that at `now` the worker has `received` so many packets in all. Gives the number from which on more
-    /// than usual have come: half as many again as the most in a millisecond of the last tenth of a second, and
-    /// [`RISE_MIN`].
+    /// Records that at `now` the worker has `received` this number of packets in all. Returns the total from which on
+    /// more than usual have arrived: 1.5 times those of the busiest millisecond of the last 0.1 s, plus [`RISE_MIN`].
     pub(crate) fn mark(&mut self, received: u64, now: Nanos) -> u64 {
         let span = now.since(self.at).max(SHORTEST_LOOK);
         let came = received.saturating_sub(self.received);
@@ -196,7 +192,7 @@ impl Usual {
     }
 }
 
-/// What a worker should do after a turn.
+/// The next step of a worker after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// The next turn at once.
@@ -207,7 +203,7 @@ pub enum Rest {
     Wait,
 }
 
-/// The state between turns from which the rest follows.
+/// The state between turns.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Idle {
     polling: Polling,
@@ -215,7 +211,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// A worker that has just begun.
+    /// The state of a worker that starts.
     pub fn new(polling: Polling) -> Idle {
         Idle {
             polling,
@@ -223,12 +219,12 @@ impl Idle {
         }
     }
 
-    /// Whether no packet has come for a while at `now`: the next one is the first after a quiet time.
+    /// Whether it is quiet at `now`: the next packet is the first after a quiet time.
     pub fn is_quiet(&self, now: Nanos) -> bool {
         now.since(self.last_packet) >= QUIET
     }
 
-    /// What to do after a turn at `now` that moved that many packets.
+    /// The next step after a turn at `now` that moved `packets` packets.
     pub fn after(&mut self, packets: usize, now: Nanos) -> Rest {
         if packets > 0 {
             self.last_packet = now;
@@ -247,12 +243,12 @@ impl Idle {
             tv_sec: 0,
             tv_nsec: PAUSE.0 as i64,
         };
-        // An interrupted sleep is an early turn, nothing else.
+        // An interrupted sleep only makes the turn earlier.
         let _interrupted = rustix::thread::nanosleep(&span);
     }
 }
 
-/// The descriptors that wake a worker. They are watched for edges, so that none has to be read.
+/// The descriptors that wake a worker. They are edge-triggered, so that none has to be read.
 #[derive(Debug)]
 pub struct WakeSet {
     epoll: OwnedFd,
@@ -274,19 +270,19 @@ impl WakeSet {
     /// Adds a descriptor.
     ///
     /// # Errors
-    /// The system's error where it is in the set already or cannot be watched.
+    /// The system's error if it is in the set already or cannot be watched.
     pub fn watch(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), flags)
     }
 
-    /// Removes a descriptor; one that is not in the set is no matter.
+    /// Removes a descriptor. No effect for one that is not in the set.
     pub fn forget(&self, fd: BorrowedFd<'_>) {
         let _not_in_it = epoll::delete(&self.epoll, fd);
     }
 
-    /// Sleeps until a descriptor has become readable: for at most half a millisecond where a port `must_be_polled`, 4
-    /// ms where time goes on for something that the worker `keeps`, such as a flow, and else 20 ms.
+    /// Sleeps until a descriptor becomes readable: for at most 0.5 ms if a port `must_be_polled`, 4 ms if the worker
+    /// `keeps` something that can expire, such as a flow, and else 20 ms.
     pub fn wait(&self, must_be_polled: bool, keeps: bool) {
         let mut events = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 8];
         let longest = match (must_be_polled, keeps) {
@@ -294,7 +290,7 @@ impl WakeSet {
             (false, true) => &LONGEST_WAIT,
             (false, false) => &LONGEST_IDLE_WAIT,
         };
-        // An interrupted wait is an early turn, nothing else.
+        // An interrupted wait only makes the turn earlier.
         let _interrupted = epoll::wait(&self.epoll, &mut events, Some(longest));
     }
 }
@@ -382,8 +378,8 @@ mod tests {
 
     const NONE: [u64; 0] = [];
 
-    /// When `Usual` says within a second that more than usual has come, where the control plane looks when it is told
-    /// so, and else each millisecond. `packets` says how many have come by then, in the given number of microseconds.
+    /// The times within a second at which `Usual` reports a rise, with a control plane that turns at each report and
+    /// each millisecond. `packets` gives the total after a number of microseconds.
     fn rises(packets: impl Fn(u64) -> u64) -> Vec<u64> {
         let (mut usual, mut rises) = (Usual::default(), Vec::new());
         let (mut mark, mut looked_us) = (u64::MAX, 0);
@@ -403,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rise_is_noticed_within_a_part_of_a_millisecond_and_a_steady_rate_is_none() {
+    fn a_rise_is_detected_within_a_millisecond_and_a_constant_rate_is_none() {
         for rate_per_ms in [0, 1, 5, 200, 10_000] {
             assert_eq!(rises(|us| us * rate_per_ms / 1000), NONE, "{rate_per_ms} per ms");
         }
@@ -417,7 +413,7 @@ mod tests {
 
     #[test]
     fn bursts_that_come_again_and_again_become_usual() {
-        // 640 packets at once, every 20 ms; a train after a tenth of a second without any is noticed, once.
+        // 640 packets at once, every 20 ms; the first train after 0.1 s without packets rings, once.
         assert_eq!(rises(|us| us / 20_000 * 640), NONE);
         let rare = rises(|us| us / 500_000 * 640);
         assert!(rare.len() <= 2, "{rare:?}");

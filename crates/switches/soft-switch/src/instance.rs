@@ -12,8 +12,8 @@ use crate::worker::OUTBOX_FRAMES;
 /// An instance has a data port per uplink of its service.
 pub(crate) const PORT_LIMIT: usize = 2;
 
-/// The frame that asks an instance whether it takes packets: addressed to nobody, of the EtherType that IEEE 802
-/// keeps for local experiments (0x88b5). It never leaves the switch, whatever the function does with its addresses.
+/// The probe frame, which tests whether an instance takes packets. Its EtherType is one that IEEE 802 reserves for
+/// local experiments (0x88b5). It never leaves the switch, whatever the function does with its addresses.
 /// Nothing else of this EtherType reaches an instance, because it is not IP.
 pub(crate) const PROBE: [u8; 60] = {
     let mut frame = [0; 60];
@@ -30,13 +30,13 @@ pub(crate) const PROBE: [u8; 60] = {
     frame
 };
 
-/// Whether this came back from an instance because it was probed: by all but the addresses.
+/// Whether the frame is a returned probe: equal to the sent one in all but the addresses.
 pub(crate) fn is_probe(bytes: &[u8]) -> bool {
     const MARK: std::ops::Range<usize> = 12..24;
     bytes.get(MARK) == PROBE.get(MARK)
 }
 
-/// Where what comes back on a data port goes.
+/// The destination of packets that a data port returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnWay {
     /// Out of this uplink.
@@ -48,39 +48,38 @@ pub(crate) struct ReturnWay {
 }
 
 impl ReturnWay {
-    /// Whether nobody has to see the packets: they may go from ring to ring.
+    /// Whether packets may go from ring to ring, without a copy in the worker.
     #[inline(always)]
     fn is_straight(&self) -> bool {
         !self.counted && self.edit.is_none()
     }
 }
 
-/// Turns that found nothing before a port is polled less often.
+/// Turns without packets after which a port is polled less often.
 const QUIET_TURNS: u32 = 64;
 /// How often a quiet port is polled: every this many turns.
 const QUIET_STRIDE: u32 = 8;
 
-/// The data ports of one instance and what is known of them between two turns. What a flush needs comes first: with
-/// many instances each is far from the processor.
+/// The data ports of one instance and their state between two turns. The fields of a flush come first: with many
+/// instances they are not in the processor's cache.
 #[repr(C, align(64))]
 pub struct InstancePorts<M: FrameMemory> {
-    /// Packets given to it less packets taken back, and less those that it made itself. This is what is lost when it
-    /// dies.
+    /// Packets sent to it, minus packets returned, plus packets that it originated. They are lost when it fails.
     pub outstanding: u64,
     quiet: u32,
-    /// Of which service it is, once a plan has told.
+    /// Its service, as soon as a plan names it.
     pub(crate) service: ServiceId,
-    /// What changes in packets on their way to it.
+    /// The edit of packets towards it.
     edit: Rewrite,
     /// The ports, in the order of the service's uplinks.
     pub(crate) ports: [Option<Port<M>>; PORT_LIMIT],
     /// How full the ports' rings were at their last flush.
     fills: [Fill; PORT_LIMIT],
-    /// Whether the peer gave a descriptor that cannot be.
+    /// Whether the peer gave an invalid descriptor.
     pub(crate) is_broken: bool,
     /// Whether that has been reported.
     reported_broken: bool,
-    /// Whether it was ever probed: probes may then come back.
+    /// Whether it was ever probed, so that probes may come back.
     pub(crate) is_probed: bool,
     /// Ports that got packets in this turn.
     pub(crate) got: [bool; PORT_LIMIT],
@@ -88,7 +87,7 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) gave: [bool; PORT_LIMIT],
     /// Whether it goes on from an earlier run: what it gave back meanwhile waits until a plan says where it goes.
     pub(crate) waits_for_plan: bool,
-    /// Which instance it is, once a plan has told.
+    /// Its instance id, as soon as a plan names it.
     pub(crate) id: Option<InstanceId>,
     /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance
     /// has left the plan, so that what it still has comes out.
@@ -97,7 +96,7 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
 }
 
-/// How full the ring of a port was.
+/// Occupancy of a port's ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
     /// Descriptors in use at the last flush.
@@ -185,7 +184,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         false
     }
 
-    /// Notes how many packets a poll found.
+    /// Records the number of packets of a poll.
     pub fn polled(&mut self, packets: usize) {
         self.quiet = if packets > 0 {
             0
@@ -194,7 +193,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         };
     }
 
-    /// Notes what a plan says of the instance.
+    /// Takes over the plan's settings of the instance.
     pub(crate) fn note(&mut self, slot_plan: &SlotPlan, plan: &Plan) {
         self.id = Some(slot_plan.instance);
         self.waits_for_plan = false;
@@ -233,9 +232,8 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Edits frames, of so many bytes in all and of each of these sizes, sends them on a port, and leaves the list
-    /// empty. Counts what came of it, and that the instance is hot where the port's ring was full, or a quarter of it
-    /// in use at two flushes in a row.
+    /// Edits frames, sends them on a port, and leaves the list empty. Counts the sent and the refused ones, and the
+    /// instance as hot if the port's ring was full, or a quarter of it in use at two consecutive flushes.
     #[inline(always)]
     pub fn send_all(
         &mut self,
@@ -248,7 +246,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         let (Some(Some(ring)), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
             return Pending::default();
         };
-        // Something is being sent: an answer is likely.
+        // Packets are being sent, so returns are likely.
         self.quiet = 0;
         let (bytes, sizes) = self.edit.apply(frames, known);
         let sent = ring.send_all(frames, bytes, sizes, memory);
@@ -373,7 +371,7 @@ mod tests {
             let frame = frame(&mut cx.memory, bytes);
             outboxes.put(lane_of(SLOT, 0), frame, &mut cx);
         }
-        // One that leaves no headroom: it is dropped, not sent without its header.
+        // A frame without headroom is dropped, not sent without its header.
         let mut full = cx.memory.take().unwrap();
         full.set_len(usize::MAX);
         outboxes.put(lane_of(SLOT, 0), full, &mut cx);

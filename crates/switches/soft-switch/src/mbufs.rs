@@ -12,9 +12,9 @@ use crate::soft::OpenDevice;
 
 /// Mbufs that a worker takes from the pool at a time.
 const REFILL_MBUFS: usize = 64;
-/// Mbufs that are worth a call of the pool: many instances are each given a few at a time.
+/// Freed mbufs that a worker collects before it calls the pool.
 const GIVEN_MBUFS: usize = 32;
-/// The smallest MTU in bytes that devices take; what an uplink carries less of is dropped by its port.
+/// The smallest MTU in bytes that devices accept. For a lower limit of an uplink its port drops the longer frames.
 const MTU_MIN_BYTES: usize = 68;
 
 impl Frame for Mbuf {
@@ -43,7 +43,7 @@ impl Frame for Mbuf {
         self.segment_count()
     }
     fn linearize(&mut self) {
-        // One that does not fit stays as it is: the pool has room for the longest that any uplink carries.
+        // A frame that does not fit stays segmented: the pool has room for the longest frame of any uplink.
         let _in_segments = Mbuf::linearize(self);
     }
 }
@@ -53,7 +53,7 @@ impl Frame for Mbuf {
 pub struct MbufMemory {
     pool: Mempool,
     cache: Vec<Mbuf>,
-    /// Given back a few at a time; they go to the pool together.
+    /// Freed mbufs; they are returned to the pool together.
     given: Vec<Mbuf>,
 }
 
@@ -76,7 +76,7 @@ impl FrameMemory for MbufMemory {
     type Registration = Option<RegisteredThread>;
 
     fn register_thread() -> Option<RegisteredThread> {
-        // Without it each mbuf costs a locked ring, and nothing else is different.
+        // Without a cache each mbuf costs an operation on a locked ring.
         Eal::running()?.register_thread().ok()
     }
 
@@ -132,13 +132,13 @@ impl Device<Mbuf> for DpdkQueue {
     }
 }
 
-/// What the control plane sees of a DPDK device.
+/// The control plane's view of a DPDK device.
 #[derive(Debug)]
 struct DpdkWatch(Port);
 
 impl DeviceWatch for DpdkWatch {
     fn look(&mut self) -> DeviceState {
-        // A device that tells nothing is taken to be up, and to drop nothing.
+        // A device without statistics counts as up and without drops.
         let stats = self.0.stats().unwrap_or_default();
         DeviceState {
             up: self.0.link().map_or(true, |link| link.up) && !self.0.is_removed(),

@@ -1,4 +1,4 @@
-//! What crosses between the control plane and a worker, and between two workers, in bounded single-producer
+//! Messages between the control plane and a worker, and between two workers, in bounded single-producer
 //! single-consumer rings.
 
 use model::{InstanceId, ServiceId, Slot, UplinkId};
@@ -9,7 +9,7 @@ use crate::frame::FrameMemory;
 use crate::instance::InstancePorts;
 use crate::port::Port;
 
-/// What the control plane asks of a worker. Everything that has to be allocated comes with the command.
+/// A command of the control plane to a worker. It carries all memory that the worker needs for it.
 pub enum Command<M: FrameMemory> {
     /// The worker is a home worker of this instance from now on.
     AttachInstance {
@@ -23,10 +23,10 @@ pub enum Command<M: FrameMemory> {
     RemoveInstance {
         /// The instance's place.
         slot: Slot,
-        /// Whether the instance failed: what it held then counts as lost, else as kept by it.
+        /// Whether the instance failed: packets in it then count as lost, else as kept by it.
         failed: bool,
     },
-    /// The instance failed: what it gave back so far goes out, and nothing that it gives from now on.
+    /// The instance failed: packets that it has returned so far leave, later ones do not.
     FailInstance {
         /// The instance's place.
         slot: Slot,
@@ -76,7 +76,7 @@ pub enum Ending {
     Forward,
 }
 
-/// What a worker tells the control plane.
+/// An event of a worker for the control plane.
 pub enum WorkerEvent<M: FrameMemory> {
     /// A [`Command::AttachInstance`] is done here.
     InstanceAttached {
@@ -92,10 +92,10 @@ pub enum WorkerEvent<M: FrameMemory> {
     InstanceRemoved {
         /// The instance's place.
         slot: Slot,
-        /// Packets that the instance held: lost with it, or kept by it.
+        /// Packets in the instance: lost with it, or kept by it.
         outstanding: u64,
     },
-    /// The ports of a removed instance, to be freed: from its home worker.
+    /// The ports of a removed instance, from its home worker, to be freed.
     PortsReturned {
         /// The ports.
         ports: Box<InstancePorts<M>>,
@@ -126,37 +126,37 @@ pub enum WorkerEvent<M: FrameMemory> {
     Dumped(Box<FlowDump>),
     /// The heaviest flows.
     DumpedHeavy(Box<HeavyDump>),
-    /// A scheduling decision. Without a flow where there is no such service, or another record was asked for since.
+    /// A scheduling decision. Without a flow if the service does not exist, or a later request replaced this one.
     Recorded(Box<PickRecord>),
 }
 
-/// A frame on its way to another worker.
+/// A frame that is handed to another worker.
 pub struct HandOff<F> {
     /// The frame.
     pub frame: F,
-    /// Where it is going.
+    /// Its destination.
     pub to: Destination,
 }
 
-/// Where a frame handed to another worker is going.
+/// The destination of a frame that is handed to another worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Received on that uplink: the worker owns its flow.
+    /// The lookup of its owner; received on that uplink.
     Steering(UplinkId),
-    /// To an instance whose home worker it is.
+    /// An instance whose home worker it is.
     Instance {
         /// The instance's place.
         slot: Slot,
-        /// Which instance had it then: the slot may have another one when the frame arrives.
+        /// The instance that had the slot then: it may have another one when the frame arrives.
         instance: InstanceId,
         /// Of which service.
         service: ServiceId,
         /// Which of its data ports.
         port: u8,
     },
-    /// Out of an uplink whose queue the worker has.
+    /// An uplink whose queue the worker has.
     Uplink(UplinkId),
-    /// Back from an instance, to be counted with its flow and then sent out of the uplink.
+    /// Returned by an instance: to be counted with its flow and then sent out of the uplink.
     Return {
         /// The instance that it came from.
         slot: Slot,

@@ -1,4 +1,4 @@
-//! What workers steer by: the plan with what each instance's ports are, and the loads.
+//! The input of workers: the plan with the queues of each instance's ports, and the loads.
 //!
 //! A published plan is kept until every worker has acknowledged a newer one, so that a worker never frees memory.
 //! Loads change every millisecond and lie beside it in a [`LoadBoard`] of plain atomics: a plan a millisecond would
@@ -19,7 +19,7 @@ pub struct WorkerPlan {
 }
 
 impl WorkerPlan {
-    /// The plan, where instances have so many queue pairs, by slot; 1 where that is not said.
+    /// The plan, with the number of queue pairs of each instance by slot; 1 beyond the end of `queues`.
     pub fn new(plan: Plan, queues: Vec<u16>) -> WorkerPlan {
         WorkerPlan { plan, queues }
     }
@@ -90,7 +90,7 @@ impl LoadBoard {
         }
     }
 
-    /// Makes what was set count: workers then forget their estimates for flows pinned before.
+    /// Publishes the loads: workers then discard their estimates for flows pinned before.
     pub fn publish(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
     }

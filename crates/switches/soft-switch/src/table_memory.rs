@@ -8,7 +8,7 @@ use flow_table::Line;
 use shared_memory::OwnMemory;
 use zerocopy::FromBytes as _;
 
-/// Lines of a flow table, all of them there: no page of it is missing later.
+/// Lines of a flow table. All pages are allocated at the start.
 #[derive(Debug)]
 pub struct TableMemory(OwnMemory);
 

@@ -26,7 +26,7 @@ const NEW_FLOWS: usize = 10_000;
 /// Frames that a worker takes in a turn, at most.
 const TURN_FRAMES: u64 = 4 * BURST_FRAMES as u64;
 
-/// Frames that are nobody's: they only say which bytes.
+/// Frames without a memory: only their bytes matter.
 struct Frames;
 
 #[derive(Clone, Copy)]

@@ -320,7 +320,7 @@ impl<'a> Conforming<'a> {
 fn plans_are_acknowledged(of: &mut Conforming<'_>) {
     let before = of.reading.acknowledged;
     assert_eq!(before, Generation(1));
-    // Numbers need not follow each other: whoever publishes names them.
+    // Generations need not be consecutive: the publisher chooses them.
     of.plan.generation = Generation(40);
     of.publish();
     assert_eq!(of.reading.acknowledged, Generation(41));

@@ -95,7 +95,7 @@ pub enum Change {
 /// What a switch tells.
 #[derive(Clone, Debug)]
 pub enum SwitchEvent {
-    /// All data ports are connected and every worker knows the slot.
+    /// All data ports are connected and every worker has the slot.
     Attached {
         /// The instance's place.
         slot: Slot,
@@ -328,7 +328,7 @@ pub trait Switch: Send {
     /// Stops the workers and frees every port.
     fn stop(&mut self);
 
-    /// Publishes a plan: [`SwitchRequest::Publish`], for whoever has nothing else to ask for at that moment. Gives
+    /// Publishes a plan: [`SwitchRequest::Publish`], for callers without another request at that moment. Gives
     /// its generation.
     ///
     /// # Errors
@@ -339,7 +339,7 @@ pub trait Switch: Send {
         Ok(generation)
     }
 
-    /// Has it do something, where whoever asked goes by events: what is refused is told as
+    /// Makes a request of a caller that reads events only: a refusal is reported as
     /// [`SwitchEvent::PlanRefused`], [`SwitchEvent::AttachFailed`] or [`SwitchEvent::DetachFailed`], and in any case
     /// as [`SwitchEvent::Trouble`].
     fn submit(&mut self, request: SwitchRequest, events: &mut Vec<SwitchEvent>) {

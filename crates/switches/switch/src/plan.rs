@@ -10,7 +10,7 @@ use scheduling::Scheduler;
 use crate::contract::SwitchError;
 use crate::edit::Edits;
 
-/// What a switch knows of a service.
+/// A service in a plan.
 #[derive(Clone, Debug)]
 pub struct ServicePlan {
     /// Which service. Its place in [`Plan::services`] is the order in which matches are tried.
@@ -36,7 +36,7 @@ pub struct ServicePlan {
     pub relaxed: bool,
 }
 
-/// What a switch knows of an instance.
+/// An instance in a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlotPlan {
     /// Which instance has the slot.
@@ -58,7 +58,7 @@ pub struct SlotPlan {
 /// The immutable snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Which plan this is: whoever publishes gives it a higher number than any before it, from 1 on.
+    /// The number of the plan: higher than that of any plan before it, from 1 on.
     pub generation: Generation,
     /// Services in the order in which their matches are tried.
     pub services: Vec<ServicePlan>,

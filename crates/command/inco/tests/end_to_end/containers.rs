@@ -108,14 +108,14 @@ fn a_command_in_a_container_is_for_root_alone() {
         return;
     }
     let place = Place::new();
-    place.open_to_nobody();
+    place.allow_other_users();
     let inco = place.run(&(engine.toml() + &CONFIGURATION.replace("IMAGE", IMAGE)));
     // Who may ask is who may use the socket.
     let open = std::fs::Permissions::from_mode(0o666);
     std::fs::set_permissions(place.run_dir().join("api.sock"), open).unwrap();
     let id = active_of(&inco).to_string();
     let asked = place
-        .inco_as_nobody(&["exec", &id, "--", "/inco-nf", "--version"])
+        .inco_unprivileged(&["exec", &id, "--", "/inco-nf", "--version"])
         .output()
         .unwrap();
     assert_eq!(asked.status.code(), Some(1));

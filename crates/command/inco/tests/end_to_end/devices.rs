@@ -379,7 +379,7 @@ fn frames_longer_than_an_uplink_carries_are_counted_both_ways() {
 }
 
 /// A pair of interfaces: `wan0` in the namespace that inco runs in, `net0` in another one, with an address and a
-/// neighbour that nobody is: 10.128.0.1.
+/// neighbour that does not exist: 10.128.0.1.
 struct Wire {
     inco: Namespace,
     network: Namespace,
@@ -647,7 +647,7 @@ fn bare(place: &Place, switch: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
+fn the_buffers_of_dpdk_are_in_the_configured_hugepages() {
     /// Fewer than the buffers take: 64 MiB and more.
     const FEW: u64 = 30;
     if !is_here(Engine::Oci) {

@@ -65,7 +65,7 @@ fn recoveries(inco: &Inco) -> usize {
 }
 
 /// Steering goes on, scaling waits and says so once, and then recovers.
-fn scaling_waits_and_steering_goes_on(
+fn scaling_waits_and_steering_continues(
     place: &Place,
     engine: &str,
     go: impl FnOnce(),
@@ -123,7 +123,7 @@ fn scaling_waits_and_steering_goes_on(
 }
 
 #[test]
-fn while_the_launcher_hangs_steering_goes_on_and_scaling_waits() {
+fn with_a_hung_launcher_steering_continues_and_scaling_waits() {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -133,7 +133,7 @@ fn while_the_launcher_hangs_steering_goes_on_and_scaling_waits() {
         assert_eq!(launcher.len(), 1, "{launcher:?}");
         kill(launcher[0], signal);
     };
-    scaling_waits_and_steering_goes_on(
+    scaling_waits_and_steering_continues(
         &place,
         &Engine::Oci.toml(),
         || signal(Signal::STOP),
@@ -142,7 +142,7 @@ fn while_the_launcher_hangs_steering_goes_on_and_scaling_waits() {
 }
 
 #[test]
-fn while_docker_is_stopped_steering_goes_on_and_scaling_waits() {
+fn with_docker_stopped_steering_continues_and_scaling_waits() {
     if !Engine::Docker.is_here() {
         return;
     }
@@ -152,7 +152,7 @@ fn while_docker_is_stopped_steering_goes_on_and_scaling_waits() {
     };
     let engine = format!("[engine]\ndriver = \"docker\"\nhost = \"{}\"\n", dockerd.host());
     let dockerd = std::cell::RefCell::new(dockerd);
-    scaling_waits_and_steering_goes_on(
+    scaling_waits_and_steering_continues(
         &place,
         &engine,
         || dockerd.borrow_mut().pause(),
@@ -160,9 +160,9 @@ fn while_docker_is_stopped_steering_goes_on_and_scaling_waits() {
     );
 }
 
-/// The launcher dies: its containers go on, and another one takes over.
+/// The launcher is killed: its containers run on, and the next launcher adopts them.
 #[test]
-fn a_launcher_that_dies_is_started_again() {
+fn a_killed_launcher_is_started_again() {
     if !Engine::Oci.is_here() {
         return;
     }

@@ -1,4 +1,4 @@
-//! An instance dies or hangs under load.
+//! An instance is killed or hangs under load.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
         report.counts
     );
     let status = inco.at_rest();
-    // The flows of the victim moved, once each, and are served by others since; nobody else noticed anything.
+    // The flows of the victim moved, once each, and other instances serve them. All other flows are unaffected.
     assert_eq!(
         status.accounting.expected_moves,
         u64::from(FLOWS / 3),
@@ -130,7 +130,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
     inco.stop(&place);
 }
 
-/// Flows that are taken from an instance move once, and everybody knows.
+/// The flows of a purged instance move once. The event, the counters and the generator agree on their number.
 #[test]
 fn flows_of_a_purged_instance_move_and_are_expected_to() {
     if !Engine::Oci.is_here() {

@@ -51,7 +51,7 @@ fn fill(place: &Place, inco: &Inco, flows: u64) {
 }
 
 #[test]
-fn a_worker_with_16_million_flows_goes_on_while_containers_are_made() {
+fn a_worker_with_16_million_flows_forwards_while_containers_are_made() {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -122,7 +122,7 @@ ring = {{ slots = 8192 }}
     inco.stop(&place);
 }
 
-/// A thread before which no ordinary program has its CPU: as on one that it shares with nobody.
+/// A thread before which no ordinary program has its CPU: as on a CPU of its own.
 struct Preferred {
     task: String,
 }

@@ -193,7 +193,7 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
         Some(0.0),
         "the generator has gone"
     );
-    // It knows every metric that is described, as what it is described.
+    // Prometheus has every described metric with its described type.
     let known = prometheus.ask("metadata").unwrap();
     let described = std::fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
     let (mut rows, mut others) = (0, Vec::new());
@@ -249,7 +249,7 @@ fn is_there(program: &str) -> bool {
 /// Requests made from the description that inco itself gives, right and wrong ones; every answer must be one that the
 /// description allows.
 #[test]
-fn schemathesis_finds_no_answer_that_the_description_does_not_allow() {
+fn schemathesis_finds_no_answer_outside_the_description() {
     // `scripts/setup.sh api` puts it into a folder of its own.
     let own = std::env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -382,7 +382,7 @@ fn while_many_ask_and_watch<T>(place: &Place, lasts: Duration, work: impl FnOnce
 }
 
 #[test]
-fn who_asks_and_watches_a_lot_costs_no_packet() {
+fn many_requests_and_streams_lose_no_packet() {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -415,7 +415,7 @@ fn rate(inco: &Inco, lasts: Duration) -> f64 {
 /// The worker has a CPU and takes packets out of a capture as fast as it can; who asks and watches has the other one.
 /// Pairs of a second without and with them, so that what else the machine does hits both.
 #[test]
-fn who_asks_and_watches_a_lot_costs_the_data_plane_next_to_nothing() {
+fn many_requests_and_streams_cost_the_data_plane_little() {
     let missing = cfg!(not(feature = "dpdk")).then(|| "inco was built without it".to_owned());
     if !available("dpdk", missing) || !Engine::Oci.is_here() {
         return;

@@ -258,7 +258,7 @@ fn noticed_harm(inco: &Inco, packets: u64, harm: Signal) -> (InstanceRow, String
 }
 
 /// An instance fails beside traffic: others have its flows, and what it had is counted, also what its port had taken
-/// since it was last looked at. Nobody else notices. Gives why it failed.
+/// since it was last read. Other instances are unaffected. Returns the reason of the failure.
 fn no_packet_is_uncounted(place: &Place, ovs: &Ovs, harm: Signal) -> String {
     let text =
         configuration(ovs, "{ min = 3, max = 3, standby = 1 }", "").replace("udp = \"1s\"", "udp = \"30s\"");
@@ -352,10 +352,10 @@ fn an_instance_that_hangs_after_kill_9_is_noticed() {
     inco.stop(&place);
 }
 
-/// A table with less room than inco was told of. Flows that have no rules of their own stay with their buckets, and
-/// somebody is told.
+/// A rule table smaller than configured. Flows without exact rules stay with their buckets, and the refusal is
+/// reported.
 #[test]
-fn a_switch_that_refuses_rules_is_told_of_and_no_flow_notices() {
+fn refused_rules_are_reported_and_move_no_flow() {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -391,7 +391,7 @@ rate_per_flow = "50pps"
     }
     assert_clean(&traffic.report());
     assert!(without > 0, "every flow had a rule");
-    let refused = eventually("somebody is told", Duration::from_secs(10), || {
+    let refused = eventually("the refusal is reported", Duration::from_secs(10), || {
         inco.events().into_iter().find_map(|event| match event.kind {
             EventKind::Failure { what, reason } if what == "switch" => Some(reason),
             _ => None,
@@ -487,7 +487,7 @@ struct Case {
 /// and a controller that is away. What is lost is not asked: that is how much time this machine has.
 #[cfg(feature = "dpdk")]
 #[test]
-fn the_bench_finds_no_packet_on_the_wrong_instance() {
+fn the_bench_reports_no_packet_on_a_wrong_instance() {
     if !Engine::Oci.is_here() {
         return;
     }

@@ -183,7 +183,7 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
     let said = place.must(&["explain", "flow", flow]);
     let on = format!("forward on instance {} (active) since ", instance.unwrap());
     assert!(
-        said.contains(&on) && said.contains("it was given to instance"),
+        said.contains(&on) && said.contains("the scheduler picked instance"),
         "{said}"
     );
     // Its service says that it stays.
@@ -224,7 +224,7 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
 }
 
 #[test]
-fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
+fn a_restricted_autoscaler_reports_its_decision() {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -334,7 +334,7 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
     inco.stop(&place);
 }
 
-/// A file system of which nobody answers for, in place of a directory's content, until it is dropped.
+/// Mounts a FUSE file system whose server never answers over a directory, until it is dropped.
 struct Hung {
     directory: std::path::PathBuf,
     served_by: Option<std::fs::File>,
@@ -361,7 +361,7 @@ impl Hung {
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        // Whoever hangs in it gets an error.
+        // Blocked system calls return an error.
         drop(self.served_by.take());
         rustix::mount::unmount(&self.directory, rustix::mount::UnmountFlags::DETACH).unwrap();
     }

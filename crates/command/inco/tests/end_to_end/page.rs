@@ -32,7 +32,7 @@ rate_per_flow = "200pps"
 const ROWS: &str = "#instance-rows tbody tr";
 
 #[test]
-fn the_page_shows_what_the_api_says_and_finds_the_next_inco() {
+fn the_page_agrees_with_the_api_and_connects_to_the_next_inco() {
     let Some(program) = browser() else { return };
     if !Engine::Oci.is_here() {
         return;

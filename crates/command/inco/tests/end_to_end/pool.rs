@@ -188,7 +188,7 @@ fn interfaces_go_into_containers_and_come_back() {
     let before = inco.instances();
     assert!(before.iter().all(|i| i.back_packets > 0), "{before:#?}");
 
-    // One dies: the next one has its interface, and its port of the switch.
+    // One is killed: the next one gets its interface, and its port of the switch.
     kill(first[0].pid.unwrap(), rustix::process::Signal::KILL);
     eventually("another one is there", PATIENCE, || {
         let rows = inco.instances();

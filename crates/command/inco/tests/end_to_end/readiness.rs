@@ -42,7 +42,7 @@ dst_port = 53
 rate_per_flow = "200pps"
 "#;
 
-fn a_command_says_when_an_instance_is_ready(engine: Engine) {
+fn a_command_decides_when_an_instance_is_ready(engine: Engine) {
     if !engine.is_here() {
         return;
     }
@@ -50,7 +50,7 @@ fn a_command_says_when_an_instance_is_ready(engine: Engine) {
     place.import_image(IMAGE, &["grep"]);
     let flag = place.path("flag");
     std::fs::create_dir(&flag).unwrap();
-    // Whoever runs it has no rights that the container does not have.
+    // The readiness command has no rights that the container lacks.
     let confined = concat!(
         r"'-qzP', 'CapEff:\t0{16}\nCapBnd:\t0{16}\nCapAmb:\t0{16}\n",
         r"NoNewPrivs:\t1\nSeccomp:\t2\n', '/proc/self/status'"
@@ -126,18 +126,18 @@ fn a_command_says_when_an_instance_is_ready(engine: Engine) {
 }
 
 #[test]
-fn a_command_says_when_an_instance_is_ready_oci() {
-    a_command_says_when_an_instance_is_ready(Engine::Oci);
+fn a_command_decides_when_an_instance_is_ready_oci() {
+    a_command_decides_when_an_instance_is_ready(Engine::Oci);
 }
 
 #[test]
-fn a_command_says_when_an_instance_is_ready_docker() {
-    a_command_says_when_an_instance_is_ready(Engine::Docker);
+fn a_command_decides_when_an_instance_is_ready_docker() {
+    a_command_decides_when_an_instance_is_ready(Engine::Docker);
 }
 
-/// A service whose instances never work says so wherever somebody looks, and why.
+/// Every view of a service whose instances never become ready shows the failure and its reason.
 #[test]
-fn a_failing_service_says_so() {
+fn a_failing_service_shows_its_failure_in_every_view() {
     use std::io::{Read as _, Write as _};
     if !Engine::Oci.is_here() {
         return;

@@ -168,7 +168,7 @@ fn a_check_refuses_what_run_refuses() {
             file.display()
         ),
     );
-    assert!(file.exists(), "somebody's file is kept");
+    assert!(file.exists(), "inco does not remove another program's file");
     for (keys, line, said) in [
         (
             "command = [\"/inco-fn\"]",
@@ -255,7 +255,7 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
         serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
     assert_eq!(plan["running"]["pid"], pid);
 
-    // What another inco uses is in use, whoever asks.
+    // What another inco uses is in use for every user.
     let other = place.beside();
     let taken = |of: &Place| {
         let socket = of.run_dir().join("wan.sock").display().to_string();
@@ -292,18 +292,18 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
 
 /// As a user without rights, with a program and a run directory that it may use.
 #[test]
-fn without_root_one_line_says_what_to_do() {
+fn without_root_one_line_names_the_remedy() {
     if !Engine::Oci.is_here() {
         return;
     }
     let place = Place::new();
-    place.open_to_nobody();
+    place.allow_other_users();
     let file = place.file(
         "inco.toml",
         &format!("{UPLINK}{}[engine]\ndriver = \"oci\"\n", service(IMAGE)),
     );
     let as_nobody = |run_dir: &std::path::Path| {
-        let mut command = place.inco_as_nobody(&["run", "-f"]);
+        let mut command = place.inco_unprivileged(&["run", "-f"]);
         command.arg(&file).env("INCO_RUN_DIR", run_dir).output().unwrap()
     };
     let said = "engine.driver: containers of the oci engine need root; run inco as root, or";

@@ -1,4 +1,4 @@
-//! inco ends, one way or the other, and runs again: what it finds it takes over.
+//! inco ends (killed, stopped or told to keep its containers), and the next run adopts the containers.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixDatagram;
@@ -313,7 +313,7 @@ fn stop_removes_the_containers_that_were_kept() {
     stop_removes_what_is_left(Engine::Oci, &End::Kept);
 }
 
-fn what_no_service_wants_is_removed(engine: Engine) {
+fn containers_without_a_service_are_removed(engine: Engine) {
     if !engine.is_here() {
         return;
     }
@@ -340,12 +340,12 @@ fn what_no_service_wants_is_removed(engine: Engine) {
 
 #[test]
 fn containers_of_a_service_that_is_no_more_are_removed_oci() {
-    what_no_service_wants_is_removed(Engine::Oci);
+    containers_without_a_service_are_removed(Engine::Oci);
 }
 
 #[test]
 fn containers_of_a_service_that_is_no_more_are_removed_docker() {
-    what_no_service_wants_is_removed(Engine::Docker);
+    containers_without_a_service_are_removed(Engine::Docker);
 }
 
 /// Two incos on one machine with one engine: neither touches the other's containers.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::{Engine, PATIENCE, Place, kill};
 
 #[test]
-fn systemd_is_told_of_readiness_life_and_end() {
+fn systemd_gets_readiness_watchdog_and_stop_notifications() {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -29,7 +29,7 @@ fn systemd_is_told_of_readiness_life_and_end() {
         .spawn()
         .unwrap();
     assert_eq!(told(), "READY=1");
-    // Whoever is ordered after it finds it at work.
+    // A unit that is ordered after it starts when it serves.
     place.must(&["status"]);
     for _ in 0..3 {
         assert_eq!(told(), "WATCHDOG=1");
@@ -42,7 +42,7 @@ fn systemd_is_told_of_readiness_life_and_end() {
     socket.set_read_timeout(Some(Duration::from_millis(600))).unwrap();
     assert!(
         socket.recv(&mut bytes).is_err(),
-        "it is stopped, and still says that it lives"
+        "a stopped inco still notifies the watchdog"
     );
     kill(child.id(), rustix::process::Signal::CONT);
     socket.set_read_timeout(Some(PATIENCE)).unwrap();

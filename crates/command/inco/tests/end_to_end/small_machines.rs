@@ -85,17 +85,17 @@ fn a_sink_needs_no_root() {
         return;
     }
     let place = Place::new();
-    place.open_to_nobody();
+    place.allow_other_users();
     let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nport = \"null\"\n\
                 instances = 2\n";
     let file = place.file("inco.toml", text);
-    let mut command = place.inco_as_nobody(&["run", "-f"]);
+    let mut command = place.inco_unprivileged(&["run", "-f"]);
     command.arg(&file);
     let inco = place.start(command);
     inco.settled(2, 0);
     let profile = place.file("profile.toml", LOAD);
     let traffic = place
-        .inco_as_nobody(&["traffic", "--json", "--uplink", "memif:wan.sock", "-f"])
+        .inco_unprivileged(&["traffic", "--json", "--uplink", "memif:wan.sock", "-f"])
         .arg(&profile)
         .stderr(Stdio::piped())
         .output()
@@ -114,7 +114,7 @@ fn a_sink_needs_no_root() {
         (rows.iter().map(|row| row.to_packets).sum::<u64>() == offered).then_some(rows)
     });
     assert!(rows.iter().all(|row| row.to_packets > 0), "{rows:#?}");
-    let stopped = place.inco_as_nobody(&["stop"]).output().unwrap();
+    let stopped = place.inco_unprivileged(&["stop"]).output().unwrap();
     assert!(
         stopped.status.success(),
         "{}",

@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-/// An engine, and what it told that nobody has asked for yet.
+/// An engine, and its events that the test has not taken yet.
 pub struct Told {
     pub engine: Box<dyn Engine>,
     pub events: Vec<EngineEvent>,

@@ -1,4 +1,4 @@
-//! One frame of every kind that the parser knows, with the expected result.
+//! One frame of every kind that the parser accepts, with the expected result.
 
 use std::net::{IpAddr, SocketAddr};
 

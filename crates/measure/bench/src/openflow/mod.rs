@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_what_is_worth_a_word() {
+    fn a_row_names_what_is_unusual() {
         let row = Row {
             rules_per_s: Some(9_000.0),
             moved_buckets: 12,

@@ -131,7 +131,7 @@ impl Browser {
             Some("Log.entryAdded") => &event["params"]["entry"],
             _ => return,
         };
-        // That nobody answers is what a page is told while inco is away.
+        // A page gets no answer while inco is away.
         let text = said.to_string();
         if !text.contains("net::ERR_") {
             self.complaints.push(text);
@@ -178,7 +178,7 @@ impl Browser {
         }
     }
 
-    /// Memory that the page's script holds, in bytes, once what nobody needs is gone; and its nodes.
+    /// Memory that the page's script holds, in bytes, after garbage collection; and its number of nodes.
     pub(crate) fn memory(&mut self) -> (f64, u64) {
         self.call("HeapProfiler.collectGarbage", json!({}));
         let heap = self.call("Runtime.getHeapUsage", json!({}));
@@ -211,7 +211,7 @@ pub(crate) fn port_to(socket: &Path) -> u16 {
     let socket = socket.to_owned();
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            // Nobody listens while inco is away: the connection closes.
+            // There is no listener while inco is away: the connection closes.
             if let Ok(to) = UnixStream::connect(&socket) {
                 join(stream, to);
             }

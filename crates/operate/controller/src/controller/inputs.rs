@@ -207,7 +207,7 @@ impl Controller {
                     let instance = &mut self.instances[index];
                     instance.port = Port::Absent;
                     instance.again = self.now + ATTACH_AGAIN;
-                    // Use the paths that the program knows.
+                    // Use the paths inside the container.
                     let in_container = self.services.get(instance.service.index());
                     let in_container =
                         in_container.and_then(|of| of.settings.socket_dir_in_container.as_ref());

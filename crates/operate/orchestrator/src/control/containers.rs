@@ -26,7 +26,7 @@ type Answered = (u64, Result<Executed, EngineError>);
 pub(super) struct Containers {
     /// What containers write, of each service its own.
     pub(super) logs: Logs,
-    /// Commands that somebody waits for, and until when.
+    /// Commands for which a client waits, each with its deadline.
     waiting: BTreeMap<u64, (Asked, Nanos)>,
     next_number: u64,
     sender: mpsc::Sender<Answered>,
@@ -47,7 +47,7 @@ impl Default for Containers {
 }
 
 impl Containers {
-    /// Whether nobody waits for a command.
+    /// Whether no client waits for a command.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -165,7 +165,7 @@ impl ControlLoop {
             name,
             command: command.clone(),
             limit: COMMAND_LIMIT,
-            // Nobody waits any more where inco ends.
+            // No client waits when inco ends.
             answer: Box::new(move |result| drop(sender.send((number, result)))),
         });
         self.containers
@@ -173,7 +173,7 @@ impl ControlLoop {
             .insert(number, (asked, now + ANSWER_LIMIT));
     }
 
-    /// The container in which somebody who may wants to run a command.
+    /// The container of a permitted request to run a command.
     fn container_for(&self, asked: &Asked) -> Result<String, Refusal> {
         let Action::Exec { instance: id, .. } = &asked.action else {
             return Err(Refusal::new("the command is empty", ""));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_bounded_and_the_next_one_goes_on() {
+    fn a_piece_is_bounded_and_the_next_one_continues() {
         let mut bytes = vec![b'x'; LogPiece::LIMIT - 1];
         bytes.extend_from_slice("\u{e9}".as_bytes());
         let first = piece_of(0, bytes.clone(), true);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_command_ended_is_told_with_what_it_wrote() {
+    fn the_result_of_a_command_has_its_status_and_output() {
         let exit = |status, signal| Exit {
             status,
             signal,

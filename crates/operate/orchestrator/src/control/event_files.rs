@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_run_goes_on_in_the_same_file() {
+    fn a_later_run_appends_to_the_same_file() {
         let directory = tempfile::tempdir().unwrap();
         for sequence in [1, 2] {
             EventFiles::start(directory.path(), 1 << 20, 2)

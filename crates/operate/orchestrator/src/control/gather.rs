@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_told_over_whole_seconds() {
+    fn cpu_time_is_averaged_over_whole_seconds() {
         let mut note = UsageNote::default();
         let mut at = |ms: u64, cpu_ms: u64| {
             let usage = engine::Usage {

@@ -320,8 +320,8 @@ impl ControlLoop {
         match (&pinned, instance) {
             (Some(row), Some(instance)) => {
                 why.push(format!(
-                    "it was given to instance {} of {}, which then took new flows; it stays there until it ends, is \
-                     purged or moved, or the instance fails",
+                    "the scheduler picked instance {} of {}; the flow stays there until it ends, is purged or moved, \
+                     or the instance fails",
                     instance.id(),
                     row.service,
                 ));

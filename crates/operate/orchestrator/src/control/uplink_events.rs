@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_comes_and_goes_all_the_time_is_told_of_once_a_second() {
+    fn a_peer_that_reconnects_all_the_time_is_reported_once_a_second() {
         let mut events = UplinkEvents::default();
         let (mut told, mut last) = (Vec::new(), (false, String::new()));
         // One change per millisecond for five seconds.
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn rare_changes_are_all_told() {
+    fn rare_changes_are_all_reported() {
         let mut events = UplinkEvents::default();
         for second in 1..100 {
             let now = Nanos::from_secs(10 * second);

@@ -125,7 +125,7 @@ fn memory_mib(pool: &MempoolConfig, hugepages: bool) -> usize {
     DPDK_OWN_MIB + pool.memory_bytes(hugepages).div_ceil(1 << 20) as usize
 }
 
-/// Checks, without opening a device, that DPDK knows the configured devices and that their memory is available.
+/// Checks, without opening a device, that DPDK has the configured devices and that their memory is available.
 ///
 /// # Errors
 /// A device or the memory is not available. The error says what to write.

@@ -1,7 +1,7 @@
 //! What the ports of Open vSwitch count, put together to counters that only grow.
 //!
-//! A memif port of DPDK shows no counters while nobody is connected to it: they are 0 then, and go on where they were
-//! when somebody connects again. What it had counted since it was last read is hidden until then. Of an uplink that
+//! A memif port of DPDK shows no counters while it has no peer: they are 0 then, and continue where they were when a
+//! peer connects again. What it had counted since it was last read is hidden until then. Of an uplink that
 //! is made up for by what the ports of the instances say.
 
 use std::ops::AddAssign;
@@ -30,7 +30,7 @@ pub(super) struct Growing {
 
 impl Growing {
     fn read(&mut self, now: u64) {
-        // 0: nobody is connected. Less than before: it was set back.
+        // 0: no peer is connected. Less than before: the counter was reset.
         if now > 0 && now < self.last {
             self.begin_anew();
         }
@@ -68,7 +68,7 @@ pub(super) struct PortCounters {
 
 impl PortCounters {
     /// Whether this reading is of a port that was made since the last one. It may be older than the other one was
-    /// then, where nobody could ask for a while.
+    /// then, where it could not be read for a while.
     pub(super) fn was_made_anew(&self, of: &PortStats, at: Asked) -> bool {
         let Some(grown) = of.duration_ns.checked_sub(self.duration_ns) else {
             return true;
@@ -77,7 +77,7 @@ impl PortCounters {
         self.answered != Nanos::ZERO && grown + AGE_TOLERANCE.0 < passed.0
     }
 
-    /// Whether nobody is connected to a port that had somebody before.
+    /// Whether a port has lost its peer.
     pub(super) const fn is_left(&self) -> bool {
         self.is_hidden
     }
@@ -233,7 +233,7 @@ mod tests {
         };
         assert!(port.was_made_anew(&of_age(5_000_000), at(1_010)));
         assert!(!port.was_made_anew(&of_age(1_010_000_000), at(1_010)));
-        // Nobody could ask for 4 s. It is older than the other one was, and has not been there all the time.
+        // No reading for 4 s. The port is older than the other one was, but was absent in between.
         assert!(port.was_made_anew(&of_age(2_000_000_000), at(5_000)));
         assert!(!port.was_made_anew(&of_age(5_000_000_000), at(5_000)));
         read(&mut port, 5, 7, 7);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_was_set_back_goes_on() {
+    fn a_counter_that_was_reset_continues() {
         let mut port = PortCounters::default();
         read(&mut port, 10, 100, 100);
         read(&mut port, 20, 2, 1);

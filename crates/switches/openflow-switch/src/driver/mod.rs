@@ -69,7 +69,7 @@ const ADOPT_PATIENCE: Nanos = Nanos::from_secs(15);
 /// What is behind a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortDevice {
-    /// A memif socket on which Open vSwitch listens; whoever connects is at the other end.
+    /// A memif socket on which Open vSwitch listens; its client is at the other end.
     Memif(PathBuf),
     /// A network interface of the machine: a representor, or one end of a veth pair.
     Interface(String),
@@ -141,7 +141,7 @@ pub enum StartError {
     /// The database does not answer, or says no.
     #[error("Open vSwitch: {0}")]
     Database(#[from] OvsdbError),
-    /// A bridge of that name is somebody else's.
+    /// A bridge of that name exists that inco has not made.
     #[error(
         "Open vSwitch has a bridge {bridge} already that inco has not made; choose another name with switch.openflow.bridge, or remove it: ovs-vsctl del-br {bridge}"
     )]
@@ -280,7 +280,7 @@ impl OpenFlowSwitch {
             }
         }
         if !is_left {
-            // Of a switch that was killed: nobody listens there.
+            // Left by a killed switch: it has no listener.
             for socket in config.sockets() {
                 let _none = std::fs::remove_file(socket);
             }
@@ -335,7 +335,7 @@ impl OpenFlowSwitch {
         })
     }
 
-    /// Queue pairs of each memif port: whoever connects has to take all of them, since Open vSwitch sends by any.
+    /// Queue pairs of each memif port. A client must take all of them, because Open vSwitch sends on any.
     pub fn queue_pairs(&self) -> u16 {
         self.queue_pairs
     }
@@ -345,7 +345,7 @@ impl OpenFlowSwitch {
     }
 }
 
-/// Whoever held it when it panicked has left figures, which are as good as before.
+/// The figures stay valid when a thread panics while it holds the lock.
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

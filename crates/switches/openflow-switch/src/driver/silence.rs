@@ -13,7 +13,7 @@ const ASK_EVERY: Nanos = Nanos::from_millis(50);
 /// Without anything back for so long it counts as stalled. A machine that has much to do lets a program wait for tens
 /// of milliseconds, and the poller of Open vSwitch beside it.
 const STALLED_AFTER: Nanos = Nanos::from_millis(1_000);
-/// How much of the time between two readings counts at most: where more passed, whoever takes them did not run, and
+/// How much of the time between two readings counts at most: where more passed, the reading thread did not run, and
 /// others neither.
 const READING_LIMIT: Nanos = Nanos::from_millis(50);
 
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gives_packets_back_is_not_asked() {
+    fn an_instance_that_returns_packets_gets_no_probe() {
         assert_eq!(watched(10_000, |at, _| at / 150), (0, None));
     }
 
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_nobody_looked_does_not_count() {
+    fn time_without_readings_does_not_count() {
         let mut watch = Watch::default();
         assert_eq!(watch.look(1, 1, false, Nanos::ZERO), Silence::None);
         for second in 1..20 {

@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Evicted,
     /// Other things that it refused.
     Errors,
-    /// Messages that nobody can read.
+    /// Messages that cannot be decoded.
     Garbled,
     /// Packets that it sent over the connection though nothing tells it to.
     Unasked,
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_told_at_once_and_then_now_and_then() {
+    fn a_flood_is_reported_at_once_and_then_at_intervals() {
         let mut troubles = Troubles::default();
         let mut told = Vec::new();
         for ms in 0..25_000 {
@@ -154,11 +154,11 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_connection_is_told_once_and_its_end_too() {
+    fn a_lost_connection_and_its_end_are_reported_once() {
         let mut troubles = Troubles::default();
         assert!(troubles.back(Nanos::from_secs(1)).is_none(), "it was never away");
         assert!(troubles.away("it was closed", Nanos::from_secs(2)).is_some());
-        assert!(troubles.away("nobody listens", Nanos::from_secs(3)).is_none());
+        assert!(troubles.away("no listener", Nanos::from_secs(3)).is_none());
         match troubles.back(Nanos::from_secs(32)) {
             Some(SwitchEvent::Recovered { after, .. }) => assert_eq!(after, Nanos::from_secs(30)),
             other => panic!("{other:?}"),

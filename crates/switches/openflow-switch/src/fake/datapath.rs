@@ -13,7 +13,7 @@ use packet::{Parsed, parse};
 use super::{AtPlace, CACHE_IDLE, Cached, Delivered, FakeNic, Key, Mask, is_within, masked};
 
 impl FakeNic {
-    /// What a port has counted: whoever carries frames to it and from it counts them there. It is made with the first
+    /// The counters of a port. What carries frames to and from it counts them there. It is made with the first
     /// call.
     pub fn port(&mut self, number: u32) -> &mut PortStats {
         self.ports.entry(number).or_insert_with(|| PortStats {

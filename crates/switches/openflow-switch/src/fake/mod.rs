@@ -29,7 +29,7 @@ pub struct Faults {
     pub rule_limit: usize,
     /// One in so many new rules is refused; 0: none.
     pub refuse_one_in: u64,
-    /// Whether it knows no bundles.
+    /// Whether it has no bundles.
     pub knows_no_bundles: bool,
     /// One in so many messages is answered with bytes that mean nothing; 0: none.
     pub garbage_one_in: u64,

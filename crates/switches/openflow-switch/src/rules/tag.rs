@@ -117,7 +117,7 @@ pub(crate) fn marker_frame() -> Vec<u8> {
     Tag::Marker.put(&frame)
 }
 
-/// A probe: addressed to nobody, and not IP, so that no packet of a flow can be taken for one.
+/// A probe: with a destination that no host has, and not IP, so that no packet of a flow can be taken for one.
 pub(crate) fn probe_frame() -> Vec<u8> {
     let mut frame = vec![0; SHORTEST];
     frame.splice(..6, [0x02, 0, 0, 0, 0, 0x01]);

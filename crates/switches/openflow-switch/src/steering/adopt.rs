@@ -1,7 +1,7 @@
 //! After inco itself was started again: where flows and buckets are is read out of the rules that the switch goes on
 //! by.
 //!
-//! Flows that began while nobody steered have no rules of their own, and nothing is known of them: they are on their
+//! Flows that began while no inco ran have no exact rules, and nothing is known of them: they are on their
 //! buckets, which therefore stay where they are until such flows have shown themselves or ended.
 
 use std::collections::{BTreeMap, BTreeSet};

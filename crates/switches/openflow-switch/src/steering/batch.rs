@@ -1,9 +1,9 @@
-//! Rules of flows that wait together go together, in a bundle: Open vSwitch pauses after each change of its rules
+//! Rules that wait at the same time are written in one bundle: Open vSwitch pauses after each change of its rules
 //! until all of its pollers have been at rest, and a bundle is one change.
 //!
-//! One batch is under way at a time, and nothing is sent behind it until the switch has answered: so what depends on
-//! a rule comes after it also where the batch is refused and its rules are written one by one, and what wants to be
-//! written meanwhile waits here, where it is bounded, and makes the next batch.
+//! One batch is in progress at a time, and nothing is sent behind it until the switch has answered. So a message that
+//! depends on a rule follows it, even if the batch is refused and its rules are written one by one. Rules that arrive
+//! meanwhile wait here, in a bounded queue, and form the next batch.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -137,7 +137,7 @@ impl Steering {
             return;
         };
         let is_refused = |xid: Option<u32>| xid.is_some_and(|xid| batch.refused.contains(&xid));
-        // Who refuses the opening, or says nothing to the commit, knows no bundles.
+        // A switch that refuses to open one, or does not answer the commit, has no bundles.
         self.outbox.takes_batches = batch.is_done || !is_refused(batch.open) && is_refused(batch.commit);
         self.counted.figures.batches += 1;
         let mut alone = Vec::new();

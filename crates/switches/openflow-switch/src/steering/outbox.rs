@@ -39,7 +39,7 @@ pub(super) struct Outbox {
     pub(super) queue: VecDeque<Outgoing>,
     /// Rules that were sent together, until the switch has answered.
     pub(super) batch: Option<Batch>,
-    /// Whether the switch has not shown that it knows no bundles, since the connection was made.
+    /// Whether the switch may have bundles: it has refused none since the connection was made.
     pub(super) takes_batches: bool,
     /// So many in front of what waits are of a batch that was refused, and go one by one.
     pub(super) alone: usize,
@@ -77,7 +77,7 @@ impl Outbox {
 }
 
 impl Steering {
-    /// The rule of that number as it should be.
+    /// The wanted rule of that number.
     pub(super) fn pin_of(&self, number: u64) -> Option<Rule> {
         let id = self.book.numbers.get(&number)?;
         let flow = self.book.flows.get(id)?;
@@ -88,7 +88,7 @@ impl Steering {
         Some(pin_rule(side, &tuple, number, ports))
     }
 
-    /// A bucket's rule in a table as it should be.
+    /// The wanted rule of a bucket in a table.
     pub(super) fn bucket_of(&self, service: usize, side: usize, bucket: usize, table: u8) -> Option<Rule> {
         let of = self.services.get(service)?;
         if self.settings.setup == FlowSetup::Reactive {

@@ -121,7 +121,7 @@ fn batches_of_which_many_rules_are_refused_send_nothing_astray() {
 }
 
 #[test]
-fn a_switch_that_knows_no_bundles_gets_each_rule_by_itself() {
+fn a_switch_without_bundles_gets_single_rules() {
     let faults = Faults {
         knows_no_bundles: true,
         ..lagging(1_000, 100, 30)

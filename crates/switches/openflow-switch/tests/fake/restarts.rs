@@ -76,7 +76,7 @@ fn rules_that_were_refused_are_written_again() {
 }
 
 #[test]
-fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
+fn a_new_run_finds_every_flow_and_changes_no_rule() {
     let settings = Settings {
         idle: Timeouts::all(Nanos::from_millis(300)),
         ..quick(FlowSetup::Proactive)
@@ -92,7 +92,7 @@ fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
         !world.joined.steering.may_get_flows(Slot(3)),
         "its buckets have moved"
     );
-    // Nobody steers, and flows begin.
+    // Flows begin while no inco runs.
     world.cut();
     long_flows(&mut world, 0..90, 10, STEP);
     let pins = |world: &World| -> Vec<u64> {
@@ -107,7 +107,7 @@ fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
     assert_eq!(world.joined.steering.flows().count(), 60);
     assert_eq!(world.joined.steering.buckets(SERVICE), buckets);
     assert_eq!(pins(&world), before);
-    // Another plan, at once: nothing may move before those that nobody knows have shown themselves, or ended.
+    // Another plan, at once: no bucket may move before unknown flows have sent a packet or ended.
     world.scale(4, 4);
     for _ in 0..40 {
         long_flows(&mut world, 0..90, 10, STEP);
@@ -125,7 +125,7 @@ fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
 
 /// Wherever it was, also in the middle of moves.
 #[test]
-fn who_steers_anew_goes_on_where_the_one_before_was() {
+fn a_new_run_continues_where_the_previous_one_stopped() {
     for seed in 0..10 {
         let settings = quick(FlowSetup::Proactive);
         let mut world = World::new(lagging(3_000, 300, 50), settings.clone(), false, seed);

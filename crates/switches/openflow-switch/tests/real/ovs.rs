@@ -39,7 +39,7 @@ impl Line {
                     unsent: Vec::new(),
                 };
             }
-            assert!(since.elapsed() < LIMIT, "nobody listens at {}", path.display());
+            assert!(since.elapsed() < LIMIT, "no listener at {}", path.display());
             std::thread::sleep(Duration::from_millis(2));
         }
     }

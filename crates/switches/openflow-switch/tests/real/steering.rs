@@ -91,7 +91,7 @@ fn what_a_failed_instance_sends_later_goes_nowhere() {
                 "{number} left after {moved_at:?}"
             );
         }
-        // Where it was given one before it failed, a packet may come to it late: it is nobody's by then.
+        // Where it was given one before it failed, a packet may reach it late, when it has no instance.
         for flow in &lost {
             let sent = world.packets.flows.get_mut(flow).unwrap();
             sent.instance = sent.instance.filter(|of| *of != port);
@@ -104,7 +104,7 @@ fn what_a_failed_instance_sends_later_goes_nowhere() {
 }
 
 #[test]
-fn counters_are_as_late_as_the_switch_is_told() {
+fn counters_are_as_late_as_configured_in_the_switch() {
     for lag_ms in [100, 500] {
         let Some(mut world) = World::start(FlowSetup::Proactive, lag_ms) else {
             return;

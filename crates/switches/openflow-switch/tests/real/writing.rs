@@ -17,7 +17,7 @@ fn exact_rules_are_written_while_flows_go_on() {
     let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
         return;
     };
-    // A table of its own, of which no packet knows: writing is measured, not looking up.
+    // A table of its own, without packets: the test measures writing, not lookups.
     let pin = |number: u32| {
         Message::FlowMod(FlowMod {
             table: 7,

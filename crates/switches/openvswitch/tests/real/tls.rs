@@ -48,7 +48,7 @@ impl Authority {
 fn everything_works_over_tls_and_untrusted_peers_are_rejected() {
     let Some(switch) = Switch::start() else { return };
     let directory = switch.directory.path();
-    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (authority, other) = (Authority::new(), Authority::new());
     let theirs = authority.keys(directory, "switch");
     let ours = authority.keys(directory, "inco");
     let database = format!("--db=unix:{}", directory.join("db.sock").display());
@@ -103,10 +103,10 @@ fn everything_works_over_tls_and_untrusted_peers_are_rejected() {
     // A certificate of another authority is rejected by both sides.
     let mixed = Keys {
         ca: ours.ca.clone(),
-        ..stranger.keys(directory, "stranger")
+        ..other.keys(directory, "other")
     };
     let trusting_others = Keys {
-        ca: mixed.certificate.with_file_name("stranger-ca.pem"),
+        ca: mixed.certificate.with_file_name("other-ca.pem"),
         ..ours.clone()
     };
     for keys in [&mixed, &trusting_others] {

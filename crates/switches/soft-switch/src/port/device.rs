@@ -15,12 +15,12 @@ pub struct DevicePort<M: FrameMemory> {
     staged: Vec<M::Frame>,
     pending: Pending,
     frame_limit: usize,
-    /// While false, nothing is received from it.
+    /// While false, the port receives nothing.
     is_open: Arc<AtomicBool>,
 }
 
 impl<M: FrameMemory> DevicePort<M> {
-    /// A port on one queue of a device. Nothing is received from it before `is_open` says so.
+    /// A port on one queue of a device. It receives nothing while `is_open` is false.
     pub fn new(device: M::Device, is_open: Arc<AtomicBool>) -> DevicePort<M> {
         DevicePort {
             device,
@@ -69,7 +69,7 @@ impl<M: FrameMemory> Queue<M> for DevicePort<M> {
     }
 
     fn receive(&mut self, _memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
-        // Acquire: what was published before it was opened is seen by whoever looks from here on.
+        // Acquire: a plan that was published before the port opened is visible after this load.
         if !self.is_open.load(Ordering::Acquire) {
             return Received::default();
         }

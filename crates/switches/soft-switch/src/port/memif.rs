@@ -16,9 +16,9 @@ use crate::port::{Capabilities, Connection, Control, Listener, Occupancy, Pendin
 
 /// Slots of the largest ring.
 pub(crate) const MAX_RING_SLOTS: usize = 1 << ::memif::MAX_LOG2_SLOTS;
-/// How inco calls itself to its peers.
+/// The name of inco in handshakes.
 const NAME: &str = "inco";
-/// Access rights of an uplink's socket, whatever the umask: whoever connects is the network.
+/// Access rights of an uplink's socket, whatever the umask: a client of it acts as the network.
 const UPLINK_SOCKET_MODE: u32 = 0o660;
 /// How long to wait between two attempts to reach an instance that does not listen yet.
 const CONNECT_PAUSE: Duration = Duration::from_millis(1);
@@ -269,7 +269,7 @@ impl Control for LinkControl {
     }
 }
 
-/// Connects an instance's ports, trying again until the deadline while nobody listens.
+/// Connects an instance's ports; tries again until the deadline while there is no listener.
 pub(crate) fn connect<M: FrameMemory>(
     port: &PortSpec,
     workers: usize,
@@ -410,7 +410,7 @@ impl Drop for UplinkListener {
     }
 }
 
-/// A memif socket is of no use.
+/// A memif socket is closed.
 fn unusable(socket: &Path, source: &::memif::Error) -> SwitchError {
     SwitchError::Port {
         reason: format!("memif socket {}: {source}", socket.display()),

@@ -28,14 +28,14 @@ pub(crate) use memif::MAX_RING_SLOTS;
 pub use memif::MemifPort;
 pub use null::NullPort;
 
-/// What a kind of ports can do.
+/// The capabilities of a kind of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Whether packets can come out of it.
     pub receives: bool,
-    /// Whether it completes checksums that a sender left to it.
+    /// Whether it offloads checksums.
     pub checksum: bool,
-    /// Whether it cuts segments that are longer than a frame.
+    /// Whether it offloads segmentation.
     pub segmentation: bool,
     /// The longest frame that it carries, in bytes.
     pub max_frame: usize,
@@ -44,10 +44,10 @@ pub struct Capabilities {
 /// One queue of a port, of one kind. Nothing here allocates, locks, or waits; a system call is made only by
 /// [`Queue::set_wakeups`].
 pub trait Queue<M: FrameMemory> {
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
-    /// Carries frames of at most `bytes` bytes from now on, in both directions.
+    /// Limits frames to `bytes` bytes, in both directions.
     fn limit_frames(&mut self, bytes: usize);
 
     /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then stay
@@ -69,7 +69,7 @@ pub trait Queue<M: FrameMemory> {
     /// wait for others until the flush.
     fn send_burst(&mut self, frames: &mut Vec<M::Frame>, known: Option<(u64, Sizes)>, memory: &mut M);
 
-    /// Makes everything sent so far visible to the peer, and says what came of it since the last flush.
+    /// Makes all sent frames visible to the peer, and returns the counts since the last flush.
     fn flush(&mut self, memory: &mut M) -> Pending;
 
     /// Sends a burst of frames, `bytes` in all and each of these sizes, after those sent before, and leaves the list
@@ -127,13 +127,13 @@ pub trait Queue<M: FrameMemory> {
         false
     }
 
-    /// Whether the peer broke the protocol of its rings: nothing goes through any more.
+    /// Whether the peer broke the protocol of its rings: the port passes nothing any more.
     fn is_broken(&self) -> bool {
         false
     }
 }
 
-/// The control plane's end of a connected port.
+/// The control plane's handle of a connected port.
 pub(crate) trait Control: Send {
     /// Becomes readable when the port has ended, at the latest.
     fn fd(&self) -> BorrowedFd<'_>;
@@ -148,7 +148,7 @@ pub(crate) struct Connection<M: FrameMemory> {
     pub(crate) queues: Vec<Port<M>>,
     /// [`None`] where the port never ends.
     pub(crate) control: Option<Box<dyn Control>>,
-    /// What the peer calls itself.
+    /// The peer's name.
     pub(crate) peer: String,
 }
 
@@ -261,7 +261,7 @@ macro_rules! port_kinds {
             }
         }
 
-        /// What connects the ports of an instance; [`None`] for a kind that nobody connects here.
+        /// The function that connects the ports of an instance; [`None`] for a kind without one.
         pub(crate) fn connector<M: FrameMemory>(kind: PortKind) -> Option<Connect<M>> {
             match kind {
                 $($(PortKind::$kind => Some($connect),)?)*
@@ -276,7 +276,7 @@ port_kinds! {
     Memif(MemifPort) connected by memif::connect,
     /// A sink: takes everything, gives nothing. For measuring the switch alone.
     Null(NullPort) connected by null::connect,
-    /// A device whose frames are already in the worker's memory: whoever opens it hands it over.
+    /// A device whose frames are already in the worker's memory: its opener hands it over.
     Device(DevicePort<M>),
 }
 
@@ -314,13 +314,13 @@ impl<M: FrameMemory> Port<M> {
         too_large
     }
 
-    /// Whether the worker must look at it to know of new packets: nothing wakes it.
+    /// Whether the worker must poll it, because no descriptor signals new packets.
     pub fn must_be_polled(&self) -> bool {
         self.capabilities().receives && self.wait_fd().is_none()
     }
 }
 
-/// What was put into a port since its last flush.
+/// Counts of frames put into a port since its last flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Packets that the port took.
@@ -343,14 +343,14 @@ impl AddAssign for Pending {
     }
 }
 
-/// What was taken out of a port.
+/// Counts of frames taken out of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     /// Packets received.
     pub packets: usize,
-    /// Their bytes, where they went from ring to ring: who receives frames sees these for himself.
+    /// Their bytes, if they went from ring to ring.
     pub bytes: u64,
-    /// Packets that the peer announced with a descriptor that cannot be true.
+    /// Packets with an invalid descriptor of the peer.
     pub bad: u64,
     /// Packets larger than a frame, or than the port carries.
     pub too_large: u64,
@@ -365,12 +365,12 @@ impl AddAssign for Received {
     }
 }
 
-/// How full a port's rings are, where that can be seen.
+/// Occupancy of a port's rings, if known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     /// Descriptors in the ring towards the peer that it has not taken.
     pub used: u32,
-    /// Descriptors that this ring has.
+    /// Descriptors of this ring.
     pub slots: u32,
     /// Packets in the ring back that we have not taken.
     pub back: u32,

@@ -1,4 +1,4 @@
-//! The ports of instances: from a request to attach until the last worker has forgotten them.
+//! The ports of instances: from a request to attach until the last worker has removed them.
 
 use std::convert::identity;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct Instances<M: FrameMemory> {
     keep: Option<Keep>,
 }
 
-/// An instance that is attached, or about to be, or about to go.
+/// An instance that is attached, being attached or being removed.
 struct Attachment {
     /// Counts the attachments of all slots, so that a late report about an earlier one is told apart.
     serial: u64,
@@ -42,7 +42,7 @@ struct Attachment {
     queues: Option<u16>,
     failed: bool,
     reported_down: bool,
-    /// Workers that have not yet forgotten it, once it is to go.
+    /// Workers that have not yet removed it, after a request to remove it.
     removing: Option<Removing>,
     abandoned: Arc<AtomicBool>,
 }
@@ -124,7 +124,7 @@ impl<M: FrameMemory> Instances<M> {
             .name(format!("inco-attach-{}", slot.0))
             .spawn(move || {
                 let ports = connect(&port, workers, &abandoned, &kept);
-                // Nobody listens only where the switch has ended.
+                // The receiver is gone only when the switch has ended.
                 let _ended = report.send(Report::Connected { slot, serial, ports });
             })
             .map_err(|e| system("starting a thread that connects an instance", e))?;
@@ -170,7 +170,7 @@ impl<M: FrameMemory> Instances<M> {
     }
 
     fn put(&mut self, slot: Slot, attachment: Attachment) {
-        // Before a plan has it, too: whether it takes a probe shows in its counters.
+        // Also before a plan names it: its counters show whether it takes a probe.
         self.used = self.used.max(slot.index() + 1);
         if let Some(place) = self.places.get_mut(slot.index()) {
             *place = Some(attachment);
@@ -198,7 +198,7 @@ impl<M: FrameMemory> Instances<M> {
         match ports {
             Ok(ports) => self.give_to_workers(slot, ports, identity, workers),
             Err(error) => {
-                // No worker knows of it: the slot is free for another attempt.
+                // No worker has it: the slot is free for another attempt.
                 self.free(slot);
                 let reason = error.to_string();
                 events.push(SwitchEvent::AttachFailed { slot, reason });
@@ -251,9 +251,9 @@ impl<M: FrameMemory> Instances<M> {
         }
     }
 
-    // ---- going ------------------------------------------------------------------------------------------------
+    // ---- removal ----------------------------------------------------------------------------------------------
 
-    /// The instance in that slot has failed: what it has is lost, not kept.
+    /// The instance in that slot has failed: packets in it are lost, not kept.
     pub(super) fn fail(&mut self, slot: Slot) {
         if let Some(attachment) = self.get(slot) {
             attachment.failed = true;
@@ -282,7 +282,7 @@ impl<M: FrameMemory> Instances<M> {
         workers.broadcast(|| Command::RemoveInstance { slot, failed })
     }
 
-    /// A worker has forgotten that instance, which had not given back so many packets of it.
+    /// A worker has removed that instance, which had not returned `held` of its packets.
     pub(super) fn forgotten(&mut self, slot: Slot, outstanding: u64, events: &mut Vec<SwitchEvent>) {
         let Some(removing) = self.get(slot).and_then(|of| of.removing.as_mut()) else {
             return;
@@ -292,8 +292,7 @@ impl<M: FrameMemory> Instances<M> {
         self.finish_removal(slot, events);
     }
 
-    /// Tells that an instance is gone once nobody knows it any more: no worker, and nobody who would still connect
-    /// it.
+    /// Reports an instance as removed when no worker has it and no thread is connecting it any more.
     fn finish_removal(&mut self, slot: Slot, events: &mut Vec<SwitchEvent>) {
         if let Some(Attachment {
             connecting: false,
@@ -317,7 +316,7 @@ impl<M: FrameMemory> Instances<M> {
         }
     }
 
-    /// A port of that instance is of no use any more.
+    /// A port of that instance has failed.
     pub(super) fn port_down(&mut self, slot: Slot, reason: String, events: &mut Vec<SwitchEvent>) {
         if let Some(attachment) = self.get(slot)
             && attachment.removing.is_none()
@@ -343,7 +342,7 @@ impl<M: FrameMemory> Instances<M> {
         }
     }
 
-    /// Nobody is to try any longer to connect one.
+    /// Stops all attempts to connect one.
     pub(super) fn abandon(&mut self) {
         for attachment in self.places.iter().flatten() {
             attachment.abandoned.store(true, Ordering::Relaxed);

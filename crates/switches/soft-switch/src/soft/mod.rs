@@ -1,8 +1,8 @@
 //! The soft switch: workers in threads of this process, and the control plane's side of them.
 //!
 //! Each part owns its state: [`Workers`] the commands and plans, [`Instances`] and [`Uplinks`] the ports and who is
-//! behind them, [`Questions`] what several workers answer together. Threads beside the workers connect ports and wait
-//! for peers; they tell what came of it in a [`Report`].
+//! behind them, [`Questions`] the requests that all workers answer. Other threads connect ports and wait for peers;
+//! they send their results as a [`Report`].
 
 mod instances;
 mod questions;
@@ -39,7 +39,7 @@ pub use resume::Resumed;
 use uplinks::Uplinks;
 use workers::Workers;
 
-/// What its switches can do.
+/// The capabilities of the soft switch.
 pub const CAPABILITIES: Capabilities = Capabilities {
     ports: &[PortKind::Memif, PortKind::Null],
     captures: true,
@@ -55,28 +55,28 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     service_changes: true,
     ..Capabilities::NONE
 };
-/// How often it is looked whether ports have ended: death of a peer is noticed within 100 ms by far.
+/// Interval of the checks for closed ports: the end of a peer is detected well within 100 ms.
 const LOOK_PERIOD: Nanos = Nanos::from_millis(5);
-/// How often devices are looked at: reading a card's counters can take as long as 0.1 ms.
+/// Interval of reading devices: reading a card's counters can take 0.1 ms.
 const WATCH_PERIOD: Nanos = Nanos::from_millis(100);
 
-/// What a soft switch is made of.
+/// The settings of a soft switch.
 #[derive(Clone, Debug)]
 pub struct SoftSwitchConfig {
-    /// A worker per entry, pinned to that CPU where there is one.
+    /// A worker per entry, bound to that CPU if one is named.
     pub workers: Vec<Option<usize>>,
     /// Whether workers sleep.
     pub polling: Polling,
     /// The flow table of each worker.
     pub table: TableConfig,
-    /// When flows end without saying so.
+    /// Timeouts of idle flows.
     pub timeouts: Timeouts,
     /// Uplinks, in the order of their ids.
     pub uplinks: Vec<UplinkConfig>,
     /// Secret of the flow hash: the same for all workers, another for each run.
     pub hash_key: [u64; 4],
-    /// Which worker owns a flow. As cards deal, where one that deals brings most packets: they then need not cross
-    /// between workers.
+    /// The rule by which a worker owns a flow. Where most packets come from a card that deals them to queues, its
+    /// rule: packets then need not cross between workers.
     pub ownership: Ownership,
     /// Who keeps tables, rings and sockets for the next run. What an earlier one left is taken over.
     pub keep: Option<Keep>,
@@ -91,8 +91,8 @@ pub struct UplinkConfig {
     pub device: UplinkDevice,
     /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
     pub max_frame: usize,
-    /// Nothing is received from it before [`SwitchRequest::OpenUplink`]: its packets wait where they are, in a ring
-    /// or a capture.
+    /// Whether it receives nothing before [`SwitchRequest::OpenUplink`]; its packets then wait in a ring or a
+    /// capture.
     pub waits: bool,
 }
 
@@ -116,9 +116,9 @@ pub enum UplinkDevice {
 pub struct OpenDevice<D> {
     /// Its queues, each for a worker of its own.
     pub queues: Vec<D>,
-    /// Whether it deals packets to its queues as [`Ownership::Card`] says.
+    /// Whether it deals packets to its queues by [`Ownership::Card`].
     pub deals: bool,
-    /// What the control plane sees of it; `None` for one that is always up and drops nothing.
+    /// The control plane's view of it; `None` for a device that is always up and drops nothing.
     pub watch: Option<Box<dyn DeviceWatch>>,
 }
 
@@ -136,20 +136,20 @@ pub struct SoftSwitch<M: FrameMemory> {
     leftover: Leftover,
     /// Slots that flows of an earlier run are pinned to, and whose instance has not come again.
     unclaimed: BTreeSet<Slot>,
-    /// When ports, and devices, are looked at next.
+    /// The next check of ports, and of devices.
     look_at: Nanos,
     watch_at: Nanos,
 }
 
-/// What a thread beside the workers tells.
+/// A message of a thread that connects ports or waits for peers.
 enum Report<M: FrameMemory> {
-    /// What came of an attempt to connect the ports of an instance, of the attachment of that number.
+    /// The result of connecting the ports of an instance, with the number of the attachment.
     Connected {
         slot: Slot,
         serial: u64,
         ports: Result<Vec<Connection<M>>, SwitchError>,
     },
-    /// Somebody has connected to an uplink.
+    /// A peer has connected to an uplink.
     Peer {
         uplink: UplinkId,
         peer: Box<Connection<M>>,
@@ -399,10 +399,10 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
     }
 
     fn read(&mut self, into: &mut SwitchReading) {
-        // First: what was sent by an older plan is then in the counters that follow.
+        // First: packets sent by an older plan are then in the counters that follow.
         into.acknowledged = self.workers.acknowledged();
-        // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's
-        // turn.
+        // Before all else: flows that these generations pinned are then in the gauges. Pairs with the fence in a
+        // worker's turn.
         fence(Ordering::Acquire);
         let used = self.instances.used();
         let none = switch::SlotCounters::default();

@@ -1,4 +1,4 @@
-//! Questions to all workers whose answers are put together: lists of flows.
+//! Requests to all workers whose answers are merged: lists of flows.
 
 use switch::{FlowFilter, FlowRow, HeavyFlow, SwitchError, SwitchEvent};
 
@@ -10,7 +10,7 @@ use crate::message::Command;
 /// Rows that a request for flows gets at most, 130 MB of them.
 const FLOW_ROWS_LIMIT: usize = 1 << 20;
 
-/// The questions that not every worker has answered yet.
+/// The requests that some worker has not answered yet.
 #[derive(Default)]
 pub(super) struct Questions {
     flows: Vec<PendingFlows>,
@@ -68,7 +68,7 @@ impl Questions {
         Ok(())
     }
 
-    /// A worker answers. The event, where it is the last one.
+    /// Adds a worker's answer. Returns the event after the last one.
     pub(super) fn flows_answered(&mut self, answer: FlowDump) -> Option<SwitchEvent> {
         let place = self.flows.iter().position(|of| of.id == answer.id)?;
         let pending = self.flows.get_mut(place)?;
@@ -89,7 +89,7 @@ impl Questions {
         })
     }
 
-    /// A worker answers. The event, where it is the last one.
+    /// Adds a worker's answer. Returns the event after the last one.
     pub(super) fn heavy_flows_answered(&mut self, answer: HeavyDump) -> Option<SwitchEvent> {
         let place = self.heavy.iter().position(|of| of.id == answer.id)?;
         let pending = self.heavy.get_mut(place)?;

@@ -1,4 +1,4 @@
-//! How workers are made and started.
+//! Creation and start of workers.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -25,8 +25,7 @@ use crate::plan::{LoadBoard, WorkerPlan};
 use crate::table_memory::TableMemory;
 use crate::worker::{CommitPage, Peers, Sleep, Worker, WorkerParts};
 
-/// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets
-/// wait for it.
+/// The scheduler slice of a worker. It has little work each time that it wakes, and all packets wait for it.
 const SLICE: Duration = Duration::from_micros(100);
 /// Events that may wait for the control plane: an answer and a sweep per command, and a broken port, for each slot.
 const EVENT_SLOTS: usize = 4 * Slot::LIMIT;
@@ -60,7 +59,7 @@ impl<M: FrameMemory> Workers<M> {
     }
 }
 
-/// What each worker is made of; its other ends go into the handles.
+/// The parts of each worker; the other ends of its rings go into the handles.
 fn make<M: FrameMemory>(
     config: &SoftSwitchConfig,
     memories: Vec<M>,

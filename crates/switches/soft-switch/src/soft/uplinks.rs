@@ -1,4 +1,4 @@
-//! The uplinks: who connects to them, and their devices.
+//! The uplinks: their peers and their devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::keep::KeptAs;
 use crate::message::Command;
 use crate::port::{Connection, Control, Listener, Port, memif};
 
-/// How long an uplink's listener waits at a time, so that it notices the end.
+/// Longest wait of an uplink's listener, after which it checks whether the switch ends.
 const LISTEN_STEP: Duration = Duration::from_millis(100);
 
 /// All uplinks, in the order of their ids.
@@ -41,18 +41,18 @@ struct UplinkState<M: FrameMemory> {
     peer: String,
     /// Workers that still have a queue of the peer that has gone.
     detaching: usize,
-    /// The peer that comes next, while the old one's queues are being given back or the uplink is not open.
+    /// The next peer, while the old one's queues are being given back or the uplink is not open.
     next: Option<Connection<M>>,
 }
 
-/// A device and how it was when it was last looked at.
+/// A device and its state at the last reading.
 struct Watched {
     watch: Box<dyn DeviceWatch>,
     state: DeviceState,
 }
 
 impl Watched {
-    /// A device that was just opened: up until the first look says otherwise.
+    /// A device that was just opened: up until the first reading.
     fn new(watch: Box<dyn DeviceWatch>) -> Watched {
         let state = DeviceState {
             up: true,
@@ -121,7 +121,7 @@ pub(super) fn peers<M: FrameMemory>(
 }
 
 impl<M: FrameMemory> Uplinks<M> {
-    /// The uplinks of a switch. Their sinks are in place, and nobody is connected.
+    /// The uplinks of a switch. Their sinks are in place, and no peer is connected.
     pub(super) fn new(uplinks: &[UplinkConfig], workers: &mut Workers<M>) -> Uplinks<M> {
         for (uplink, config) in (0..).map(UplinkId).zip(uplinks) {
             if config.device == UplinkDevice::Null {
@@ -162,7 +162,7 @@ impl<M: FrameMemory> Uplinks<M> {
                         Ok(None) => {}
                         Err(error) => {
                             tracing::warn!(%uplink, %error, "a peer could not be accepted");
-                            // Whoever fails at once would otherwise keep this thread busy.
+                            // A peer whose handshake fails at once would otherwise keep this thread busy.
                             std::thread::sleep(LISTEN_STEP);
                         }
                     }
@@ -269,7 +269,7 @@ impl<M: FrameMemory> Uplinks<M> {
         }
     }
 
-    /// The peer has gone, or is of no use: its queues are given back.
+    /// The peer has closed the connection or broken the protocol: its queues are given back.
     pub(super) fn down(
         &mut self,
         uplink: UplinkId,
@@ -302,7 +302,7 @@ impl<M: FrameMemory> Uplinks<M> {
         }
     }
 
-    /// Looks which peers have gone.
+    /// Checks which peers have closed the connection.
     pub(super) fn look(&mut self, workers: &mut Workers<M>, events: &mut Vec<SwitchEvent>) {
         let uplinks = (0..).map(UplinkId).zip(&mut self.states);
         let controls = uplinks.filter_map(|(uplink, state)| Some((uplink, state.control.as_mut()?)));
@@ -311,7 +311,7 @@ impl<M: FrameMemory> Uplinks<M> {
         }
     }
 
-    /// Looks at the devices: whether each is up, and its own counters.
+    /// Reads the devices: whether each is up, and its own counters.
     pub(super) fn watch_devices(&mut self, events: &mut Vec<SwitchEvent>) {
         for (uplink, state) in (0..).map(UplinkId).zip(&mut self.states) {
             let Some(Watched { watch, state }) = &mut state.watch else {
@@ -338,7 +338,7 @@ impl<M: FrameMemory> Uplinks<M> {
         }
     }
 
-    /// Nobody is to wait for peers any longer.
+    /// Stops waiting for peers.
     pub(super) fn stop_listening(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }

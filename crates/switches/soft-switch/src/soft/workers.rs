@@ -1,4 +1,4 @@
-//! The workers as the control plane has them: the commands to each, and the plan that they steer by.
+//! The control plane's handles of the workers: the commands to each, and the plan in use.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::idle::{Alarm, Usual, Waker};
 use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::WorkerPlan;
 
-/// Commands that may wait for a worker. One per slot and some more: a whole set of instances can leave at once.
+/// Commands that may wait for a worker. One per slot and some more: all instances can be removed at once.
 pub(super) const COMMAND_SLOTS: usize = 2 * Slot::LIMIT;
-/// How often a switch that stops looks whether its workers have.
+/// Interval at which a stopping switch checks whether its workers have stopped.
 const STOP_STEP: Duration = Duration::from_micros(100);
 
 /// One worker.
 pub(super) struct WorkerHandle<M: FrameMemory> {
     pub(super) commands: Producer<Command<M>>,
-    /// Commands that found the ring full and must not be lost: those that follow from what happened, not from a call.
+    /// Commands that found the ring full and must not be lost: those that follow from events, not from a call.
     pub(super) backlog: VecDeque<Command<M>>,
     pub(super) events: Consumer<WorkerEvent<M>>,
     pub(super) counters: Arc<WorkerCounters>,
@@ -49,14 +49,14 @@ impl<M: FrameMemory> WorkerHandle<M> {
     }
 }
 
-/// The plans that workers steer by, and what the next one waits for.
+/// The published plans, and the conditions of the next one.
 pub(super) struct Plans {
     in_force: Arc<ArcSwap<WorkerPlan>>,
     /// Published plans that a worker may still hold, oldest first. They are freed here, not there.
     kept: VecDeque<Arc<WorkerPlan>>,
     /// Instances that failed since the last plan: the next one moves their flows.
     failing: Vec<Slot>,
-    /// Answers to come from workers that were told of a failed instance.
+    /// Outstanding answers of workers to a failed instance.
     failures: usize,
     /// The plan that waits for these answers. Commands wait behind it.
     held: Option<WorkerPlan>,
@@ -81,7 +81,7 @@ pub(super) struct Workers<M: FrameMemory> {
 }
 
 impl<M: FrameMemory> Workers<M> {
-    /// How many.
+    /// Number of workers.
     pub(super) fn len(&self) -> usize {
         self.handles.len()
     }
@@ -129,12 +129,12 @@ impl<M: FrameMemory> Workers<M> {
         }
     }
 
-    /// What that worker tells.
+    /// The next event of that worker.
     pub(super) fn next_event(&mut self, worker: usize) -> Option<WorkerEvent<M>> {
         self.handles.get_mut(worker)?.events.pop().ok()
     }
 
-    /// Sends that worker what waits for room in its ring.
+    /// Sends that worker the commands that wait for room in its ring.
     pub(super) fn send_backlog(&mut self, worker: usize) {
         if self.plans.held.is_none()
             && let Some(handle) = self.handles.get_mut(worker)
@@ -145,8 +145,8 @@ impl<M: FrameMemory> Workers<M> {
 
     // ---- plans ------------------------------------------------------------------------------------------------
 
-    /// Has the workers steer by that plan, but not before all of them have sent on what failed instances gave back:
-    /// what moves by this plan comes after it.
+    /// Publishes a plan as soon as all workers have passed on the packets that failed instances returned, so that
+    /// packets of flows that the plan moves come after them.
     pub(super) fn publish(&mut self, plan: WorkerPlan) {
         if self.plans.failures > 0 {
             self.plans.held = Some(plan);
@@ -166,7 +166,7 @@ impl<M: FrameMemory> Workers<M> {
         }
     }
 
-    /// Tells every worker that the instance in that slot has failed.
+    /// Reports the failure of the instance in that slot to every worker.
     pub(super) fn fail(&mut self, slot: Slot) -> Result<(), SwitchError> {
         self.have_room()?;
         for handle in &mut self.handles {
@@ -180,7 +180,7 @@ impl<M: FrameMemory> Workers<M> {
         Ok(())
     }
 
-    /// A worker has sent on what a failed instance gave back.
+    /// A worker has passed on the packets that a failed instance returned.
     pub(super) fn failure_answered(&mut self) {
         self.plans.failures = self.plans.failures.saturating_sub(1);
         if self.plans.failures == 0
@@ -202,7 +202,7 @@ impl<M: FrameMemory> Workers<M> {
         Generation(generations.min().unwrap_or(0))
     }
 
-    /// Frees the plans that no worker holds any more.
+    /// Frees the plans that no worker uses any more.
     pub(super) fn free_old_plans(&mut self) {
         let acknowledged = self.acknowledged();
         let kept = &mut self.plans.kept;
@@ -213,7 +213,7 @@ impl<M: FrameMemory> Workers<M> {
 
     // ---- counters ---------------------------------------------------------------------------------------------
 
-    /// Adds what each has counted; of slots, of the first `slots_used`.
+    /// Adds the counters of all workers; of slots, only of the first `slots_used`.
     pub(super) fn add_to(&self, into: &mut SwitchReading, slots_used: usize) {
         for (handle, totals) in self.handles.iter().zip(&mut into.workers) {
             let counters = &handle.counters;
@@ -231,7 +231,7 @@ impl<M: FrameMemory> Workers<M> {
         }
     }
 
-    /// Notes for each, by what it has received, what would be unusual.
+    /// Sets the alarm's mark of each worker by the number of packets that it has received.
     pub(super) fn mark(&mut self, reading: &SwitchReading, alarm: &Alarm) {
         for ((id, handle), totals) in (0..).zip(&mut self.handles).zip(&reading.workers) {
             let mark = handle.usual.mark(totals.received, reading.at);
@@ -252,8 +252,7 @@ impl<M: FrameMemory> Workers<M> {
         for handle in &mut self.handles {
             handle.backlog.push_back(Command::Stop(ending));
         }
-        // A worker that has no room for its answers takes no commands: both rings are kept moving until all have
-        // ended.
+        // A worker without room for its answers takes no commands: both rings are emptied until all have ended.
         let runs = |of: &WorkerHandle<M>| of.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         while self.handles.iter().any(runs) {
             for handle in &mut self.handles {

@@ -1,4 +1,4 @@
-//! What the control plane asks of a worker, carried out between two turns' packets.
+//! Commands of the control plane, carried out between the packets of two turns.
 
 use model::{DropReason, Slot, UplinkId};
 use switch::Change;
@@ -17,8 +17,8 @@ const COMMANDS_PER_TURN: usize = 8;
 impl<M: FrameMemory> Worker<M> {
     pub(super) fn take_commands(&mut self) {
         for _ in 0..COMMANDS_PER_TURN {
-            // Commands are answered, some twice, and so are sweeps, a dump under way and a record of each service;
-            // each port may break. Wait with commands until there is room for all that.
+            // Commands (some of them twice), sweeps, a running dump and a record of each service are answered; each
+            // port may break. Wait with commands until there is room for all that.
             let records = self.set_up.services();
             let ports = self.cx.ports.attached.len() + UplinkId::LIMIT;
             let needed = 3 + self.housekeeping.sweeps() + ports + records;
@@ -39,7 +39,7 @@ impl<M: FrameMemory> Worker<M> {
             Command::FailInstance { slot } => {
                 self.take_back(slot);
                 self.returns.set_pollable(slot, false);
-                // Out of this worker, before anyone moves one of its flows.
+                // Out of this worker, before another worker moves one of its flows.
                 self.egress.flush(&mut self.cx);
                 self.cx.tell(WorkerEvent::InstanceFailed { slot });
             }
@@ -119,7 +119,7 @@ impl<M: FrameMemory> Worker<M> {
 
     fn remove_instance(&mut self, slot: Slot, failed: bool) {
         if failed {
-            // What it gave back since it failed stays out.
+            // Packets that it returned after its failure are dropped.
             self.egress.outboxes.flush_instance(slot, &mut self.cx);
         } else {
             self.take_back(slot);
@@ -159,8 +159,8 @@ impl<M: FrameMemory> Worker<M> {
         });
     }
 
-    /// Takes the pin of a flow away that may be moved, without ending it: its packets are counted on, so that it is
-    /// known when all are back. Whether there is such a flow.
+    /// Unpins a relaxed flow without ending it: its packets are still counted, which shows when all have returned.
+    /// Whether the flow exists.
     fn unpin_relaxed(&mut self, key: &model::FlowKey, hash: u64) -> bool {
         let entry = self.lookup.table.lookup(key, hash);
         let Some(entry) = entry.filter(|entry| self.lookup.is_relaxed(*entry, &self.cx)) else {
@@ -177,9 +177,9 @@ impl<M: FrameMemory> Worker<M> {
         self.cx.tell(WorkerEvent::UplinkAttached { uplink });
     }
 
-    /// Gives an uplink's port back, after what its peer had sent before it went: it was offered, so it is steered.
+    /// Gives an uplink's port back, after the packets that its peer had sent: they were offered, so they are steered.
     fn detach_uplink(&mut self, uplink: UplinkId) {
-        // Steering needs the plan that is in force for the commands before this one.
+        // Steering needs the plan that was in force for the earlier commands.
         self.load_plan();
         for _ in 0..DRAIN_BURSTS {
             if self.poll_uplink(uplink) == 0 {
@@ -194,19 +194,18 @@ impl<M: FrameMemory> Worker<M> {
         self.cx.tell(WorkerEvent::UplinkDetached { uplink, port });
     }
 
-    /// Begins to take the pins to a slot away. They do not count and lead nowhere from now on; what remains is to
-    /// write that into the entries.
+    /// Begins to remove the pins to a slot. They are invalid from now on; a sweep clears the entries.
     fn sweep(&mut self, sweep: Sweep) {
         let slot = sweep.slot;
         self.cx.counters.slots[slot].live_flows.set(0);
         self.egress.lanes_are_stale = true;
-        // New flows go to others until no entry names it: a pin to it would not be taken.
+        // New flows go to other slots until no entry names this one: the table refuses a pin to it.
         self.set_up.leave_out(slot);
         let done = self.housekeeping.begin_sweep(sweep, &mut self.lookup.table);
         self.end_sweep(done);
     }
 
-    /// Goes on with a sweep, if there is one.
+    /// Continues a sweep, if there is one.
     pub(super) fn continue_sweep(&mut self) {
         let done = self.housekeeping.continue_sweep(&mut self.lookup.table);
         self.end_sweep(done);

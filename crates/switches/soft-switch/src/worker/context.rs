@@ -1,4 +1,4 @@
-//! What all stages of a worker use: its ports, its memory, its counters, and the plan of this turn.
+//! State that all stages of a worker use: its ports, its memory, its counters, and the plan of this turn.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
 
-/// What all stages of a worker use.
+/// State that all stages of a worker use.
 pub(crate) struct Context<M: FrameMemory> {
     /// Which worker.
     pub(crate) id: WorkerId,
@@ -25,13 +25,13 @@ pub(crate) struct Context<M: FrameMemory> {
     /// When this turn began.
     pub(crate) now: Nanos,
     pub(crate) hasher: FlowHasher,
-    /// Which instructions the steps of a burst may use.
+    /// The vector instructions that the steps of a burst may use.
     pub(crate) level: Level,
     pub(crate) memory: M,
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) ports: Ports<M>,
     pub(crate) view: View,
-    /// What the control plane is told.
+    /// Events for the control plane.
     pub(crate) events: Producer<WorkerEvent<M>>,
 }
 
@@ -43,7 +43,7 @@ impl<M: FrameMemory> Context<M> {
         self.memory.give(frame);
     }
 
-    /// Gives an event to the control plane. Commands are taken only where there is room for their events.
+    /// Sends an event to the control plane. Commands are taken only while there is room for their events.
     pub(crate) fn tell(&mut self, event: WorkerEvent<M>) {
         if self.events.push(event).is_err() {
             self.counters.figures.events_lost.add(1);
@@ -102,7 +102,7 @@ pub(crate) struct View {
     published: Cache<Arc<ArcSwap<WorkerPlan>>, Arc<WorkerPlan>>,
     pub(crate) plan: Arc<WorkerPlan>,
     pub(crate) generation: Generation,
-    /// What the plan says of each slot, as packets need it.
+    /// The plan's compiled entry of each slot.
     pub(crate) routes: SlotMap<Route>,
 }
 
@@ -139,7 +139,7 @@ impl View {
     }
 }
 
-/// What a plan says of a slot, as packets need it.
+/// A plan's compiled entry of a slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Route {
     /// Which instance has the slot.
@@ -150,7 +150,7 @@ pub(crate) struct Route {
     uplinks: [UplinkId; 2],
     /// Its home worker, as this one reaches it.
     pub(crate) home: WorkerId,
-    /// Whether packets of flows that it has go to it.
+    /// Whether packets of its pinned flows are sent to it.
     pub(crate) serves: bool,
 }
 

@@ -17,18 +17,18 @@ use crate::worker::commit::{self, CommitPage};
 use crate::worker::context::Context;
 use crate::worker::outbox::{Outboxes, lane_of};
 
-/// Where a packet goes, once its flow has been looked up and, where it is new, set up.
+/// The destination of a packet after lookup and, for a new flow, set-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// To that instance, of that service.
     Instance { slot: Slot, service: ServiceId },
-    /// It was offered to that service, which cannot take it.
+    /// Dropped: it was offered to that service, which cannot take it.
     Refused { service: ServiceId, reason: DropReason },
-    /// It is no service's.
+    /// It belongs to no service.
     Fallback(Fallback),
 }
 
-/// An instance, as a frame on its way to it names it.
+/// The instance that is the destination of a frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Addressee {
     pub(crate) slot: Slot,
@@ -44,7 +44,7 @@ pub(crate) struct Egress<M: FrameMemory> {
     pub(crate) outboxes: Outboxes<M::Frame>,
     /// By uplink: the outbox of each slot to which packets of established flows go without another check.
     pub(crate) lanes: UplinkMap<Lanes>,
-    /// Whether what the lanes follow from has changed.
+    /// Whether the lanes are outdated.
     pub(crate) lanes_are_stale: bool,
     uplinks_touched: [bool; UplinkId::LIMIT],
     to_peers: HandOffs<M::Frame>,
@@ -63,8 +63,8 @@ impl<M: FrameMemory> Egress<M> {
         }
     }
 
-    /// Writes down to which slots packets of established flows go on the fast path: instances that serve and whose
-    /// home worker this is.
+    /// Lists the slots that packets of established flows reach on the fast path: instances that serve and whose home
+    /// worker this is.
     #[cold]
     pub(crate) fn draw_lanes(&mut self, cx: &Context<M>, is_usable: impl Fn(Slot) -> bool) {
         self.lanes_are_stale = false;
@@ -87,7 +87,7 @@ impl<M: FrameMemory> Egress<M> {
         }
     }
 
-    /// Sends a packet that came in on that uplink where it was decided.
+    /// Sends a packet that came in on that uplink to its destination.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
@@ -158,12 +158,12 @@ impl<M: FrameMemory> Egress<M> {
     #[inline]
     pub(crate) fn send_to_own_instance(&mut self, frame: M::Frame, to: Addressee, cx: &mut Context<M>) {
         let Some(instance) = &mut cx.ports.instances[to.slot] else {
-            // Its ports are gone, the pins to it will follow.
+            // Its ports are closed; its pins will be removed.
             return refuse(frame, to.service, DropReason::InstanceLost, cx);
         };
         if instance.id != Some(to.instance) {
-            // Whoever sent it may know a newer plan than this turn's. Or the frame was on its way while the slot got
-            // another instance.
+            // The sender may have a newer plan than this turn's. Or the slot got another instance while the frame
+            // was in a ring.
             let plan = cx.view.published();
             match plan.slot(to.slot) {
                 Some(slot_plan) if slot_plan.instance == to.instance && instance.id.is_none() => {
@@ -196,7 +196,7 @@ impl<M: FrameMemory> Egress<M> {
         }
     }
 
-    /// Notes that an uplink was given packets.
+    /// Marks an uplink as one with packets to flush.
     pub(crate) fn touch(&mut self, uplink: UplinkId) {
         self.uplinks_touched[uplink.index() % UplinkId::LIMIT] = true;
     }
@@ -287,7 +287,7 @@ pub(crate) fn refuse<M: FrameMemory>(
     cx.discard(frame, reason);
 }
 
-/// Frames on their way to other workers.
+/// Frames for other workers.
 pub(crate) struct HandOffs<F> {
     /// By worker, until a burst of them is there or the turn ends.
     leaving: Vec<Vec<HandOff<F>>>,
@@ -322,7 +322,7 @@ impl<F: crate::frame::Frame> HandOffs<F> {
         }
     }
 
-    /// Gives another worker what waits for it, as much as its ring has room for.
+    /// Hands waiting frames to another worker, as many as its ring has room for.
     fn hand_over<M: FrameMemory<Frame = F>>(&mut self, worker: usize, cx: &mut Context<M>) {
         let Some(leaving) = self.leaving.get_mut(worker) else {
             return;
@@ -358,7 +358,7 @@ impl<F: crate::frame::Frame> HandOffs<F> {
     }
 }
 
-/// Drops a frame on its way between two workers. One that was steered already was offered to its service.
+/// Drops a frame between two workers. A frame that was steered already counts as offered to its service.
 #[cold]
 pub(crate) fn drop_handed<M: FrameMemory>(
     handed: HandOff<M::Frame>,

@@ -1,4 +1,4 @@
-//! Which flows bring the most packets, per worker.
+//! The flows with the most packets, per worker.
 
 use flow_table::{FlowRow, FlowTable};
 use model::{FlowKey, FlowKeyV4, Nanos};
@@ -8,21 +8,21 @@ use switch::{HEAVY_FLOW_LIMIT, HeavyFlow};
 
 use crate::table_memory::TableMemory;
 
-/// Over how long a rate is taken.
+/// Span over which a rate is measured.
 const PERIOD: Nanos = Nanos::from_secs(1);
 
-/// Finds the heaviest flows with Space-Saving, over one second after the other: whoever brings more than 1/64 of the
-/// packets is among them.
+/// Finds the heaviest flows with Space-Saving, anew each second: flows with more than 1/64 of the packets are among
+/// them.
 ///
-/// Of each burst one packet, drawn at random, is counted for as many as the burst has; where bursts are full, of
-/// every sixteenth one, for as many as came since the last draw. So a worker that is busy pays next to nothing a
-/// packet for it, and the counts are right on average.
+/// One packet of each burst is drawn at random and counts for the whole burst. With full bursts, one packet of every
+/// sixteen bursts counts for all packets since the last draw. So the cost per packet is small on a busy worker, and
+/// the counts are right on average.
 #[derive(Debug)]
 pub(crate) struct Elephants {
     now: SpaceSaving<FlowKey, HEAVY_FLOW_LIMIT>,
     before: SpaceSaving<FlowKey, HEAVY_FLOW_LIMIT>,
     began: Nanos,
-    /// How long `before` is.
+    /// Length of `before`.
     span: Nanos,
     random: u64,
     /// Packets since the last draw.
@@ -34,12 +34,12 @@ pub(crate) struct Elephants {
 const FULL_DRAW: usize = 16 * BURST;
 
 impl Elephants {
-    /// Nothing found yet. `seed` is any number.
+    /// Without flows. `seed` is any number.
     pub(crate) fn new(seed: u64) -> Elephants {
-        let nobody = FlowKey::V4(FlowKeyV4::default());
+        let empty = FlowKey::V4(FlowKeyV4::default());
         Elephants {
-            now: SpaceSaving::new(nobody),
-            before: SpaceSaving::new(nobody),
+            now: SpaceSaving::new(empty),
+            before: SpaceSaving::new(empty),
             began: Nanos::ZERO,
             span: PERIOD,
             // What follows from 0 is 0.
@@ -48,8 +48,7 @@ impl Elephants {
         }
     }
 
-    /// Notes a burst of so many packets. `key_of` gives the flow of the one drawn, and its hash, where it is a flow
-    /// of this worker.
+    /// Records a burst. `key_of` returns the flow and the hash of the drawn packet, if its flow is of this worker.
     #[inline]
     pub(crate) fn note(
         &mut self,
@@ -86,7 +85,7 @@ impl Elephants {
         self.began = now;
     }
 
-    /// Packets per second of a flow that is among the heaviest, and how much of them may be others'.
+    /// Packets per second of a flow that is among the heaviest, and the part of them that may belong to other flows.
     pub(crate) fn rate(&self, key: &FlowKey, hash: u64) -> Option<(f32, f32)> {
         let seconds = self.span.as_secs_f64();
         let heavy = self.before.of(key, hash)?;
@@ -96,8 +95,8 @@ impl Elephants {
         ))
     }
 
-    /// The heaviest flows of the last second that are still in the table, in no order. `found` takes as many as it
-    /// has room for.
+    /// Appends the heaviest flows of the last second that are still in the table, unordered, up to the capacity of
+    /// `found`.
     pub(crate) fn list(
         &mut self,
         table: &FlowTable<TableMemory>,
@@ -105,7 +104,7 @@ impl Elephants {
         is_wanted: impl Fn(&FlowRow) -> bool,
         found: &mut Vec<HeavyFlow>,
     ) {
-        // Where no packet has come for long, nothing is heavy.
+        // After a long time without packets no flow is heavy.
         self.turn_over(now);
         for heavy in self.before.heavy() {
             let hash = table.hasher().hash(&heavy.key);

@@ -1,5 +1,5 @@
-//! Housekeeping: what goes on beside packets, a part per turn. Flows expire, pins are swept away, dumps are filled,
-//! gauges are set and broken ports reported.
+//! Housekeeping, a part per turn: flows expire, pins are removed, dumps are filled, gauges are set and broken ports
+//! reported.
 
 use flow_table::{FlowTable, Progress};
 use model::{DropReason, Nanos, Slot, UplinkId};
@@ -14,18 +14,18 @@ use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
 use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN};
 
-/// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
+/// Table entries that a worker reads per turn while pins are removed: about 10 µs.
 const SWEEP_ENTRIES_PER_TURN: usize = 2048;
 /// Expired flows removed per turn: as many as a turn's bursts can set up, so that this keeps up with any rate of it.
 const EXPIRIES_PER_TURN: usize = BURSTS_PER_TURN * BURST_FRAMES;
-/// How often gauges of rings are refreshed and dumps go on when nothing else touches them.
+/// Interval at which gauges of rings are refreshed and dumps continue when no packets come.
 const PERIOD: Nanos = Nanos::from_millis(1);
 
-/// A slot whose pins are being taken away.
+/// A slot whose pins are being removed.
 pub(crate) struct Sweep {
     pub(crate) slot: Slot,
     pub(crate) failed: bool,
-    /// What to tell when it is done.
+    /// The event to send when it is done.
     pub(crate) then: Option<Removal>,
 }
 
@@ -35,12 +35,12 @@ pub(crate) struct Removal {
     pub(crate) outstanding: u64,
 }
 
-/// What a worker does beside moving packets.
+/// The housekeeping of a worker.
 pub(crate) struct Housekeeping {
     due: Nanos,
     /// Uplinks whose broken port has been reported, a bit each.
     broken_uplinks: u32,
-    /// Slots whose pins are being taken away, a part per turn.
+    /// Slots whose pins are being removed, a part per turn.
     sweeps: Vec<Sweep>,
     pub(crate) dump: Option<Box<FlowDump>>,
     /// Whether flows have expired that are still in the table.
@@ -58,17 +58,17 @@ impl Housekeeping {
         }
     }
 
-    /// Whether work goes on a part per turn, and is not left lying for a sleep.
+    /// Whether work remains for the next turn, so that the worker must not sleep.
     pub(crate) fn is_behind(&self) -> bool {
         self.expiry_is_behind || !self.sweeps.is_empty()
     }
 
-    /// Slots whose pins are being taken away: each may be answered.
+    /// Number of slots whose pins are being removed: each may be answered.
     pub(crate) fn sweeps(&self) -> usize {
         self.sweeps.len()
     }
 
-    /// Removes flows whose time is over, and fragments that waited too long.
+    /// Removes expired flows, and fragments that waited too long.
     pub(crate) fn expire<M: FrameMemory>(
         &mut self,
         lookup: &mut Lookup,
@@ -81,8 +81,8 @@ impl Housekeeping {
         }
     }
 
-    /// Begins to take the pins to a slot away, or does more of it. Gives the sweep, where that was all. The caller
-    /// sees to it that no new flow goes there meanwhile: a pin to it would not be taken.
+    /// Begins or continues to remove the pins to a slot. Returns the sweep when it is complete. The caller must send
+    /// no new flow there meanwhile: the table refuses a pin to it.
     pub(crate) fn begin_sweep(&mut self, sweep: Sweep, table: &mut FlowTable<TableMemory>) -> Option<Sweep> {
         let slot = sweep.slot;
         let place = match self.sweeps.iter_mut().position(|s| s.slot == slot) {
@@ -100,7 +100,7 @@ impl Housekeeping {
         self.advance(place, 0, table)
     }
 
-    /// Goes on with the oldest sweep. Gives it, where it is done.
+    /// Continues the oldest sweep. Returns it when it is complete.
     pub(crate) fn continue_sweep(&mut self, table: &mut FlowTable<TableMemory>) -> Option<Sweep> {
         self.advance(0, SWEEP_ENTRIES_PER_TURN, table)
     }

@@ -1,4 +1,4 @@
-//! Ingress: bursts of frames come from uplinks and from other workers, and what is no packet of a flow is told apart.
+//! Ingress: bursts of frames come from uplinks and from other workers, and exceptions are listed.
 
 use model::{DropReason, UplinkId};
 use packet::{FragmentTracker, Parsed};
@@ -21,11 +21,11 @@ pub(crate) struct Exception {
     pub(crate) hash: u64,
 }
 
-/// Where packets come in.
+/// The first stage of a packet.
 pub(crate) struct Ingress<M: FrameMemory> {
     /// Received frames of the current burst.
     pub(crate) frames: Vec<M::Frame>,
-    /// Those of them that are not fast-path eligible, in their order.
+    /// The exceptions among them, in their order.
     pub(crate) exceptions: Vec<Exception>,
     /// Fragments that wait for their first one, with the uplinks where they came in.
     pub(crate) fragments: FragmentTracker<(M::Frame, UplinkId)>,
@@ -83,7 +83,7 @@ impl<M: FrameMemory> Ingress<M> {
         packets
     }
 
-    /// Parses the frames of the burst in these places, and prefetches what the table has of their flows.
+    /// Parses the frames of the burst in these places, and prefetches the table entries of their flows.
     #[cold]
     pub(crate) fn parse_exceptions(
         &mut self,
@@ -111,7 +111,7 @@ impl<M: FrameMemory> Ingress<M> {
         }
     }
 
-    /// How many workers may hand frames over, this one among them.
+    /// Number of workers that may hand frames over, this one included.
     pub(crate) fn peers(&self) -> usize {
         self.from_peers.len()
     }
@@ -132,7 +132,7 @@ impl<M: FrameMemory> Ingress<M> {
         self.arrived = arrived;
     }
 
-    /// Frames on their way from other workers.
+    /// Frames from other workers.
     pub(crate) fn in_rings(&self) -> usize {
         self.from_peers.iter().flatten().map(Consumer::slots).sum()
     }

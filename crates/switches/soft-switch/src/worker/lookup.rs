@@ -1,4 +1,4 @@
-//! Lookup: which instance a packet's flow is pinned to. This stage owns the flow table.
+//! Lookup: the instance that a packet's flow is pinned to. This stage owns the flow table.
 
 use flow_table::{EntryIndex, FlowTable};
 use model::{ServiceId, Slot};
@@ -9,7 +9,7 @@ use crate::table_memory::TableMemory;
 use crate::worker::context::Context;
 use crate::worker::elephants::Elephants;
 
-/// What is known of a packet's flow.
+/// The outcome of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It is pinned to that instance, which serves.
@@ -21,10 +21,10 @@ pub(crate) enum Outcome {
 /// A flow, or the direction of a flow, without an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missed {
-    /// Its entry, where it is in the table: not pinned in this direction yet; or its instance is gone; or this is a
-    /// new connection on the addresses of one that has ended, which may be given to another instance.
+    /// Its entry, if it is in the table: not pinned in this direction yet; or its instance is gone; or the packet
+    /// opens a new connection with the key of an ended one, which may get another instance.
     pub(crate) entry: Option<EntryIndex>,
-    /// The pin that it still has, to an instance that serves no more.
+    /// Its remaining pin to an instance that does not serve any more.
     pub(crate) lost: Slot,
 }
 
@@ -39,7 +39,7 @@ impl Missed {
 /// The flows of a worker.
 pub(crate) struct Lookup {
     pub(crate) table: FlowTable<TableMemory>,
-    /// Which of them bring the most packets.
+    /// The heaviest of them.
     pub(crate) elephants: Box<Elephants>,
 }
 
@@ -51,7 +51,7 @@ impl Lookup {
         }
     }
 
-    /// Notes a burst for the flows that bring the most packets. Another worker's flow is counted there.
+    /// Records a burst for the heaviest flows. A flow of another worker is counted there.
     #[inline]
     pub(crate) fn sample<M: FrameMemory>(&mut self, frames: &[M::Frame], cx: &Context<M>) {
         self.elephants.note(frames.len(), cx.now, |drawn| {
@@ -107,7 +107,7 @@ impl Lookup {
         }
     }
 
-    /// Whether flows of the entry's service may be moved while their instance is well.
+    /// Whether flows of the entry's service may move from an instance that serves.
     pub(crate) fn is_relaxed<M: FrameMemory>(&self, entry: EntryIndex, cx: &Context<M>) -> bool {
         cx.view
             .plan

@@ -4,13 +4,13 @@
 //! clock and sleeps. In the steady state a turn does not allocate, lock, log, make a system call or wait.
 //!
 //! Each stage is a type that owns its state. A packet goes through them in this order, and never back:
-//! 1. [`ingress`]: a burst comes from an uplink or from another worker; its headers are read ([`parse`]).
-//! 2. [`lookup`]: the flow table says which instance each packet's flow is pinned to.
-//! 3. [`moves`]: packets of a flow that moves in order are held, and go on later.
-//! 4. [`set_up`]: a flow without an instance is given to one, and pinned.
+//! 1. [`ingress`]: a burst comes from an uplink or from another worker; its headers are parsed ([`parse`]).
+//! 2. [`lookup`]: the flow table gives the instance that each packet's flow is pinned to.
+//! 3. [`moves`]: packets of a flow that moves in order are held and released later.
+//! 4. [`set_up`]: a flow without an instance is scheduled and pinned.
 //! 5. [`egress`]: the packet leaves for an instance ([`outbox`]), an uplink or another worker.
 //!
-//! [`returns`] joins them at egress with what instances give back. [`housekeeping`] goes on beside them.
+//! [`returns`] joins them at egress with the packets that instances return. [`housekeeping`] runs beside them.
 
 mod commands;
 pub(crate) mod commit;
@@ -59,26 +59,26 @@ pub use commit::CommitPage;
 pub(crate) use outbox::OUTBOX_FRAMES;
 pub use sleep::Sleep;
 
-/// Frames that one poll of a port takes: DPDK's customary burst, twice, which halves the cost per burst.
+/// Frames that one poll of a port takes: twice DPDK's customary burst, which halves the cost per burst.
 pub const BURST_FRAMES: usize = packet::BURST;
-/// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
+/// Full bursts taken per turn from one uplink: 256 packets then share the fixed cost of a turn.
 const BURSTS_PER_TURN: usize = 4;
-/// Of an uplink whose burst brought more new flows than this no other one is taken in the same turn: a new flow costs
-/// as much as many packets of known ones, and a flood of them on one uplink is not to slow the others down.
+/// After a burst with more new flows than this, an uplink gets no other burst in the same turn: a new flow costs as
+/// much as many packets of known ones, and a flood on one uplink must not slow the others down.
 const NEW_FLOWS_PER_TURN: u64 = BURST_FRAMES as u64 / 2;
-/// How long a worker that shuts down waits for the others to do so: what they still send to it is then counted.
+/// How long a stopping worker waits for the others to stop, so that their last frames for it are counted.
 const LEAVING_STEPS: u32 = 20_000;
 /// How long a worker that ends may still forward what waits in it and in the others: some microseconds, unless one of
 /// them does not get its CPU.
 const FORWARD_REST_LIMIT: Nanos = Nanos::from_millis(200);
 /// How often a packet changes its worker at most: to the one of its flow, to that of its instance, and back.
 const HOPS: usize = 4;
-/// The time between two checks of whether they have.
+/// Interval of the checks for that.
 const LEAVING_STEP: Duration = Duration::from_micros(50);
-/// Bursts that are taken at most from a peer that has gone: as many as the largest ring holds.
+/// Maximum number of bursts taken from a peer that has closed: as many as the largest ring holds.
 const DRAIN_BURSTS: usize = MAX_RING_SLOTS / BURST_FRAMES;
 
-/// What a worker is made of. Everything is allocated here.
+/// The parts of a worker. Everything is allocated here.
 pub struct WorkerParts<M: FrameMemory> {
     /// Which worker.
     pub id: WorkerId,
@@ -96,17 +96,17 @@ pub struct WorkerParts<M: FrameMemory> {
     pub counters: Arc<WorkerCounters>,
     /// Where it notes what it commits, where somebody keeps that for the next run.
     pub commit: Option<CommitPage>,
-    /// What the control plane asks.
+    /// Commands of the control plane.
     pub commands: Consumer<Command<M>>,
-    /// What the control plane is told.
+    /// Events for the control plane.
     pub events: Producer<WorkerEvent<M>>,
     /// All workers.
     pub peers: Peers<M::Frame>,
-    /// What it sleeps by.
+    /// Its sleep and wake-up.
     pub sleep: Sleep,
 }
 
-/// What joins a worker with the others. Each list has a place for each worker, and nothing at its own.
+/// The connections of a worker with the others. Each list has an entry for each worker, empty at its own.
 pub struct Peers<F> {
     /// Rings towards the others.
     pub to: Vec<Option<Producer<HandOff<F>>>>,
@@ -137,7 +137,7 @@ pub struct Worker<M: FrameMemory> {
 }
 
 impl<M: FrameMemory> Worker<M> {
-    /// A worker made of these parts. It has no ports yet; they come as commands.
+    /// A worker of these parts, without ports. Commands attach them.
     pub fn new(parts: WorkerParts<M>) -> Worker<M> {
         let config = parts.table.config();
         let flow_limit = config.ipv4_flows + config.ipv6_flows;
@@ -214,7 +214,7 @@ impl<M: FrameMemory> Worker<M> {
                 self.sleep.ring(self.cx.id, started, figures.received.get());
             }
             let rest = match self.sleep.rest(moved, ended) {
-                // Work that goes on a part per turn is not left lying for a sleep.
+                // Work that remains for the next turn must not wait for the end of a sleep.
                 _ if self.housekeeping.is_behind() || !self.moves.is_empty() => Rest::None,
                 Rest::Wait if self.housekeeping.dump.is_some() => Rest::Pause,
                 rest => rest,
@@ -280,7 +280,7 @@ impl<M: FrameMemory> Worker<M> {
             cx.view.update(cx.id, cx.workers);
             self.set_up.follow(&cx.view.plan);
             for &slot in &cx.ports.attached {
-                // Where it left the plan, what it still gives back goes where it went before.
+                // After it has left the plan, its packets still leave by the same uplinks.
                 if let (Some(instance), Some(slot_plan)) =
                     (&mut cx.ports.instances[slot], cx.view.plan.slot(slot))
                 {
@@ -293,7 +293,7 @@ impl<M: FrameMemory> Worker<M> {
             .list_candidates(&cx.view.plan, &self.lookup.table, cx.now);
     }
 
-    /// Sends on what instances gave back.
+    /// Passes on the packets that instances returned.
     fn poll_instances(&mut self) -> usize {
         self.returns.poll(&mut Onward {
             parser: &mut self.parser,
@@ -303,7 +303,7 @@ impl<M: FrameMemory> Worker<M> {
         })
     }
 
-    /// Sends on what an instance that is about to go has given back.
+    /// Passes on the packets that an instance returned before its removal.
     fn take_back(&mut self, slot: Slot) {
         let mut onward = Onward {
             parser: &mut self.parser,
@@ -314,7 +314,7 @@ impl<M: FrameMemory> Worker<M> {
         self.returns.take_back(slot, &mut onward);
     }
 
-    /// Sets the gauges, now and then, and acknowledges a new plan.
+    /// Sets the gauges at intervals, and acknowledges a new plan.
     fn end_turn(&mut self, moved: usize) {
         let cx = &mut self.cx;
         // Some commands load the plan, too.
@@ -329,15 +329,15 @@ impl<M: FrameMemory> Worker<M> {
             figures.busy_turns.add(1);
         }
         // Only now: every packet that an older plan steered has left, and the gauges show the flows that it pinned.
-        // Whoever reads this generation before the gauges reads gauges at least as new.
+        // A reader that reads this generation first and then the gauges gets gauges at least as new.
         if is_new_plan {
             fence(Ordering::Release);
             figures.generation.set(cx.view.generation.0);
         }
     }
 
-    /// Shuts down: what is still here, or comes from another worker that has not shut down yet, is counted as
-    /// dropped. Ports and memory are freed with the worker.
+    /// Shuts down: packets that are still here, or come from a worker that has not shut down yet, count as dropped.
+    /// Ports and memory are freed with the worker.
     fn shut_down(mut self) {
         while let Some((frame, _)) = self.ingress.fragments.drain() {
             self.cx.discard(frame, DropReason::Shutdown);
@@ -355,7 +355,7 @@ impl<M: FrameMemory> Worker<M> {
         }
         self.leaving.fetch_add(1, Ordering::AcqRel);
         for _ in 0..LEAVING_STEPS {
-            // Checked before the rings: what was sent by workers that have left is in them by then.
+            // Checked before the rings: all frames of stopped workers are in them by then.
             let all_left = self.leaving.load(Ordering::Acquire) >= (2 + HOPS) * self.cx.workers;
             self.discard_handed_over();
             if all_left {

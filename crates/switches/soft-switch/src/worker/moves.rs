@@ -1,8 +1,8 @@
-//! Flows on their way from one instance to another, in services that allow it (`affinity = "relaxed"`).
+//! Flows that move from one instance to another, in services that allow it (`affinity = "relaxed"`).
 //!
-//! Such a flow lost its pin to an instance that is well. Its packets are held until all that it sent before is back,
-//! so that none overtakes another, and go to the new instance then, in their order. Never for long and never many:
-//! what would exceed a limit goes on at once, and the worker counts the move as early.
+//! Such a flow lost its pin to an instance that serves. Its packets are held until all its earlier packets have
+//! returned, and are then sent to the new instance in order. Time and number are limited: at a limit the packets are
+//! released at once, and the worker counts the move as early.
 
 use std::collections::VecDeque;
 
@@ -14,16 +14,16 @@ use crate::frame::FrameMemory;
 use crate::worker::context::Context;
 use crate::worker::lookup::{Lookup, Missed};
 
-/// How long a flow's packets are held at most.
+/// Maximum time for which a flow's packets are held.
 pub(crate) const HOLD_LIMIT: Nanos = Nanos::from_millis(1);
-/// Packets of one flow that are held at most.
+/// Maximum number of packets held of one flow.
 const FLOW_FRAMES: u32 = 256;
-/// Packets that a worker holds at most.
+/// Maximum number of packets that a worker holds.
 const HELD_FRAMES: usize = 1024;
-/// Flows that a worker moves at the same time at most.
+/// Maximum number of flows that a worker moves at the same time.
 const MOVING_FLOWS: usize = 256;
 
-/// A packet that waits.
+/// A held packet.
 pub(crate) struct Held<F> {
     pub(crate) frame: F,
     pub(crate) info: PacketInfo,
@@ -35,17 +35,17 @@ struct Moving {
     key: FlowKey,
     since: Nanos,
     held: u32,
-    /// Whether its packets go on now.
+    /// Whether its packets are released now.
     goes_on: bool,
 }
 
-/// The flows that a worker moves, and their packets. Everything is allocated when it is made.
+/// The flows that a worker moves, and their held packets. All memory is allocated at the start.
 pub(crate) struct Moves<F> {
     frames: VecDeque<Held<F>>,
     flows: Vec<Moving>,
-    /// The hashes of `flows`, in the same places: looked through for every packet without a pin.
+    /// The hashes of `flows`, at the same indices: searched for every packet without a pin.
     hashes: Vec<u64>,
-    /// Frames that the release under way has not looked at.
+    /// Frames that the current release has not visited yet.
     unseen: usize,
 }
 
@@ -59,7 +59,7 @@ impl<F> Moves<F> {
         }
     }
 
-    /// Packets that wait.
+    /// Number of held packets.
     pub(crate) fn len(&self) -> usize {
         self.frames.len()
     }
@@ -74,13 +74,13 @@ impl<F> Moves<F> {
         places.find_map(|(place, h)| (*h == hash && same(&place)).then_some(place))
     }
 
-    /// Whether packets of the flow wait.
+    /// Whether packets of the flow are held.
     fn holds(&self, key: &FlowKey, hash: u64) -> bool {
         self.place(key, hash).is_some()
     }
 
-    /// Holds a packet behind those of its flow. Given back where that would exceed a limit: what stands in the way is
-    /// then marked to go on, which [`Moves::next`] does.
+    /// Holds a packet behind those of its flow. At a limit it returns the packet and marks flows for release by
+    /// [`Moves::next`].
     ///
     /// # Errors
     /// The packet.
@@ -112,7 +112,7 @@ impl<F> Moves<F> {
         Ok(())
     }
 
-    /// Whether a packet, counted already, of a flow without an instance has to wait for those before it.
+    /// Whether a packet, counted already, of a flow without an instance must wait for earlier packets.
     pub(crate) fn must_wait<M: FrameMemory>(
         &self,
         missed: &Missed,
@@ -130,25 +130,25 @@ impl<F> Moves<F> {
             return false;
         };
         if !service.relaxed || table.has_lost_instance(entry, info.direction) {
-            // What was out with an instance that failed does not come back.
+            // Packets in a failed instance do not return.
             return false;
         }
         if self.holds(&info.key, hash) {
             return true;
         }
-        // The first packet of a direction that goes by itself has none before it.
+        // The first packet of a direction with a pin of its own has no earlier one.
         let is_first = |row: &FlowRow| !service.symmetric && row.packets[info.direction.index()] <= 1;
         table
             .get(&info.key, cx.now)
             .is_some_and(|row| !is_first(&row) && packets_out(&row) > 1)
     }
 
-    /// Marks the flows that go on: those of which nothing is out any more, and those whose time is over. Counts those
-    /// that were marked, now or by a limit, and have packets out.
+    /// Marks flows for release: those without packets in their old instance, and those whose time is over. Counts the
+    /// marked flows that still have packets there.
     pub(crate) fn settle<M: FrameMemory>(&mut self, lookup: &Lookup, cx: &Context<M>) {
         let mut early = 0;
         for flow in &mut self.flows {
-            // Packets of the flow, those held here among them, that are not back.
+            // Packets of the flow that have not returned, including those held here.
             let out = lookup
                 .table
                 .get(&flow.key, cx.now)
@@ -161,7 +161,7 @@ impl<F> Moves<F> {
         cx.counters.figures.early_moves.add(early);
     }
 
-    /// The next packet that goes on; `None` when all that were marked have gone, and their flows are forgotten.
+    /// The next released packet; `None` when all marked flows are released, which removes them.
     pub(crate) fn next(&mut self) -> Option<Held<F>> {
         while self.unseen > 0 {
             self.unseen -= 1;
@@ -184,19 +184,19 @@ impl<F> Moves<F> {
         None
     }
 
-    /// Takes out whatever waits, at the end of the worker.
+    /// Takes out all held packets, at the end of the worker.
     pub(crate) fn drain(&mut self) -> Option<F> {
         self.frames.pop_front().map(|held| held.frame)
     }
 }
 
-/// Packets of a flow that were counted and are neither back nor dropped.
+/// Packets of a flow that were counted and neither returned nor dropped.
 fn packets_out(row: &FlowRow) -> u64 {
     /// The table counts packets modulo this.
     const MODULUS: u64 = 1 << 40;
     let sent = row.packets[0].wrapping_add(row.packets[1]);
     let back = row.returned.unwrap_or(sent);
     let out = sent.wrapping_sub(back).wrapping_sub(row.dropped.unwrap_or(0)) % MODULUS;
-    // Where more came back than was sent, the function makes packets of its own.
+    // If more returned than were sent, the function originates packets.
     if out < MODULUS / 2 { out } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! Frames on their way to the instances whose home worker this is, until the next flush. Each data port of an
+//! Frames for the instances whose home worker this is, until the next flush. Each data port of an
 //! instance has an outbox; its number is the lane of packets that go there.
 
 use std::vec::Drain;
@@ -15,12 +15,11 @@ use crate::table_memory::TableMemory;
 use crate::worker::BURSTS_PER_TURN;
 use crate::worker::context::Context;
 
-/// Frames that may wait for instances before all are sent: those of a turn. More are under way than a core's first
-/// cache holds, but each instance that has some costs as much as many of them, and of 64 instances each has twice as
-/// many as with half of it.
+/// Frames that may wait before all outboxes are flushed: those of a turn. They exceed a core's first-level cache, but
+/// a flush costs as much per instance as many frames, and half the limit would double the flushes with 64 instances.
 pub(crate) const OUTBOX_FRAMES: usize = BURSTS_PER_TURN * BURST_FRAMES;
-/// Instances for which frames may wait when a burst comes, else all are sent: where nearly each frame is another
-/// instance's, waiting saves nothing.
+/// With more instances than this in outboxes, a new burst flushes all of them: if nearly each frame is for another
+/// instance, waiting saves nothing.
 const LANES_AT_ONCE: usize = BURST_FRAMES;
 /// Outboxes of all instances.
 const OUTBOXES: usize = Slot::LIMIT * PORT_LIMIT;
@@ -38,7 +37,7 @@ fn port_of(lane: u16) -> (Slot, usize) {
     (Slot((lane % Slot::LIMIT) as u16), lane / Slot::LIMIT)
 }
 
-/// Frames for one data port of an instance. With many instances each is far from the processor: it is one cache line.
+/// Frames for one data port of an instance. One cache line, because with many instances it is not in the cache.
 #[repr(align(64))]
 struct Outbox<F> {
     frames: Vec<F>,
@@ -51,7 +50,7 @@ impl<F> Outbox<F> {
         bytes: 0,
     };
 
-    /// Puts a frame into it. Whether that is its first one.
+    /// Adds a frame. Whether it is the first one.
     #[inline(always)]
     fn put(&mut self, frame: F, bytes: u64) -> bool {
         self.bytes += bytes;
@@ -63,7 +62,7 @@ impl<F> Outbox<F> {
         self.frames.len() == 1
     }
 
-    /// Apart, so that a loop over frames has no other call in it: an instance brings room for all that may wait.
+    /// A function of its own, so that a loop over frames has no other call. An instance brings room for all frames.
     #[cold]
     #[inline(never)]
     fn put_beyond(&mut self, frame: F) {
@@ -74,7 +73,7 @@ impl<F> Outbox<F> {
 /// The outboxes with frames, in the order of their first one.
 struct Touched {
     lanes: [u16; OUTBOX_FRAMES],
-    /// Not more than there are frames in outboxes.
+    /// At most as many as frames in outboxes.
     count: usize,
 }
 
@@ -119,13 +118,13 @@ pub(crate) struct Outboxes<F> {
     touched: Box<Touched>,
     /// Frames in all of them.
     waiting: usize,
-    /// Between which lengths these are.
+    /// Their sizes.
     sizes: Sizes,
-    /// Between which lengths those of the current burst are.
+    /// The sizes of the current burst's frames.
     burst_sizes: Sizes,
 }
 
-/// Puts a frame of so many bytes into an outbox: the one way into it.
+/// Adds a frame of `bytes` bytes to an outbox: the only way into it.
 #[inline(always)]
 fn put<F>(boxes: &mut [Outbox<F>; OUTBOXES], touched: &mut Touched, lane: u16, frame: F, bytes: u64) {
     let outbox = &mut boxes[usize::from(lane) % OUTBOXES];
@@ -150,12 +149,12 @@ impl<F: Frame> Outboxes<F> {
         self.waiting
     }
 
-    /// The rooms for frames of a data port: an instance brings them, and takes them with it.
+    /// The buffers for frames of a data port: an instance brings them, and takes them back.
     pub(crate) fn room(&mut self, slot: Slot, port: usize) -> &mut Vec<F> {
         &mut self.boxes[usize::from(lane_of(slot, port as u8))].frames
     }
 
-    /// Begins a burst of so many frames between these lengths. Makes room for all of them.
+    /// Begins a burst of `frames` frames of these sizes, and flushes if it would exceed the limit.
     #[inline(always)]
     pub(crate) fn begin_burst<M: FrameMemory<Frame = F>>(
         &mut self,
@@ -214,11 +213,11 @@ impl<F: Frame> Outboxes<F> {
         flush.offered.count(&flush.cx.counters);
         self.touched.count = 0;
         self.waiting = 0;
-        // Of the current burst some may still follow.
+        // More frames of the current burst may follow.
         self.sizes = self.burst_sizes;
     }
 
-    /// Gives one instance what waits for it.
+    /// Sends the waiting frames of one instance.
     pub(crate) fn flush_instance<M: FrameMemory<Frame = F>>(&mut self, slot: Slot, cx: &mut Context<M>) {
         let mut flush = Flush::new(&mut self.boxes, self.sizes, cx);
         let mut sent = 0;
@@ -249,7 +248,7 @@ pub(crate) struct Hits<'a> {
 
 struct PutHits<'a, 'f, F> {
     hits: Hits<'a>,
-    /// Frames that are left, the next one first. By value, so that a loop over them has its place in a register.
+    /// The remaining frames, the next one first. By value, so that a loop keeps its position in a register.
     frames: Drain<'f, F>,
     bytes: &'a [u32; BURST_FRAMES],
     boxes: &'a mut [Outbox<F>; OUTBOXES],
@@ -261,7 +260,7 @@ impl<'f, F> Kernel for PutHits<'_, 'f, F> {
 
     #[inline(always)]
     fn run<W: Words>(self) -> Self::Output {
-        // Two loops with few things to keep at hand each are cheaper than one with many.
+        // Two loops with few registers each are cheaper than one with many.
         let mut lanes = [0; BURST_FRAMES];
         let Hits {
             table,
@@ -327,7 +326,7 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
         }
     }
 
-    /// Sends what waits in an outbox, and notes it as offered. Gives how many frames that were.
+    /// Sends the frames of an outbox and records them as offered. Returns their number.
     #[inline(always)]
     fn empty(&mut self, lane: u16) -> usize {
         let (slot, port) = port_of(lane);

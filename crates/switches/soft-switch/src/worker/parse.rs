@@ -1,4 +1,4 @@
-//! The first steps of a burst: its headers are read, and what the flow table has of their flows is prefetched.
+//! The first steps of a burst: parse the headers, and prefetch the table entries of their flows.
 
 use flow_table::{Burst, FlowHasher, FlowTable};
 use model::WorkerId;
@@ -10,15 +10,15 @@ use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::table_memory::TableMemory;
 use crate::worker::context::Context;
 
-/// Reads the headers of a burst.
+/// The parser of bursts.
 pub(crate) struct Parser {
     /// The headers of the burst's frames, in the same places.
     pub(crate) headers: Box<HeaderBurst>,
-    /// What the table needs of them, likewise.
+    /// The table's columns of them, in the same places.
     pub(crate) burst: Box<Burst>,
-    /// The workers that own their flows, likewise, where there is more than one.
+    /// The owners of their flows, in the same places, if there is more than one worker.
     owners: [u8; BURST_FRAMES],
-    /// Between which lengths they are.
+    /// Their sizes.
     pub(crate) sizes: Sizes,
 }
 
@@ -32,8 +32,8 @@ impl Parser {
         }
     }
 
-    /// Reads the headers of these frames, and prefetches what the table has of their flows. Gives how long they are,
-    /// and in how many segments one of them is, or more.
+    /// Parses these frames and prefetches the table entries of their flows. Returns their sizes, and a number that is
+    /// above 1 if one of them has several segments.
     #[inline]
     pub(crate) fn parse<M: FrameMemory>(
         &mut self,
@@ -60,7 +60,7 @@ impl Parser {
         (lengths, segments)
     }
 
-    /// The same for frames whose flows are all this worker's, or of no matter where they are not.
+    /// The same without a test for the owner.
     pub(crate) fn parse_own<M: FrameMemory>(
         &mut self,
         frames: &[M::Frame],
@@ -76,7 +76,7 @@ impl Parser {
         });
     }
 
-    /// The packets of so many frames that are not fast-path eligible, a bit each.
+    /// The exceptions among the first `frames` frames, a bit each.
     #[inline]
     pub(crate) fn exceptions(&self, frames: usize) -> u64 {
         if self.headers.packets.all_fast() {
@@ -113,21 +113,21 @@ struct Parse<'a, F> {
     headers: &'a mut HeaderBurst,
     burst: &'a mut Burst,
     table: &'a mut FlowTable<TableMemory>,
-    /// Where some of them may be another worker's.
+    /// With several workers.
     owners: Option<Owners<'a>>,
 }
 
-/// Tells of a burst's fast-path packets which worker owns their flows.
+/// Computes the owners of a burst's fast-path packets.
 struct Owners<'a> {
     hasher: &'a FlowHasher,
     workers: usize,
     this: WorkerId,
-    /// What was found, by place.
+    /// The owners, by place.
     found: &'a mut [u8; BURST_FRAMES],
 }
 
 impl Owners<'_> {
-    /// Takes those that are another's off the fast path: this worker has nothing of their flows.
+    /// Removes packets of other owners from the fast path: this worker's table does not have their flows.
     #[inline(always)]
     fn tell(self, burst: &mut Burst) {
         for (place, found) in self.found.iter_mut().enumerate().take(burst.len()) {
@@ -141,7 +141,7 @@ impl Owners<'_> {
 }
 
 impl<F: Frame> Kernel for Parse<'_, F> {
-    /// How long they are; all their numbers of segments, bit by bit or.
+    /// The frames' sizes, and the bitwise or of their numbers of segments.
     type Output = (Lengths, u16);
 
     #[inline(always)]

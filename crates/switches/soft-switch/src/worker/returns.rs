@@ -1,4 +1,4 @@
-//! Returns: what instances give back leaves by the uplink of the data port on which it came, whatever it is.
+//! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is.
 
 use flow_table::EntryIndex;
 use model::{DropReason, Slot, UplinkId};
@@ -15,9 +15,9 @@ use crate::worker::egress::Egress;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
 
-/// Where packets come back.
+/// The stage for returned packets.
 pub(crate) struct Returns<M: FrameMemory> {
-    /// Slots with ports that may give packets, in the order of their attachment.
+    /// Slots whose ports are polled, in the order of their attachment.
     pollable: Vec<Slot>,
     /// Received frames of the current burst.
     frames: Vec<M::Frame>,
@@ -39,7 +39,7 @@ impl<M: FrameMemory> Returns<M> {
         }
     }
 
-    /// Polls the ports of an instance from now on, or no more.
+    /// Starts or stops polling the ports of an instance.
     pub(crate) fn set_pollable(&mut self, slot: Slot, is_pollable: bool) {
         self.pollable.retain(|s| *s != slot);
         if is_pollable {
@@ -47,7 +47,7 @@ impl<M: FrameMemory> Returns<M> {
         }
     }
 
-    /// Sends on what the instances gave back: of each one that is due at most a burst from each port.
+    /// Passes on returned packets: at most a burst from each port of each instance that is due.
     pub(crate) fn poll(&mut self, to: &mut Onward<'_, M>) -> usize {
         let mut moved = 0;
         for place in 0..self.pollable.len() {
@@ -69,7 +69,7 @@ impl<M: FrameMemory> Returns<M> {
         (0..PORT_LIMIT).map(|port| self.poll_port(slot, port, to)).sum()
     }
 
-    /// Sends on what an instance that is about to go has given back: it is not lost.
+    /// Passes on the packets that an instance returned before its removal: they are not lost.
     pub(crate) fn take_back(&mut self, slot: Slot, to: &mut Onward<'_, M>) {
         if to.cx.ports.instances[slot].is_none() {
             return;
@@ -96,7 +96,7 @@ impl<M: FrameMemory> Returns<M> {
         };
         let way = instance.ways.get(port).copied().flatten();
         let mut received = Received::default();
-        // What nobody has to see goes from ring to ring.
+        // Packets that need no step of the worker go from ring to ring.
         if let Some(uplink) = straight_to
             && let Some(out) = &mut cx.ports.uplinks[uplink]
         {
@@ -135,7 +135,7 @@ impl<M: FrameMemory> Returns<M> {
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
         instance.is_broken |= received.bad > 0;
         if let Some(way) = &way {
-            // Each is looked at again when it is sent.
+            // Each packet is tested again when it is sent.
             let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
         match way {
@@ -202,7 +202,7 @@ fn is_counted<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup,
     let entry = lookup.table.lookup(&info.key, hash);
     let is_its = |entry: &EntryIndex| {
         let pins = lookup.table.pins(*entry);
-        // One that is to move has no pin, and waits for what it is owed.
+        // A flow that moves has no pin, and waits for its earlier packets.
         pins.contains(&slot) || pins.contains(&Slot::NONE) && lookup.is_relaxed(*entry, cx)
     };
     let Some(entry) = entry.filter(is_its) else {

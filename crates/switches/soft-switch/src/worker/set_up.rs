@@ -1,5 +1,4 @@
-//! Set-up: a new flow, or one that lost its instance, is classified, given to an instance by its service's scheduler,
-//! and pinned.
+//! Set-up: a new flow, or one that lost its instance, is classified, scheduled and pinned.
 
 use std::sync::Arc;
 
@@ -20,8 +19,8 @@ use crate::worker::context::Context;
 use crate::worker::egress::Decision;
 use crate::worker::lookup::{Lookup, Missed};
 
-/// Flows that were told where to go and have sent no packet since, at most: of more, one goes where the scheduler
-/// says.
+/// Maximum number of flows with a chosen destination that have sent no packet since. Beyond it, the scheduler decides
+/// for one of them.
 const DESTINATIONS: usize = 64;
 
 /// A service on this worker: its scheduler and the instances that take new flows.
@@ -29,9 +28,9 @@ struct ServiceState {
     id: ServiceId,
     scheduler: Scheduler,
     candidates: Candidates,
-    /// What a new flow is expected to bring.
+    /// Expected rate of a new flow, in the service's metric.
     expected: f32,
-    /// Requested: the next decision, written down.
+    /// A requested record of the next decision.
     record: Option<Box<PickRecord>>,
 }
 
@@ -41,32 +40,32 @@ pub(crate) struct Opening<'a> {
     pub(crate) direction: Direction,
     pub(crate) hash: u64,
     pub(crate) dscp: u8,
-    /// Where it came in.
+    /// The uplink that received it.
     pub(crate) uplink: UplinkId,
     /// Whether it is an ICMP error that quotes the flow.
     pub(crate) is_icmp_error: bool,
 }
 
-/// Where a flow goes, once an instance was picked.
+/// The pins of a flow whose instance was picked.
 pub(crate) struct Place {
-    /// The slot in both directions of a symmetric service, else in the packet's.
+    /// The slot in both directions of a symmetric service, else in the packet's direction.
     pub(crate) pins: [Slot; 2],
     pub(crate) slot: Slot,
     pub(crate) service: ServiceId,
     pub(crate) is_symmetric: bool,
 }
 
-/// Gives new flows to instances.
+/// The set-up stage.
 pub(crate) struct SetUp {
     services: Vec<ServiceState>,
     loads: Arc<LoadBoard>,
-    /// When loads were last taken over; `u64::MAX` where the candidates are to be listed anew.
+    /// Epoch of the loads in use; `u64::MAX` if the candidates must be listed anew.
     load_epoch: u64,
-    /// What flows pinned since then are expected to bring, by slot, in the service's metric.
+    /// Expected load of flows pinned since then, by slot, in the service's metric.
     pinned: SlotMap<f32>,
-    /// Where flows that lost their pin are to go instead of where the scheduler would send them.
+    /// Chosen slots of flows that lost their pin, in place of the scheduler's.
     destinations: Vec<(FlowKey, Slot)>,
-    /// Packets, until now, for whose flow an instance was picked.
+    /// Number of packets so far for whose flow an instance was picked.
     pub(crate) count: u64,
 }
 
@@ -82,9 +81,9 @@ impl SetUp {
         }
     }
 
-    // ---- what schedulers see ----------------------------------------------------------------------------------
+    // ---- candidates -------------------------------------------------------------------------------------------
 
-    /// How many services there are.
+    /// Number of services.
     pub(crate) fn services(&self) -> usize {
         self.services.len()
     }
@@ -95,7 +94,7 @@ impl SetUp {
         self.loads.epoch() != self.load_epoch
     }
 
-    /// Has the candidates listed anew at the next turn.
+    /// Makes the next turn list the candidates anew.
     pub(crate) fn relist(&mut self) {
         self.load_epoch = u64::MAX;
     }
@@ -173,8 +172,8 @@ impl SetUp {
         self.relist();
     }
 
-    /// Has the next decision of a service written down. Gives back the request that this one replaces, or this one
-    /// where there is no such service.
+    /// Requests a record of a service's next decision. Returns the request that this one replaces, or this one if the
+    /// service does not exist.
     pub(crate) fn record(&mut self, record: Box<PickRecord>) -> Option<Box<PickRecord>> {
         match self.services.iter_mut().find(|s| s.id == record.service) {
             Some(state) => state.record.replace(record),
@@ -192,7 +191,7 @@ impl SetUp {
 
     // ---- new flows --------------------------------------------------------------------------------------------
 
-    /// Gives the flow of a packet that is in no burst to an instance; or its direction, which has no instance.
+    /// Schedules the flow of a single packet, or its direction without an instance.
     #[cold]
     pub(crate) fn place<M: FrameMemory>(
         &mut self,
@@ -211,7 +210,7 @@ impl SetUp {
             uplink,
             is_icmp_error: info.is_icmp_error,
         };
-        // A flow that lost its instance is no unknown: what it brings is known where it is much.
+        // The rate of a flow that lost its instance is known if it is an elephant.
         let rate = missed.entry.and_then(|_| lookup.elephants.rate(&info.key, hash));
         let (now, table) = (cx.now, &mut lookup.table);
         self.open(&opening, rate.map(|(pps, _)| pps), cx, |to| {
@@ -226,14 +225,13 @@ impl SetUp {
                     false
                 }
             };
-            // A pin that the table had not lost yet moved, too.
+            // A pin that was not removed yet has moved, too.
             Ok(moved | missed.lost.is_some())
         })
     }
 
-    /// The one way in which a flow is given to an instance. `enter` enters its pins into the flow table, and says
-    /// whether it moved there from an instance that is gone. `rate` is what it is known to bring, in packets per
-    /// second.
+    /// The only way to schedule a flow. `enter` writes its pins into the flow table, and returns whether it moved
+    /// from an instance that is gone. `rate` is its known rate in packets per second.
     #[inline(always)]
     pub(crate) fn open<M: FrameMemory>(
         &mut self,
@@ -256,7 +254,7 @@ impl SetUp {
         if state.candidates.is_empty()
             && let Some(slot) = being_purged(plan, service_id, hash)
         {
-            // All that there are lose their pins just now. They go on taking packets, without a pin until that is
+            // The pins to all instances are just being removed. They still get packets, without a pin until that is
             // done.
             counters.services[service_id].unpinned.add(1);
             return Decision::Instance {
@@ -265,7 +263,7 @@ impl SetUp {
             };
         }
         if opening.is_icmp_error {
-            // An error about a flow that is not pinned opens none: it goes by hash.
+            // An ICMP error about an unknown flow does not open it: its instance follows from the hash.
             return by_hash(&state.candidates, service_id, hash);
         }
         let expected = match rate {
@@ -297,7 +295,7 @@ impl SetUp {
                 reason: DropReason::NoInstance,
             };
         };
-        // In registers: an array of which one half is written would be waited for.
+        // In registers: a load of an array of which one half was just written would stall.
         let pins = match direction {
             _ if service.symmetric => [slot; 2],
             Direction::Forward => [slot, Slot::NONE],
@@ -312,7 +310,7 @@ impl SetUp {
         let Ok(moved) = entered else {
             return without_entry(service, &state.candidates, hash, counters);
         };
-        // Where the capacity is not learnt yet, nobody can say that it is exceeded.
+        // A capacity that is not learnt yet cannot be exceeded.
         let is_over = matches!(pick, Pick::Overcommitted(_))
             && state.candidates.get(index).is_some_and(|row| row.capacity > 0.0);
         state.candidates.pin(index, &flow);
@@ -331,7 +329,7 @@ impl SetUp {
     }
 }
 
-/// Picks, writes the decision down, and tells the control plane.
+/// Picks an instance, records the decision, and sends it to the control plane.
 #[cold]
 fn recorded_pick<M: FrameMemory>(
     state: &mut ServiceState,
@@ -353,7 +351,7 @@ fn recorded_pick<M: FrameMemory>(
     pick
 }
 
-/// Where the flow was told to go, if that is a candidate: its place among them, and its slot.
+/// The chosen destination of the flow, if it is a candidate: its place among them, and its slot.
 #[cold]
 fn take_destination(
     destinations: &mut Vec<(FlowKey, Slot)>,
@@ -385,7 +383,7 @@ fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
     Some(Slot(index as u16))
 }
 
-/// Where a packet goes for whose flow the table has no room.
+/// The destination of a packet for whose flow the table has no room.
 #[cold]
 fn without_entry(
     service: &ServicePlan,
@@ -406,7 +404,7 @@ fn without_entry(
     }
 }
 
-/// An instance by the flow's hash alone: without a pin.
+/// An instance by the flow's hash alone, without a pin.
 fn by_hash(candidates: &Candidates, service: ServiceId, hash: u64) -> Decision {
     let place = ((u128::from(hash) * candidates.len() as u128) >> 64) as usize;
     match candidates.get(place) {

@@ -1,4 +1,4 @@
-//! When a worker sleeps, and what wakes it.
+//! Sleep and wake-up of a worker.
 
 use std::sync::Arc;
 
@@ -9,37 +9,37 @@ use crate::idle::{Alarm, Idle, Rest, WakeSet, Waker};
 use crate::port::{Port, Queue as _};
 use crate::worker::context::Ports;
 
-/// What a worker sleeps by.
+/// The parts of a worker's sleep.
 pub struct Sleep {
     /// Wakes it while it sleeps.
     pub waker: Arc<Waker>,
     /// The descriptors that wake it.
     pub wake_set: WakeSet,
-    /// How it behaves when there is nothing to do.
+    /// Its policy without packets.
     pub idle: Idle,
-    /// Rung at the first packet after a quiet time.
+    /// The control plane's alarm.
     pub alarm: Arc<Alarm>,
-    /// Whether a port's interrupt could not be watched: the clock wakes the worker for it.
+    /// Whether a port's interrupt cannot be watched: the worker then polls the port every 4 ms.
     pub is_unwatched: bool,
 }
 
 impl Sleep {
-    /// The port's packets wake the worker from now on.
+    /// Makes the port's packets wake the worker.
     pub(crate) fn watch<M: FrameMemory>(&mut self, port: &Port<M>) {
         if let Some(fd) = port.wait_fd() {
-            // Not watched means woken by the clock, 4 ms later.
+            // Without a watch the worker polls, up to 4 ms later.
             self.is_unwatched |= self.wake_set.watch(fd).is_err();
         }
     }
 
-    /// They do no more.
+    /// Ends that.
     pub(crate) fn forget<M: FrameMemory>(&mut self, port: &Port<M>) {
         if let Some(fd) = port.wait_fd() {
             self.wake_set.forget(fd);
         }
     }
 
-    /// Rings the control plane's alarm after a turn that moved packets, where it is to know of them at once.
+    /// Rings the control plane's alarm after a turn that moved packets, if it must react at once.
     pub(crate) fn ring(&self, worker: WorkerId, started: Nanos, received: u64) {
         if self.idle.is_quiet(started) {
             self.alarm.ring();
@@ -47,13 +47,13 @@ impl Sleep {
         self.alarm.look(worker, received);
     }
 
-    /// What to do after a turn that ended then and moved that many packets.
+    /// The next step after a turn that ended at `now` and moved `packets` packets.
     pub(crate) fn rest(&mut self, moved: usize, ended: Nanos) -> Rest {
         self.idle.after(moved, ended)
     }
 
-    /// Sleeps until a packet or a command comes, unless `is_something` says, once the sleep is announced, that one is
-    /// there. `keeps` says whether time goes on for something that the worker keeps.
+    /// Sleeps until a packet or a command comes, unless `is_something` reports one after the sleep was announced.
+    /// `keeps` says whether the worker has something that can expire.
     pub(crate) fn wait<M: FrameMemory>(
         &self,
         ports: &mut Ports<M>,

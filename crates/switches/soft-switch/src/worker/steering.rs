@@ -1,4 +1,4 @@
-//! The way of a burst through the stages: ingress, lookup, set-up, egress. Packets go forward only, in their order.
+//! The order of the stages for a burst: ingress, lookup, set-up, egress. Packets go forward only, in their order.
 
 use flow_table::LookupOutcome;
 use model::{DropReason, FlowKey, UplinkId};
@@ -41,7 +41,7 @@ impl<M: FrameMemory> Worker<M> {
         packets
     }
 
-    /// Takes what other workers hand over: as much as each may have handed over in a turn of its own.
+    /// Takes frames from other workers: as many as each may have handed over in one of its turns.
     pub(super) fn poll_peers(&mut self) -> usize {
         let mut moved = 0;
         for peer in 0..self.ingress.peers() {
@@ -59,7 +59,7 @@ impl<M: FrameMemory> Worker<M> {
     fn poll_peer(&mut self, peer: usize) -> usize {
         let mut arrived = self.ingress.take_handed_over(peer);
         let taken = arrived.len();
-        // Frames to steer are gathered into one burst per uplink; whatever ends the burst goes after it.
+        // Frames to steer are gathered into one burst per uplink; a frame of another kind ends the burst.
         let mut burst = None;
         for HandOff { frame, to } in arrived.drain(..) {
             if let Some(uplink) = burst
@@ -108,15 +108,15 @@ impl<M: FrameMemory> Worker<M> {
         self.steer(uplink);
     }
 
-    /// Steers the burst that came in on that uplink and has been parsed. Packets of established flows take the fast
-    /// path, a step at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
+    /// Steers the parsed burst of that uplink. Packets of established flows take the fast path, a step at a time for
+    /// the whole burst, so that cache misses of several packets overlap.
     fn steer(&mut self, uplink: UplinkId) {
         if self.egress.lanes_are_stale {
             let table = &self.lookup.table;
             self.egress
                 .draw_lanes(&self.cx, |slot| table.is_slot_usable(slot));
         }
-        // The lists are taken out and put back, so that their room is used again.
+        // The lists are taken out and put back, so that their memory is used again.
         let mut frames = std::mem::take(&mut self.ingress.frames);
         let count = frames.len();
         self.egress
@@ -180,7 +180,7 @@ impl<M: FrameMemory> Worker<M> {
         self.ingress.exceptions = exceptions;
     }
 
-    /// Opens the flow of a packet of the current burst, which the table does not have.
+    /// Sets up the unknown flow of a packet of the current burst.
     #[inline(always)]
     fn open(&mut self, place: usize, uplink: UplinkId) -> Decision {
         let (burst, packets) = (&*self.parser.burst, &self.parser.headers.packets);
@@ -199,8 +199,7 @@ impl<M: FrameMemory> Worker<M> {
         })
     }
 
-    /// Steers a packet of the current burst whose flow the table does not have, and which does not open one as it
-    /// should.
+    /// Steers a packet of the current burst whose flow is unknown and which cannot open it on the fast path.
     fn steer_new(&mut self, frame: M::Frame, place: usize, uplink: UplinkId) {
         let info = self.parser.headers.info(place, frame.bytes());
         let hash = self.parser.burst.hash(place);
@@ -221,7 +220,7 @@ impl<M: FrameMemory> Worker<M> {
         self.steer_exception(frame, exception, uplink);
     }
 
-    /// Steers a packet that is not fast-path eligible, whatever it is.
+    /// Steers an exception.
     fn steer_exception(&mut self, frame: M::Frame, exception: Exception, uplink: UplinkId) {
         match exception.parsed {
             Parsed::Flow(info) => match self.cx.other_owner(&info.key) {
@@ -267,7 +266,7 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
-    /// Steers one packet of a flow of this worker's: lookup, and set-up where it misses.
+    /// Steers one packet of a flow that this worker owns: lookup, and set-up at a miss.
     fn steer_packet(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
         let decision = match self.lookup.find(info, hash, &self.cx) {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
@@ -300,7 +299,7 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
-    /// Lets the packets of moving flows go on that have waited long enough.
+    /// Releases held packets of moving flows.
     #[cold]
     pub(super) fn release_moves(&mut self) {
         self.moves.settle(&self.lookup, &self.cx);
@@ -309,12 +308,12 @@ impl<M: FrameMemory> Worker<M> {
             self.send_held(held);
         }
         if self.moves.len() < before {
-            // The outboxes have room again for the rest of the burst that this may be part of.
+            // Makes room in the outboxes for the rest of a current burst.
             self.egress.outboxes.flush(&mut self.cx);
         }
     }
 
-    /// Sends a packet that was held, and counted when it came, to the instance of its flow: the first one sets it up.
+    /// Sends a held packet, counted on arrival, to the instance of its flow. The first one sets the flow up.
     fn send_held(&mut self, held: Held<M::Frame>) {
         let Held {
             frame,

@@ -1,5 +1,4 @@
-//! A worker between a network and functions, all over memif and on one thread: each has its turn, so that nobody
-//! waits for another's CPU.
+//! A worker between a network and functions, all over memif and on one thread, so that none waits for another's CPU.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -170,7 +170,7 @@ fn by_hand(bed: &mut Bed) -> memif::Link {
 }
 
 #[test]
-fn what_comes_back_to_an_uplink_that_nobody_empties_is_dropped_and_the_function_goes_on() {
+fn returns_to_a_full_uplink_are_dropped_and_the_function_continues() {
     /// Slots of the uplink's ring.
     const ROOM: usize = 1024;
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
@@ -257,7 +257,7 @@ fn a_removal_while_it_is_being_attached_ends_it() {
 }
 
 #[test]
-fn an_attachment_that_fails_says_so_and_can_be_tried_again() {
+fn a_failed_attachment_is_reported_and_can_be_tried_again() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     bed.set_state(0, 0, InstanceState::Standby);
     bed.publish();
@@ -330,9 +330,9 @@ fn a_sink_takes_everything() {
     bed.finish();
 }
 
-/// What brings the control loop's turn forward: its worker tells, though nobody reads the counters meanwhile.
+/// A rise brings the control loop's turn forward: the worker rings, although the counters are not read meanwhile.
 #[test]
-fn more_packets_than_usual_are_told_of_and_a_few_are_not() {
+fn more_packets_than_usual_ring_the_alarm_and_a_few_do_not() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     bed.add(0, 0, 1, echo);
     let alarm = bed.switch.wake_up().unwrap();

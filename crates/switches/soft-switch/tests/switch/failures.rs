@@ -390,8 +390,8 @@ fn stopping_under_load_counts_what_was_inside() {
 }
 
 #[test]
-fn a_hung_control_plane_is_told_everything_in_the_end() {
-    // More commands than a ring holds, and nobody takes the answers meanwhile.
+fn a_hung_control_plane_gets_all_events_afterwards() {
+    // More commands than a ring holds, and the answers are not taken meanwhile.
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     bed.add(0, 0, 1, echo);
     let mut asked = 0;
@@ -416,7 +416,7 @@ fn a_hung_control_plane_is_told_everything_in_the_end() {
 }
 
 #[test]
-fn stopping_does_not_wait_for_somebody_to_take_the_answers() {
+fn stopping_does_not_wait_until_answers_are_taken() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     for id in 0..20_000 {
         let _full = bed.list_flows(id);
@@ -425,7 +425,7 @@ fn stopping_does_not_wait_for_somebody_to_take_the_answers() {
 }
 
 #[test]
-fn a_function_that_dies_before_it_is_connected_can_be_removed() {
+fn a_function_that_ends_before_it_is_connected_can_be_removed() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     let mut function = Function::start(bed.directory.path(), 3, 2, echo);
     // It waits for two ports and gets one.

@@ -268,7 +268,7 @@ fn services_take_their_own_packets_and_the_first_match_counts() {
 }
 
 #[test]
-fn what_is_no_flow_of_a_service_is_dropped_or_passed_as_the_plan_says() {
+fn packets_of_no_service_are_dropped_or_passed_by_the_plan() {
     let tcp = Match {
         protocol: Some(6),
         ..Match::default()
@@ -411,7 +411,7 @@ fn headers_of_every_kind_come_back_as_an_independent_parser_reads_them() {
 }
 
 #[test]
-fn returns_are_counted_per_flow_where_the_service_asks_for_it() {
+fn returns_are_counted_per_flow_if_the_service_has_return_counters() {
     for workers in [1, 2] {
         let mut of = service(0, &[0], Match::default());
         of.return_counters = true;

@@ -238,7 +238,7 @@ fn a_purged_flow_begins_anew() {
 }
 
 #[test]
-fn a_purged_slot_loses_its_flows_and_goes_on() {
+fn a_purged_slot_loses_its_flows_and_takes_new_ones() {
     // The sweep of a table this large takes some turns.
     let mut bed = Bed::with(1, 1, vec![service(0, &[0], Match::default())], |config| {
         config.table.ipv4_flows = 20_000;

@@ -178,7 +178,7 @@ fn a_flow_that_moves_waits_for_what_it_sent_before() {
 }
 
 #[test]
-fn a_flow_that_waits_in_vain_goes_on_after_a_millisecond() {
+fn a_held_flow_is_released_after_a_millisecond() {
     let mut moving = moving(|_| {});
     let (old, new) = moving.first_three();
     moving.unpin(old, false);
@@ -206,7 +206,7 @@ fn a_flow_that_waits_in_vain_goes_on_after_a_millisecond() {
 }
 
 #[test]
-fn a_flow_with_too_much_to_hold_goes_on_at_once() {
+fn a_flow_beyond_the_limit_is_released_at_once() {
     let mut moving = moving(|_| {});
     let (old, new) = moving.first_three();
     moving.unpin(old, false);
@@ -246,7 +246,7 @@ fn one_flow_that_is_purged_waits_likewise() {
 }
 
 #[test]
-fn nobody_waits_where_the_instance_failed_or_the_service_is_strict() {
+fn no_packet_is_held_if_the_instance_failed_or_the_service_is_strict() {
     for (relaxed, failed) in [(true, true), (false, false)] {
         let mut moving = moving(|service| service.relaxed = relaxed);
         let (old, new) = moving.first_three();

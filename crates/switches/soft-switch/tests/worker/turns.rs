@@ -118,7 +118,7 @@ fn a_frame_that_was_on_its_way_to_an_instance_that_is_gone_does_not_reach_its_su
 }
 
 #[test]
-fn what_the_plan_says_is_acknowledged_after_the_gauges_show_it() {
+fn a_plan_is_acknowledged_after_the_gauges_show_it() {
     let mut alone = alone(1);
     alone.turn();
     assert_eq!(alone.counters.figures.generation.get(), 1);

@@ -212,7 +212,7 @@ impl FakeSwitch {
         self.due.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Time passes until `now`: ports connect where `listens` says that somebody is there, workers load plans,
+    /// Time passes until `now`: ports connect where `listens` says that there is a listener, workers load plans,
     /// instances leave. Whether anything of that happened.
     pub fn advance(&mut self, now: Nanos, listens: impl Fn(&PortSpec) -> bool) -> bool {
         self.now = now;
@@ -249,7 +249,7 @@ impl FakeSwitch {
             self.events.push(SwitchEvent::Attached { slot, peer });
         } else {
             self.attachments.remove(&slot);
-            let reason = "nobody listens".to_owned();
+            let reason = "no listener".to_owned();
             self.events.push(SwitchEvent::AttachFailed { slot, reason });
         }
     }

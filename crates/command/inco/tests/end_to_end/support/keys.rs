@@ -19,7 +19,7 @@ impl Authority {
         Authority { issuer }
     }
 
-    /// `ca.pem`, `cert.pem` and `key.pem` of somebody on this machine, in that directory, by whose name it is known.
+    /// `ca.pem`, `cert.pem` and `key.pem` for a peer on this machine, in a directory that is named after it.
     pub(crate) fn keys(&self, directory: PathBuf) -> PathBuf {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -35,7 +35,7 @@ impl Authority {
     }
 }
 
-/// Nobody listens at that port of this machine, for now.
+/// A free port of this machine.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()

@@ -14,7 +14,7 @@ use super::{Place, eventually, text};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Everything that was seen of a run: filled while it goes on, since afterwards nobody knows where to look.
+/// All resources of a run that were observed. Filled during the run, because their names are lost afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct Traces {
     run_dir: PathBuf,
@@ -86,7 +86,7 @@ impl Traces {
             sockets
                 .lines()
                 .filter_map(|line| line.split_whitespace().nth(7))
-                // Whose file is gone is reached by nobody: the memif driver of Open vSwitch never closes one.
+                // A removed file cannot be reached: the memif driver of Open vSwitch never closes a listener.
                 .filter(|path| path.starts_with(&run_dir) && Path::new(path).exists())
                 .map(|path| format!("open socket {path}")),
         );

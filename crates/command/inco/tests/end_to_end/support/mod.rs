@@ -28,7 +28,7 @@ pub(crate) use real_parts::{available, data};
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// The image of `forward` that these tests run: a name of their own, so that nobody else's build replaces it.
+/// The image of `forward` that these tests run: a name of their own, so that no other build replaces it.
 pub(crate) const IMAGE: &str = "inco-test/forward";
 
 /// The uplink and the service of most tests' configurations; other keys of the service follow.
@@ -236,7 +236,7 @@ impl Place {
     }
 
     /// Lets a user without rights use this place, with a program and images of its own.
-    pub(crate) fn open_to_nobody(&self) {
+    pub(crate) fn allow_other_users(&self) {
         use std::os::unix::fs::PermissionsExt as _;
         let open = |path: PathBuf| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -255,7 +255,7 @@ impl Place {
     }
 
     /// The program in this place, as a user without rights.
-    pub(crate) fn inco_as_nobody(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn inco_unprivileged(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -360,7 +360,7 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// What cannot be removed is in use by somebody: a mount, a process.
+    /// A directory that cannot be removed is in use: by a mount or a process.
     fn drop(&mut self) {
         let Some(directory) = self.directory.take() else {
             return;
@@ -482,7 +482,7 @@ impl Inco {
         (said, self.traces.clone())
     }
 
-    /// Somebody has stopped it, and there were no containers; waits for its end.
+    /// Waits for the end of an inco that was stopped and had no containers.
     pub(crate) fn ended(mut self) {
         let status = self.child.take().unwrap().wait().unwrap();
         let log = self.log();

@@ -267,7 +267,7 @@ impl Drop for Ovs {
     }
 }
 
-/// As [`Ovs::complaints`]. That nobody listens is three lines, one after the other: DPDK's, and two of Open vSwitch,
+/// As [`Ovs::complaints`]. A missing listener is three consecutive lines: DPDK's, and two of Open vSwitch,
 /// which name the interface. Without the first one they are complaints, whatever their cause is.
 fn complaints_of(log: &str) -> String {
     const NOBODY_LISTENS: &str = "memif_connect_client(): Failed to connect socket";

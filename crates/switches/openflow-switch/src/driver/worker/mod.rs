@@ -1,4 +1,4 @@
-//! The thread that steers: everything that comes in is given to the core, and what the core wants is carried out.
+//! The steering thread: passes all input to the core and carries out its output.
 
 mod account;
 mod attachments;
@@ -244,7 +244,7 @@ impl Worker {
     }
 
     fn tell(&self, event: SwitchEvent) {
-        // Nobody listens only where the control plane has ended.
+        // The receiver is gone only when the control plane has ended.
         let _ended = self.above.tell.send(event);
     }
 }

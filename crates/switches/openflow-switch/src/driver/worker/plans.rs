@@ -48,7 +48,7 @@ impl Settling {
     }
 }
 
-/// What the control plane wants.
+/// The wanted state of the control plane.
 pub(super) struct Wanted {
     pub(super) plan: Arc<Plan>,
     /// While the plan is not acknowledged.

@@ -16,7 +16,7 @@ use crate::driver::troubles::{Counts, Kind, Troubles};
 /// Frames taken from the monitor port in one turn.
 pub(super) const BURST: usize = 256;
 
-/// Whether a memif socket is there on which nobody listens. It is asked with a socket of another kind, which is
+/// Whether a memif socket exists without a listener. It is tested with a socket of another kind, which is
 /// refused either way: a connection that is closed again before it has said anything ends DPDK 22.11, which then
 /// polls a socket that it has closed itself (`memif_listener_handler`; "PANIC in `eal_intr_thread_main()`: Error
 /// adding fd").
@@ -33,7 +33,7 @@ pub(super) fn is_dead(socket: &Path) -> bool {
         )?;
         connect(&ours, &address)
     };
-    // Where somebody listens it is EPROTOTYPE.
+    // With a listener it is EPROTOTYPE.
     try_it() == Err(Errno::CONNREFUSED)
 }
 
@@ -99,7 +99,7 @@ impl Worker {
                     self.steering.message(xid, &message, now);
                 }
                 Turned::Said(Event::Garbled { kind, error }) => {
-                    tracing::debug!(kind, %error, "the switch says what nobody can read");
+                    tracing::debug!(kind, %error, "cannot decode a message of the switch");
                     self.noticed.garbled += 1;
                 }
                 Turned::Said(Event::Agreed(_)) => {}
@@ -131,7 +131,7 @@ impl Worker {
         ];
         let tell = &self.above.tell;
         self.noticed.troubles.look(&counts, now, |event| {
-            // Nobody listens only where the control plane has ended.
+            // The receiver is gone only when the control plane has ended.
             let _ended = tell.send(event);
         });
     }
