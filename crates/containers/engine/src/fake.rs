@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use model::Nanos;
+use model::{Nanos, Random};
 
 use crate::container::check_command;
 use crate::{
@@ -59,7 +59,7 @@ pub struct Faults {
 /// How a [`FakeEngine`] behaves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FakeConfig {
-    /// Where its chances begin.
+    /// The seed of its random numbers.
     pub seed: u64,
     /// Creates that are carried out at once; others wait for their turn.
     pub creates_at_once: usize,
@@ -111,7 +111,7 @@ pub struct FakeEngine(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     config: FakeConfig,
-    chance: u64,
+    random: Random,
     now: Nanos,
     next_order: u64,
     next_pid: u32,
@@ -143,7 +143,6 @@ struct FakeContainer {
     /// A program that hangs ignores SIGTERM.
     hangs: bool,
     started_unix_ms: u64,
-    usage: Usage,
 }
 
 #[derive(Debug)]
@@ -172,7 +171,7 @@ impl FakeEngine {
     /// An engine at time zero, with no containers and every image.
     pub fn new(config: FakeConfig) -> FakeEngine {
         FakeEngine(Arc::new(Mutex::new(State {
-            chance: config.seed,
+            random: Random::new(config.seed),
             config,
             now: Nanos::ZERO,
             next_order: 0,
@@ -305,15 +304,6 @@ impl FakeEngine {
             .is_ok()
     }
 
-    /// What [`Engine::usage`] says from now on. False where there is no such container.
-    pub fn set_usage(&self, name: &str, usage: Usage) -> bool {
-        self.state()
-            .containers
-            .get_mut(name)
-            .map(|container| container.usage = usage)
-            .is_some()
-    }
-
     /// The quota that a container has now.
     pub fn quota(&self, name: &str) -> Option<CpuQuota> {
         self.state()
@@ -371,24 +361,9 @@ impl FakeContainer {
 }
 
 impl State {
-    /// splitmix64: small, and the same everywhere.
-    fn random(&mut self) -> u64 {
-        self.chance = self.chance.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.chance;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn happens(&mut self, probability: f64) -> bool {
-        // Drawn even where it cannot happen, so that changing one probability leaves the other chances as they were.
-        let drawn = (self.random() >> 11) as f64 / (1_u64 << 53) as f64;
-        drawn < probability
-    }
-
     fn draw(&mut self, latency: impl Fn(&FakeConfig) -> Latency) -> Nanos {
         let latency = latency(&self.config);
-        let extra = self.random() % latency.jitter.0.saturating_add(1).max(1);
+        let extra = self.random.below(latency.jitter.0.saturating_add(1).max(1));
         latency.base + Nanos(extra)
     }
 
@@ -501,16 +476,16 @@ impl State {
                 self.create_queue.push_back((ticket, spec.clone(), since));
                 return self.begin_creates();
             }
-            Request::Pause { .. } => (self.draw(|c| c.pause), self.happens(faults.pause_fails)),
-            Request::Resume { .. } => (self.draw(|c| c.resume), self.happens(faults.pause_fails)),
-            Request::SetQuota { .. } => (self.draw(|c| c.quota), self.happens(faults.quota_fails)),
+            Request::Pause { .. } => (self.draw(|c| c.pause), self.random.happens(faults.pause_fails)),
+            Request::Resume { .. } => (self.draw(|c| c.resume), self.random.happens(faults.pause_fails)),
+            Request::SetQuota { .. } => (self.draw(|c| c.quota), self.random.happens(faults.quota_fails)),
             Request::Stop { name, grace } => {
-                let fails = self.happens(faults.remove_fails);
+                let fails = self.random.happens(faults.remove_fails);
                 let usual = self.draw(|c| c.stop);
                 let hangs = self.containers.get(name).is_some_and(|container| container.hangs);
                 (if hangs { *grace + usual } else { usual }, fails)
             }
-            Request::Remove { .. } => (self.draw(|c| c.remove), self.happens(faults.remove_fails)),
+            Request::Remove { .. } => (self.draw(|c| c.remove), self.random.happens(faults.remove_fails)),
         };
         self.busy.insert(request.name().to_owned());
         self.schedule(
@@ -532,10 +507,10 @@ impl State {
             self.creating += 1;
             let faults = self.config.faults;
             let mut delay = self.draw(|c| c.create);
-            if self.happens(faults.create_is_slow) {
+            if self.random.happens(faults.create_is_slow) {
                 delay = Nanos(delay.0.saturating_mul(100));
             }
-            let fails = self.happens(faults.create_fails);
+            let fails = self.random.happens(faults.create_fails);
             self.schedule(
                 delay,
                 Deed::Finish {
@@ -675,7 +650,6 @@ impl State {
             quota: spec.cpu,
             hangs: false,
             started_unix_ms: self.now.as_millis(),
-            usage: Usage::default(),
         };
         self.containers.insert(spec.name.clone(), container);
         self.in_hand = self.in_hand.saturating_sub(1);
@@ -687,8 +661,8 @@ impl State {
             at: self.now,
             took,
         });
-        if self.happens(self.config.faults.dies_at_start) {
-            let delay = Nanos(self.random() % Nanos::from_millis(10).0);
+        if self.random.happens(self.config.faults.dies_at_start) {
+            let delay = Nanos(self.random.below(Nanos::from_millis(10).0));
             let exit = Exit {
                 signal: Some(11),
                 ..Exit::default()
@@ -784,7 +758,7 @@ impl Engine for FakeEngine {
         let state = self.state();
         let container = state.containers.get(name);
         container
-            .map(|container| container.usage)
+            .map(|_| Usage::default())
             .ok_or_else(|| EngineError::NotFound {
                 name: name.to_owned(),
             })

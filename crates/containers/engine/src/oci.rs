@@ -69,11 +69,6 @@ impl OciConfig {
         }
     }
 
-    /// Where state is unless something else is said: `$INCO_RUN_DIR`, or `/run/inco`.
-    pub fn default_run_dir() -> PathBuf {
-        std::env::var_os("INCO_RUN_DIR").map_or_else(|| PathBuf::from("/run/inco"), PathBuf::from)
-    }
-
     /// Whether an engine can start here. Lets this process have as many open files as a container's may.
     ///
     /// # Errors

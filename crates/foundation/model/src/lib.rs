@@ -18,6 +18,7 @@ mod histogram;
 mod ids;
 mod instance;
 mod observation;
+mod random;
 mod rollout;
 mod service;
 pub mod span;
@@ -34,6 +35,7 @@ pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, InstanceSignals, Observation};
+pub use random::{Random, mix};
 pub use rollout::{Rollout, RolloutState};
 pub use service::{
     Fallback, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull, Timeouts,

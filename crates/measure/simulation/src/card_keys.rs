@@ -5,6 +5,7 @@ use openflow_switch::Spread;
 use serde::Deserialize;
 
 use crate::Error;
+use crate::error::within;
 use crate::scenario::Range;
 
 /// A card that forwards by rules, as with `[switch] driver = "openflow"`, and its faults.
@@ -64,11 +65,8 @@ impl Default for Card {
 }
 
 impl Card {
-    /// Validates each value; `within` checks a number against bounds.
-    pub(crate) fn check(
-        &self,
-        within: impl Fn(&str, f64, f64, f64) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    /// Validates each value.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if !self.buckets.is_power_of_two() || self.buckets.ilog2() > u32::from(Spread::LIMIT_BITS) {
             let most = 1_u32 << Spread::LIMIT_BITS;
             let problem = format!("{} is not a power of two up to {most}", self.buckets);

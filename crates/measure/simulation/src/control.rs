@@ -8,13 +8,12 @@ use autoscaling::{Autoscaler, Fitted};
 use collector::Collector;
 use controller::{Command, CommandId, Controller, Inputs, Outputs, ServiceSettings, Settings};
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
-use model::{Event, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
+use model::{Event, InstanceState, Nanos, Random, ServiceId, Slot, StandbyMode};
 use scheduling::Scheduler;
 use switch::{
     Delay, Delays, FakeSwitch, Plan, ServiceCounters, SlotCounters, Switch as _, SwitchEvent, SwitchReading,
     SwitchRequest,
 };
-use traffic::Random;
 
 use crate::Error;
 use crate::scenario::{Action, Counters, Range, Scenario, policy_of};

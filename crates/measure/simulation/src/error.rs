@@ -45,6 +45,17 @@ pub enum Error {
     },
 }
 
+/// Checks that a value is a number from `low` to `high`.
+pub(crate) fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), Error> {
+    if value.is_finite() && (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::value(
+        key,
+        format!("{value} is not within {low} to {high}"),
+    ))
+}
+
 impl Error {
     /// A value out of range.
     pub(crate) fn value(key: impl Into<String>, problem: impl Into<String>) -> Error {

@@ -4,8 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use hdrhistogram::Histogram;
-use model::{Nanos, Slot};
-use traffic::Random;
+use model::{Nanos, Random, Slot};
 
 use crate::Error;
 use crate::card::{CardSwitch, PacketInTransit};

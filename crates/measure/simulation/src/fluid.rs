@@ -6,8 +6,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use collector::HOT_OCCUPANCY;
-use model::{Nanos, Slot};
-use traffic::Random;
+use model::{Nanos, Random, Slot};
 
 use crate::Error;
 use crate::control::{ControlLoop, SERVICE, SlotChange};

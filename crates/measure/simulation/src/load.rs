@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use model::{FlowKey, FlowKeyV4, Nanos, protocol};
-use traffic::{Mixture, Random};
+use model::{FlowKey, FlowKeyV4, Nanos, Random, protocol};
+use traffic::Mixture;
 
 use crate::Error;
+use crate::error::within;
 use crate::recording::Recording;
 use crate::scenario::{Burst, BurstOf, FlowMix, Noise, Scenario, Traffic};
 use crate::time::{seconds, whole_ms};
@@ -173,13 +174,13 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                 by_volume,
                 ..
             } => {
-                check(&key("pps"), *pps, 0.0, 1e12)?;
-                check(&key("start_s"), *start_s, 0.0, 1e9)?;
-                check(&key("interval_s"), *interval_s, 0.0, 1e9)?;
-                check(&key("spread_s"), *spread_s, 0.0, 1e9)?;
-                check(&key("count"), *count as f64, 0.0, FLOWS_LIMIT as f64)?;
+                within(&key("pps"), *pps, 0.0, 1e12)?;
+                within(&key("start_s"), *start_s, 0.0, 1e9)?;
+                within(&key("interval_s"), *interval_s, 0.0, 1e9)?;
+                within(&key("spread_s"), *spread_s, 0.0, 1e9)?;
+                within(&key("count"), *count as f64, 0.0, FLOWS_LIMIT as f64)?;
                 if let Some(lasts_s) = lasts_s {
-                    check(&key("lasts_s"), *lasts_s, SHORTEST_LIFE_S, 1e9)?;
+                    within(&key("lasts_s"), *lasts_s, SHORTEST_LIFE_S, 1e9)?;
                 }
                 let place = compiled.factors.len();
                 let mut changes = vec![(Nanos::ZERO, 1.0)];
@@ -223,11 +224,11 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                     ));
                 }
                 for (_, new_flows, pps) in points {
-                    check(&key("points"), *new_flows, 0.0, 1e12)?;
-                    check(&key("points"), *pps, 0.0, 1e15)?;
+                    within(&key("points"), *new_flows, 0.0, 1e12)?;
+                    within(&key("points"), *pps, 0.0, 1e15)?;
                 }
                 if let Some(period_s) = period_s {
-                    check(&key("period_s"), *period_s, 0.1, 1e9)?;
+                    within(&key("period_s"), *period_s, 0.1, 1e9)?;
                 }
                 let (new_flows, pps) = sampled(points, *smooth, *period_s, scenario.duration_s);
                 let classes = classes(flows, data, &key("flows"))?;
@@ -296,7 +297,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                 });
             }
             Traffic::Capture { file, speed, repeat } => {
-                check(&key("speed"), *speed, 1e-6, 1e6)?;
+                within(&key("speed"), *speed, 1e-6, 1e6)?;
                 compiled.capture(&data.join(file), *speed, *repeat, end, index)?;
             }
         }
@@ -341,8 +342,8 @@ impl Compiled {
     ) -> Result<(), Error> {
         let mut pps = pps;
         if let Some(noise) = noise {
-            check(&key("noise.every_s"), noise.every_s, 0.001, 1e9)?;
-            check(&key("noise.share"), noise.share, 0.0, 1.0)?;
+            within(&key("noise.every_s"), noise.every_s, 0.001, 1e9)?;
+            within(&key("noise.share"), noise.share, 0.0, 1.0)?;
             let every = seconds(noise.every_s);
             let count = (end.0 / every.0.max(1)) as usize + 1;
             if count > CHANGES_LIMIT {
@@ -360,15 +361,15 @@ impl Compiled {
         let calm = pps.clone();
         for burst in bursts {
             let (low, high) = burst.every_s.bounds();
-            check(&key("burst.every_s"), low, 0.01, 1e9)?;
-            check(&key("burst.every_s"), high, low, 1e9)?;
+            within(&key("burst.every_s"), low, 0.01, 1e9)?;
+            within(&key("burst.every_s"), high, low, 1e9)?;
             let (low, high) = burst.length_ms.bounds();
-            check(&key("burst.length_ms"), low, 1.0, 1e9)?;
-            check(&key("burst.length_ms"), high, low, 1e9)?;
+            within(&key("burst.length_ms"), low, 1.0, 1e9)?;
+            within(&key("burst.length_ms"), high, low, 1e9)?;
             let (low, high) = burst.factor.bounds();
-            check(&key("burst.factor"), low, 1.0, 1e6)?;
-            check(&key("burst.factor"), high, low, 1e6)?;
-            check(&key("burst.rise_ms"), burst.rise_ms, 0.0, 1e6)?;
+            within(&key("burst.factor"), low, 1.0, 1e6)?;
+            within(&key("burst.factor"), high, low, 1e6)?;
+            within(&key("burst.rise_ms"), burst.rise_ms, 0.0, 1e6)?;
             let last = burst.to_s.map_or(end, seconds).min(end);
             let mut at = seconds(burst.from_s);
             let mut factors: Vec<(Nanos, f64)> = Vec::new();
@@ -539,17 +540,6 @@ pub(crate) fn nearest(count: f64) -> u64 {
     (whole + i64::from(count - whole as f64 >= 0.5)) as u64
 }
 
-fn check(key: &str, value: f64, low: f64, high: f64) -> Result<(), Error> {
-    if value.is_finite() && (low..=high).contains(&value) {
-        Ok(())
-    } else {
-        Err(Error::value(
-            key,
-            format!("{value} is not within {low} to {high}"),
-        ))
-    }
-}
-
 fn sampled(
     points: &[(f64, f64, f64)],
     smooth: bool,
@@ -647,7 +637,7 @@ fn read_series(path: &Path) -> Result<Vec<(f64, f64, f64)>, Error> {
 
 /// Converts a flow mix to classes.
 fn classes(mix: &FlowMix, data: &Path, key: &str) -> Result<Vec<Class>, Error> {
-    let pace = |pace_pps: f64| check(key, pace_pps, 1e-3, 1e12);
+    let pace = |pace_pps: f64| within(key, pace_pps, 1e-3, 1e12);
     let found = match mix {
         FlowMix::Default => vec![Class {
             share: 1.0,

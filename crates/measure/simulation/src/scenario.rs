@@ -7,6 +7,7 @@ use toml::{Table, Value};
 
 use crate::Error;
 use crate::card_keys::Card;
+use crate::error::within;
 use crate::expectation::Check;
 
 /// Longest run, in seconds: eight weeks.
@@ -865,16 +866,6 @@ pub(crate) fn policy_of(key: &str, value: &Value) -> Result<(String, Table), Err
 
 impl Scenario {
     fn check(&self) -> Result<(), Error> {
-        let within = |key: &str, value: f64, low: f64, high: f64| {
-            if value.is_finite() && (low..=high).contains(&value) {
-                Ok(())
-            } else {
-                Err(Error::value(
-                    key,
-                    format!("{value} is not within {low} to {high}"),
-                ))
-            }
-        };
         within("duration_s", self.duration_s, 0.001, DURATION_LIMIT_S)?;
         within("step.min_ms", self.step.min_ms as f64, 1.0, 1_000.0)?;
         within(
@@ -958,7 +949,7 @@ impl Scenario {
                 let problem = "a card needs individual packets: set model = \"event\"";
                 return Err(Error::value("card", problem));
             }
-            card.check(within)?;
+            card.check()?;
         }
         within("queue.servers", f64::from(self.queue.servers), 1.0, 4_096.0)?;
         within("queue.actors", f64::from(self.queue.actors), 1.0, 65_536.0)?;

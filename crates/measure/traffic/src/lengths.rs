@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::Error;
-use crate::random::Random;
+use model::Random;
 
 /// Longest flow drawn, in packets. The mixtures' tails exceed what a run can send.
 pub const LENGTH_LIMIT: u32 = 1 << 30;

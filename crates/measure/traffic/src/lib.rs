@@ -32,7 +32,6 @@ mod order;
 mod pin;
 mod port;
 mod profile;
-mod random;
 mod replay;
 mod report;
 mod schedule;
@@ -51,7 +50,6 @@ pub use profile::{
     Capture, FLOWS_LIMIT, LengthSource, NamedSize, Phase, Profile, Protocol, SOURCES_LIMIT, Size, Timing,
     Verify, WIRE_BYTES_LIMIT,
 };
-pub use random::Random;
 pub use report::{Counts, FlowNow, FlowReport, GeneratorLimits, Interval, LatencyUs, Report};
 pub use units::{Rate, Span};
 

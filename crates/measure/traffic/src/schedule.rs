@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::Error;
 use crate::lengths::{FlowLengths, Mixture};
 use crate::profile::{Capture, LengthSource, Phase, Profile, Timing};
-use crate::random::Random;
 use crate::replay::Replay;
+use model::Random;
 
 /// Times are in ns with this many binary places, so that rates that do not divide a second stay accurate: the
 /// error is below 0.04 ms after an hour at 5 Mpps.

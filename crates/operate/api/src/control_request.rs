@@ -34,11 +34,6 @@ impl<T> Answer<T> {
     pub fn give(self, answer: T) {
         let _ = self.0.send(answer);
     }
-
-    /// Whether the requester does not wait any more.
-    pub fn is_abandoned(&self) -> bool {
-        self.0.is_closed()
-    }
 }
 
 /// A request to the control loop.

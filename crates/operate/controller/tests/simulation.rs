@@ -16,8 +16,8 @@ use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
 use model::{
-    Action, EventKind, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, Ready, RolloutState,
-    ServiceId, Slot, StandbyMode, Tuple, UplinkId, protocol,
+    Action, EventKind, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, Random, Ready,
+    RolloutState, ServiceId, Slot, StandbyMode, Tuple, UplinkId, protocol,
 };
 use scheduling::Scheduler;
 use switch::{
@@ -55,27 +55,6 @@ struct Probabilities {
     step_late: f64,
 }
 
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
-    }
-
-    fn happens(&mut self, probability: f64) -> bool {
-        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
-    }
-}
-
 /// A flow of a sender.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
@@ -96,7 +75,7 @@ struct PortSim {
 
 struct Simulation {
     seed: u64,
-    chance: Chance,
+    chance: Random,
     probabilities: Probabilities,
     now: Nanos,
     engine: FakeEngine,
@@ -211,7 +190,7 @@ impl Simulation {
         controller.adopt(&found, &BTreeMap::new(), now);
         Simulation {
             seed,
-            chance: Chance(seed ^ 0x5eed),
+            chance: Random::new(seed ^ 0x5eed),
             probabilities,
             now,
             engine,
@@ -732,7 +711,7 @@ fn whatever_goes_wrong_the_promises_hold_and_it_recovers() {
     let (mut flows, mut drained) = (0, 0);
     for seed in seeds(16) {
         // Each seed has its own mix of faults, from none to nearly all.
-        let mut mix = Chance(seed);
+        let mut mix = Random::new(seed);
         let mut up_to = |most: f64| most * mix.below(4) as f64 / 3.0;
         let probabilities = Probabilities {
             port_never_connects: up_to(0.2),

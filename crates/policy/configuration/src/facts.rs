@@ -176,11 +176,6 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
 }
 
 impl Configuration {
-    /// A problem with a key of this file that another part found: `service.firewall.image`.
-    pub fn problem_at(&self, key: &str, unusable: Unusable) -> Problem {
-        self.problem(key, ValueError::new(unusable.what, unusable.write))
-    }
-
     fn problem(&self, key: &str, wrong: ValueError) -> Problem {
         Problem::new(&self.file, self.places.of(key), key, wrong)
     }

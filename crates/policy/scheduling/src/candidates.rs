@@ -1,4 +1,4 @@
-use model::{Nanos, Slot};
+use model::{Nanos, Slot, mix};
 use serde::{Deserialize, Serialize};
 
 use crate::NewFlow;
@@ -552,15 +552,6 @@ fn ramp_step(active_for: Nanos, slow_start: Nanos) -> u8 {
     // Below `slow_start`, so fewer than all steps.
     let passed = u128::from(active_for.0) * u128::from(RAMP_STEPS) / u128::from(slow_start.0.max(1));
     (passed as u8 + 1).min(RAMP_STEPS)
-}
-
-/// Mixes the bits of a number (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
-#[inline]
-pub(crate) const fn mix(mut n: u64) -> u64 {
-    n = n.wrapping_add(SPREAD);
-    n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    n ^ (n >> 31)
 }
 
 /// A number below `limit`, from uniform bits.

@@ -1,8 +1,7 @@
-use model::Slot;
+use model::{Slot, mix};
 use serde::{Deserialize, Deserializer};
 
 use crate::Candidates;
-use crate::candidates::mix;
 
 /// Table entries: Maglev's choice, a prime. A hundred times the instances keeps shares even to 1 %. More
 /// entries move fewer flows of others when one leaves: 0.2 to 0.5 % with 8 to 64 instances; 16381 entries

@@ -1,6 +1,7 @@
+use model::mix;
 use serde::{Deserialize, Serialize};
 
-use crate::candidates::{below, mix};
+use crate::candidates::below;
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
 /// An idle instance if there is one, else the better of two random choices (Horus, NSDI 2024, as described in

@@ -2,8 +2,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::candidates::mix;
 use crate::{Candidates, Maglev, NewFlow, Parameter, Policy};
+use model::mix;
 
 /// All flows of a source address go to one instance (HAProxy's `source`, IPVS's `sh`), for functions with
 /// per-client state. The source is that of the packet that opens the flow. Addresses are spread as [`Maglev`]

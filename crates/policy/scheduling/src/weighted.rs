@@ -1,7 +1,6 @@
-use model::{Nanos, Slot, span};
+use model::{Nanos, Slot, mix, span};
 use serde::{Deserialize, Serialize};
 
-use crate::candidates::mix;
 use crate::{Candidates, NewFlow, Parameter, Policy, State};
 
 /// The sum of all weights, and the number of values that a draw has.

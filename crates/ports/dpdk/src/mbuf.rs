@@ -67,11 +67,6 @@ impl Mbuf {
         self.head().nb_segs
     }
 
-    /// The DPDK number of the port that received it.
-    pub fn received_on(&self) -> u16 {
-        self.head().port
-    }
-
     /// The bytes of the first segment.
     #[inline(always)]
     pub fn data(&self) -> &[u8] {

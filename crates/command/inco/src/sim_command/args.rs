@@ -14,7 +14,7 @@ pub(crate) enum SimCommand {
     Sweep(SimSweepArgs),
 }
 
-/// Selection of scenarios, variants and seeds.
+/// Selection of variants and seeds, and the output.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Play {
     /// Number of runs of each variant, each with its own seed. With more than one, figures are means with 95 %
@@ -30,6 +30,12 @@ pub(crate) struct Play {
     /// The folder of traces, mixtures and captures; default: $INCO_DATA or ../shared/data
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -48,12 +54,6 @@ pub(crate) struct SimRunArgs {
     pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) play: Play,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write a page with plots
-    #[arg(long, value_name = "FILE.html")]
-    pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -74,12 +74,6 @@ pub(crate) struct SimCompareArgs {
     pub(crate) b: PathBuf,
     #[command(flatten)]
     pub(crate) play: Play,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write a page with plots
-    #[arg(long, value_name = "FILE.html")]
-    pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -101,10 +95,4 @@ pub(crate) struct SimSweepArgs {
     pub(crate) vary: Vec<String>,
     #[command(flatten)]
     pub(crate) play: Play,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write a page with a plot
-    #[arg(long, value_name = "FILE.html")]
-    pub(crate) report: Option<PathBuf>,
 }

@@ -26,12 +26,12 @@ pub(crate) fn run(command: &SimCommand) -> anyhow::Result<()> {
 
 fn run_scenario(args: &SimRunArgs) -> anyhow::Result<()> {
     let result = play(&load(&args.file, &args.play)?, &args.play)?;
-    if args.json {
+    if args.play.json {
         output::json(&show::json(&result), output::is_terminal())?;
     } else {
         output::text(&show::text(&result))?;
     }
-    if let Some(path) = &args.report {
+    if let Some(path) = &args.play.report {
         write(path, &report::of_run(&result))?;
     }
     if result.is_met() {
@@ -45,12 +45,12 @@ fn compare(args: &SimCompareArgs) -> anyhow::Result<()> {
     let (a, b) = (load(&args.a, &args.play)?, load(&args.b, &args.play)?);
     check_pairs(&a, &b)?;
     let (a, b) = (play(&a, &args.play)?, play(&b, &args.play)?);
-    if args.json {
+    if args.play.json {
         output::json(&show::compared_json(&a, &b), output::is_terminal())?;
     } else {
         output::text(&show::compared(&a, &b))?;
     }
-    match &args.report {
+    match &args.play.report {
         Some(path) => write(path, &report::of_compared(&a, &b)),
         None => Ok(()),
     }
@@ -95,10 +95,10 @@ fn sweep(args: &SimSweepArgs) -> anyhow::Result<()> {
     );
     bar.end();
     let points = points.map_err(usage)?;
-    if let Some(path) = &args.report {
+    if let Some(path) = &args.play.report {
         write(path, &report::of_sweep(&args.file.display().to_string(), &points))?;
     }
-    if args.json {
+    if args.play.json {
         output::json(
             &serde_json::json!({"simulated": true, "points": points}),
             output::is_terminal(),

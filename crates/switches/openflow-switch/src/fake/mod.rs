@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use control::refused;
-use model::{FlowKey, Nanos};
+use model::{FlowKey, Nanos, Random};
 use openflow::{Action, Field, FieldKind, FlowMod, Limits, Match, Message, PortStats, Session, Side};
 use rules::{is_within, masked};
 pub use steered::SteeredNic;
@@ -125,7 +125,7 @@ impl Cached {
 #[derive(Debug)]
 pub struct FakeNic {
     faults: Faults,
-    chance: u64,
+    random: Random,
     session: Session,
     /// Messages by when they are carried out.
     control: VecDeque<(Nanos, u32, Message)>,
@@ -158,7 +158,7 @@ impl FakeNic {
     pub fn new(faults: Faults, seed: u64, now: Nanos) -> FakeNic {
         FakeNic {
             faults,
-            chance: seed,
+            random: Random::new(seed),
             session: Session::new(Side::Switch, Limits::default(), now.0),
             control: VecDeque::new(),
             barrier_at: Nanos::ZERO,
@@ -187,17 +187,15 @@ impl FakeNic {
 
     /// Everything is lost, as when the process ends and begins anew.
     pub fn restart(&mut self, now: Nanos) {
-        *self = FakeNic::new(self.faults, self.chance, now);
+        *self = FakeNic {
+            random: self.random,
+            ..FakeNic::new(self.faults, 0, now)
+        };
     }
 
     /// A number below `limit`, and 0 where that is 0.
     fn below(&mut self, limit: u64) -> u64 {
-        // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut n = self.chance;
-        n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (n ^ (n >> 31)).checked_rem(limit).unwrap_or_default()
+        self.random.bits().checked_rem(limit).unwrap_or_default()
     }
 
     fn happens(&mut self, one_in: u64) -> bool {

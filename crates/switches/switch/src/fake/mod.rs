@@ -1,17 +1,17 @@
 //! A switch for tests and models: workers that learn of plans late, one after the other, instances that connect after
 //! a while, rings that fill. It forwards in no time when it is told to, reads no clock, and equal seeds do the same.
 
-mod chance;
 mod packets;
 
+use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{Hash, Hasher as _};
 use std::sync::Arc;
 
-use model::{Capabilities, DropReason, FlowKey, Generation, Nanos, PortKind, ServiceId, Slot, Tuple};
+use model::{Capabilities, DropReason, FlowKey, Generation, Nanos, PortKind, Random, ServiceId, Slot, Tuple};
 use scheduling::Scheduler;
 
 use crate::{Change, Plan, PortSpec, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest};
-use chance::Chance;
 use packets::Flow;
 
 /// What goes wrong, each as a probability for each time that it could.
@@ -146,7 +146,7 @@ enum Due {
 #[derive(Debug)]
 pub struct FakeSwitch {
     config: FakeConfig,
-    chance: Chance,
+    random: Random,
     now: Nanos,
     attachments: BTreeMap<Slot, Attachment>,
     workers: Vec<Worker>,
@@ -174,7 +174,7 @@ impl FakeSwitch {
             schedulers: BTreeMap::new(),
         };
         FakeSwitch {
-            chance: Chance(config.seed),
+            random: Random::new(config.seed),
             now: Nanos::ZERO,
             attachments: BTreeMap::new(),
             workers: (0..config.workers).map(|_| worker()).collect(),
@@ -230,9 +230,14 @@ impl FakeSwitch {
         happened
     }
 
+    /// Whether a fault of that probability happens. An impossible one takes no random number.
+    fn happens(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.random.happens(probability)
+    }
+
     fn after(&mut self, delay: Delay, due: Due) {
         self.order += 1;
-        let at = self.now + delay.base + Nanos(self.chance.below(delay.jitter.0));
+        let at = self.now + delay.base + Nanos(self.random.below(delay.jitter.0));
         self.due.insert((at, self.order), due);
     }
 
@@ -322,11 +327,11 @@ impl FakeSwitch {
             self.flows.retain(|_, flow| flow.slot != slot);
         }
         for worker in 0..self.workers.len() {
-            let late = self.chance.happens(self.config.faults.loads_late);
+            let late = self.happens(self.config.faults.loads_late);
             let Delay { base, jitter } = self.config.delays.load;
             let times = if late { 100 } else { 1 };
             let delay = Delay {
-                base: base + Nanos(self.chance.below(jitter.0) * times),
+                base: base + Nanos(self.random.below(jitter.0) * times),
                 jitter: Nanos::ZERO,
             };
             let plan = Arc::clone(plan);
@@ -368,7 +373,7 @@ impl FakeSwitch {
     }
 
     fn detach(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        if self.chance.happens(self.config.faults.detach_refused) {
+        if self.happens(self.config.faults.detach_refused) {
             return Err(SwitchError::WorkerStuck {
                 worker: 0,
                 pending: 1,
@@ -388,11 +393,18 @@ impl FakeSwitch {
     }
 }
 
+/// A hash without a random key: the same in every run.
+fn hash_of(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
 impl FakeConfig {
-    /// The same port always has the same luck.
+    /// Whether a port never connects; the same in every attempt.
     fn never_connects(&self, port: &PortSpec) -> bool {
-        let mut luck = Chance(self.seed ^ chance::hash_of(&port.address));
-        luck.happens(self.faults.never_connects)
+        let mut random = Random::new(self.seed ^ hash_of(&port.address));
+        random.happens(self.faults.never_connects)
     }
 }
 

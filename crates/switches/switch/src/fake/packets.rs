@@ -6,8 +6,7 @@ use flow_table::TcpState;
 use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, Tuple, UplinkId};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Terms};
 
-use super::chance::hash_of;
-use super::{FakeSwitch, Phase};
+use super::{FakeSwitch, Phase, hash_of};
 use crate::{FlowFilter, FlowRow, SwitchEvent};
 
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,19 @@
-//! A small seeded random source: the same seed gives the same load on every machine.
+//! A small seeded random source: the same seed gives the same numbers on every machine.
+
+/// The increment of SplitMix64.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// One step of SplitMix64: mixes the bits of a number.
+#[inline]
+pub const fn mix(mut n: u64) -> u64 {
+    n = n.wrapping_add(GAMMA);
+    n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ (n >> 31)
+}
 
 /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
@@ -12,11 +24,19 @@ impl Random {
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let bits = mix(self.0);
+        self.0 = self.0.wrapping_add(GAMMA);
+        bits
+    }
+
+    /// A number below `limit`; 0 without a draw if that is 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        if limit == 0 { 0 } else { self.bits() % limit }
+    }
+
+    /// Whether an event of that probability happens.
+    pub fn happens(&mut self, probability: f64) -> bool {
+        ((self.bits() >> 11) as f64 / (1_u64 << 53) as f64) < probability
     }
 
     /// Uniform in (0, 1]: never 0, so that its logarithm is finite.
