@@ -6,13 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use memif::{Client, ClientConfig, Link, Listener, ServerConfig};
+use model::Random;
 use nf_page::PageReader;
 use packet::build::Frame;
 use packet::capture::{CaptureWriter, Captured};
 use rustix::process::{Pid, Signal, kill_process};
-use traffic::{
-    Capture, Control, Generator, MemifPort, Phase, Profile, Random, Rate, Report, Size, Span, Timing,
-};
+use traffic::{Capture, Control, Generator, MemifPort, Phase, Profile, Rate, Report, Size, Span, Timing};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
