@@ -156,10 +156,12 @@ impl Steering {
         let Some((flow, rule)) = pin_number(of.cookie).and_then(|number| self.book.rule_mut(number)) else {
             return;
         };
-        let (packets, bytes) = (
-            of.packets.saturating_sub(flow.rules[rule].packets),
-            of.bytes.saturating_sub(flow.rules[rule].bytes),
-        );
+        let before = &flow.rules[rule];
+        let (packets, bytes) = match of.packets.checked_sub(before.packets) {
+            Some(packets) => (packets, of.bytes.saturating_sub(before.bytes)),
+            // A switch that was started again has begun to count anew.
+            None => (of.packets, of.bytes),
+        };
         // Rules of both directions are in one reading: what the second one adds is of the same span.
         let span = now.since(flow.counted_at);
         if span > Nanos::ZERO {

@@ -54,6 +54,27 @@ fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
     );
 }
 
+/// Its rules count from 0 again: a count below the last one does not say that nothing came.
+#[test]
+fn flows_of_a_switch_that_was_restarted_do_not_end() {
+    let settings = Settings {
+        idle: Timeouts::all(Nanos::from_millis(300)),
+        ..quick(FlowSetup::Proactive)
+    };
+    let mut world = World::new(lagging(1_000, 100, 30), settings, false, 9);
+    world.ready(4);
+    long_flows(&mut world, 0..20, 400, STEP);
+    world.cut();
+    world.joined.nic.restart(world.now);
+    world.connect();
+    // For three times the idle time, with fewer packets than before.
+    long_flows(&mut world, 0..20, 100, Nanos::from_micros(500));
+    assert_eq!(world.joined.steering.figures().ended_flows, 0);
+    assert_eq!(world.joined.steering.flows().count(), 20);
+    let outcome = world.outcome();
+    assert_eq!((outcome.duplicated, outcome.mis_steered), (0, 0), "{outcome:?}");
+}
+
 /// Also the rules that no flow can do without, from the beginning.
 #[test]
 fn rules_that_were_refused_are_written_again() {
