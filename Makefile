@@ -6,6 +6,8 @@ SHELL := /bin/bash
 ENGINE ?= oci
 SWITCH ?= soft
 ARGS ?=
+MINUTES ?= 10
+SEED ?=
 
 CARGO := scripts/cargo
 TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -13,11 +15,11 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test test-dpdk test-without-dpdk promises demo bench deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test test-dpdk test-without-dpdk promises demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to make bench)"
+	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to make bench and soak)"
 
 setup: ## install what building, testing and the demo need; prints what and why
 	@scripts/setup.sh rust build dpdk test api lint deb
@@ -76,6 +78,11 @@ bench: ## inco bench steer: the switch beside testpmd and OVS-DPDK (ARGS=--full)
 	@scripts/setup.sh rust build dpdk bench
 	@$(MAKE) --no-print-directory binaries
 	$(TARGET_DIR)/release/inco bench steer $(ARGS)
+
+soak: ## inco soak: minutes of random faults, each checked (MINUTES=10, SEED=, ARGS=--json); root
+	@scripts/setup.sh rust build dpdk bench docker
+	@$(MAKE) --no-print-directory binaries
+	$(TARGET_DIR)/release/inco soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 deb: ## build a Debian package: target/deb/inco_VERSION_ARCH.deb
 	@scripts/setup.sh rust build dpdk deb

@@ -82,6 +82,9 @@ pub(crate) enum Command {
     /// Write man pages into a directory
     #[command(hide = true)]
     Man(ManArgs),
+    /// Run for minutes under traffic and random faults, and check that inco keeps its promises
+    #[cfg(feature = "soak")]
+    Soak(soak::SoakArgs),
     /// Benchmark the data plane against its peers
     #[cfg(feature = "dpdk")]
     Bench(bench::BenchArgs),

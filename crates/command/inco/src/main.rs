@@ -68,6 +68,8 @@ fn main() -> ExitCode {
         Command::Image(args) => image::run(&args),
         #[cfg(feature = "simulation")]
         Command::Sim(command) => sim_command::run(&command),
+        #[cfg(feature = "soak")]
+        Command::Soak(args) => soak::run(&args),
         #[cfg(feature = "dpdk")]
         Command::Bench(args) => bench::run(&args.bench),
     };

@@ -48,7 +48,11 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "measure",
-        &[&["traffic"], &["simulation", "testbed"], &["demo", "bench"]],
+        &[
+            &["traffic"],
+            &["simulation", "testbed"],
+            &["demo", "bench", "soak"],
+        ],
     ),
     ("command", &[&["doctor", "top"], &["inco"]]),
 ];

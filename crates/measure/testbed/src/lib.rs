@@ -1,11 +1,13 @@
 //! Runs a complete inco as a child process with real containers, for the demo and the benches.
 //!
 //! 1. [`Environment`]: the directory of the runs, and an Open vSwitch if that forwards.
-//! 2. [`Session`]: a running inco, controlled over its API. Dropping it stops inco and checks that nothing remains.
+//! 2. [`Dockerd`]: a private Docker engine that can be killed.
+//! 3. [`Session`]: a running inco, controlled over its API. Dropping it stops inco and checks that nothing remains.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod dockerd;
 mod open_vswitch;
 mod session;
 
@@ -19,6 +21,7 @@ use engine::ImageRef;
 use images::EngineName;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+pub use dockerd::{Dockerd, DockerdAccess};
 pub use open_vswitch::OpenVSwitch;
 pub use session::{Environment, Service, Session};
 

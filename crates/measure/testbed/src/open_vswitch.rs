@@ -42,14 +42,23 @@ pub struct OpenVSwitch {
 }
 
 impl OpenVSwitch {
+    /// Whether it is installed; the error says what to do.
+    ///
+    /// # Errors
+    /// Returns an error if it is missing.
+    pub fn check_installed() -> Result<()> {
+        match Path::new(SWITCH).exists() {
+            true => Ok(()),
+            false => bail!("{SWITCH} is not installed: run `apt-get install openvswitch-switch-dpdk`"),
+        }
+    }
+
     /// Starts it in `folder`.
     ///
     /// # Errors
     /// Returns an error if it is not installed or does not start.
     pub fn start(folder: PathBuf) -> Result<OpenVSwitch> {
-        if !Path::new(SWITCH).exists() {
-            bail!("{SWITCH} is not installed: run `apt-get install openvswitch-switch-dpdk`");
-        }
+        OpenVSwitch::check_installed()?;
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut of = OpenVSwitch {
             folder,
@@ -144,6 +153,11 @@ impl OpenVSwitch {
         let killed = Instant::now();
         self.start_switch()?;
         Ok((killed, Instant::now()))
+    }
+
+    /// The process id of the switch, if it runs.
+    pub fn process(&self) -> Option<u32> {
+        self.switch().as_ref().map(Child::id)
     }
 
     /// Packets for a controller that it has dropped since its start, by the counter's name in `ovs-appctl

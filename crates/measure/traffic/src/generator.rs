@@ -32,6 +32,7 @@ const FRAME_BYTES_LIMIT: usize = 65_536;
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,
+    hold: AtomicBool,
     failed: Mutex<Vec<u32>>,
     /// The length of `failed`, readable without the lock.
     failed_count: AtomicUsize,
@@ -46,6 +47,12 @@ impl Control {
     /// Stops sending; the run settles and reports. Safe to call in a signal handler.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Pauses sending, or continues. A packet that was not due before the pause is due later by its length; packets
+    /// still return meanwhile.
+    pub fn hold(&self, hold: bool) {
+        self.hold.store(hold, Ordering::Relaxed);
     }
 
     /// Declares that each flow of this instance may move once from now on, because it failed or was purged. Moves
@@ -180,7 +187,10 @@ impl Generator {
 /// The state of a run.
 struct Run {
     generator: Generator,
+    /// When the schedule began, later by all pauses.
     start: u64,
+    /// When the current pause began.
+    held_since: Option<u64>,
     cpu_start: u64,
     /// When the last packet was due, sent or received.
     last_sent: u64,
@@ -208,6 +218,7 @@ impl Run {
         generator.measurement.begin(start);
         Run {
             start,
+            held_since: None,
             cpu_start: clock::thread_cpu().0,
             last_sent: start,
             last_received: start,
@@ -259,10 +270,15 @@ impl Run {
             self.failed_seen = failed;
         }
         let now = now_ns();
+        if control.hold.load(Ordering::Relaxed) && !control.stop.load(Ordering::Relaxed) {
+            self.held_since.get_or_insert(now);
+        } else if let Some(since) = self.held_since.take() {
+            self.start += now - since;
+        }
         let received = self.receive(ports, now);
-        let sent = match self.sending_ended {
-            None => self.send(ports, control, now),
-            Some(_) => false,
+        let sent = match self.is_sending() {
+            true => self.send(ports, control, now),
+            false => false,
         };
         if now >= self.next_interval {
             observer(&self.generator.measurement.interval(now));
@@ -280,6 +296,10 @@ impl Run {
         if !received && !sent {
             self.wait(ports);
         }
+    }
+
+    fn is_sending(&self) -> bool {
+        self.sending_ended.is_none() && self.held_since.is_none()
     }
 
     fn receive<P: Port>(&mut self, ports: &mut [P], now: u64) -> bool {
@@ -393,12 +413,12 @@ impl Run {
     fn wait<P: Port>(&mut self, ports: &mut [P]) {
         let now = now_ns();
         let mut until = self.next_interval.min(self.next_maintenance);
-        if self.blocked && self.sending_ended.is_none() && self.generator.closed.is_some() {
+        if self.blocked && self.is_sending() && self.generator.closed.is_some() {
             // The process that returns packets may need this CPU.
             std::thread::yield_now();
             return;
         }
-        if self.sending_ended.is_none()
+        if self.is_sending()
             && let Some(due) = self.generator.schedule.peek()
         {
             until = until.min((self.start + due.at).saturating_sub(SPIN_NS));
@@ -436,7 +456,7 @@ impl Run {
         let measurement = &self.generator.measurement;
         let counts = measurement.counts;
         let (flow_count, flows) = measurement.flows();
-        let sending_s = (self.last_sent - self.start) as f64 / 1e9;
+        let sending_s = self.last_sent.saturating_sub(self.start) as f64 / 1e9;
         let elapsed_s = (now_ns() - self.start) as f64 / 1e9;
         let per_second = |packets: u64| {
             if sending_s > 0.0 {
@@ -643,6 +663,32 @@ mod tests {
             report.table(false)
         );
         assert!(report.counts.offered_packets >= 20);
+    }
+
+    #[test]
+    fn a_pause_sends_nothing_and_moves_the_schedule() {
+        let control = Control::new();
+        control.hold(true);
+        let started = now_ns();
+        let report = Generator::new(profile(1_000.0, 50))
+            .unwrap()
+            .run(&mut [LoopbackPort::new(64)], &control, |i| {
+                if now_ns() - started < 100_000_000 {
+                    assert_eq!(i.counts.offered_packets, 0);
+                } else {
+                    control.hold(false);
+                }
+            })
+            .unwrap();
+        assert!(now_ns() - started >= 145_000_000);
+        assert!(
+            report.is_clean() && report.counts.offered_packets == 50,
+            "{}",
+            report.table(true)
+        );
+        // Nothing was overdue after the pause.
+        assert!(report.latency_us.max < 50_000.0, "{}", report.table(true));
+        assert!(report.sending_s < 0.09, "{}", report.table(true));
     }
 
     #[test]

@@ -53,8 +53,8 @@ pub use profile::{
 pub use report::{Counts, FlowNow, FlowReport, GeneratorLimits, Interval, LatencyUs, Report};
 pub use units::{Rate, Span};
 
-/// Runs of up to this many flows keep a latency histogram per flow (15 kB) and list the flows in each
-/// [`Interval`].
+/// Runs of up to this many flows keep a latency histogram per flow (15 kB). Each [`Interval`] lists up to this many
+/// flows.
 pub const FLOW_LATENCIES_LIMIT: usize = 1024;
 /// Reports of runs of up to this many flows list each flow.
 pub const FLOWS_REPORTED_LIMIT: usize = 10_000;

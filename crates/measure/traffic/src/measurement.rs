@@ -604,22 +604,19 @@ impl Measurement {
 
     /// Returns the current state and starts the next interval.
     pub(crate) fn interval(&mut self, now: u64) -> Interval {
-        let flows = match self.records.len() <= FLOW_LATENCIES_LIMIT {
-            false => Vec::new(),
-            true => self
-                .records
-                .iter()
-                .filter(|r| r.sent > 0)
-                .map(|r| FlowNow {
-                    index: r.index,
-                    source: r.source,
-                    instance: self.records[r.pin_at as usize].pin.home(),
-                    offered_packets: r.sent,
-                    returned_packets: r.returned,
-                    is_active: r.sent_in_interval,
-                })
-                .collect(),
-        };
+        let listed = self.records.len().min(FLOW_LATENCIES_LIMIT);
+        let flows = self.records[..listed]
+            .iter()
+            .filter(|r| r.sent > 0)
+            .map(|r| FlowNow {
+                index: r.index,
+                source: r.source,
+                instance: self.records[r.pin_at as usize].pin.home(),
+                offered_packets: r.sent,
+                returned_packets: r.returned,
+                is_active: r.sent_in_interval,
+            })
+            .collect();
         let interval = Interval {
             at_s: (now - self.start) as f64 / 1e9,
             length_s: (now - self.last_interval_at) as f64 / 1e9,
@@ -633,10 +630,8 @@ impl Measurement {
         self.last_interval = self.counts;
         self.last_interval_at = now;
         self.interval_latency.reset();
-        if self.records.len() <= FLOW_LATENCIES_LIMIT {
-            for record in &mut self.records {
-                record.sent_in_interval = false;
-            }
+        for record in &mut self.records[..listed] {
+            record.sent_in_interval = false;
         }
         interval
     }

@@ -110,6 +110,11 @@ impl MemifPort {
         self.reconnects
     }
 
+    /// Leaves the peer, as a network whose cable is pulled. [`Port::maintain`] connects again.
+    pub fn disconnect(&mut self) {
+        self.link = None;
+    }
+
     /// Whether the link is up.
     pub fn is_up(&self) -> bool {
         self.link.is_some()

@@ -334,7 +334,7 @@ pub struct Interval {
     pub lost_so_far: u64,
     /// Latency of this interval's packets.
     pub latency_us: LatencyUs,
-    /// Each flow that has started; empty in runs of more than [`crate::FLOW_LATENCIES_LIMIT`] flows.
+    /// Each flow that has started, of the first [`crate::FLOW_LATENCIES_LIMIT`] flows of the profile.
     pub flows: Vec<FlowNow>,
 }
 

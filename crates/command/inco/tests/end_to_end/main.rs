@@ -38,6 +38,7 @@ mod restart;
 mod rollout;
 mod service;
 mod small_machines;
+mod soak;
 mod support;
 mod testpmd;
 

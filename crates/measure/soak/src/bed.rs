@@ -1,0 +1,605 @@
+//! A bed: an inco of its own with its engine, its switch and its traffic.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use api::Client;
+use api::types::{InstanceRow, Snapshot, Status};
+use clap::ValueEnum;
+use engine::cgroup::{Hierarchy, ROOT};
+use model::{Action, InstanceState};
+use rustix::mount::{MountFlags, mount};
+use testbed::{Dockerd, DockerdAccess, Interrupt, OpenVSwitch};
+
+use crate::check::Reading;
+use crate::follower::Follower;
+use crate::footprint::Footprint;
+use crate::network::Network;
+use crate::process::{self, Process};
+
+/// The service of every bed.
+pub(crate) const SERVICE: &str = "forward";
+/// Memory limit of a container, in MiB.
+pub(crate) const CONTAINER_MIB: u64 = 64;
+/// Size of the file system of the image store and of that of the event log, in MiB: the faults fill them.
+const STORE_MIB: u32 = 128;
+const EVENT_LOG_MIB: u32 = 16;
+/// Maximum time until an inco answers after its start, and until all is well again after a fault.
+const START_LIMIT: Duration = Duration::from_secs(40);
+pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(40);
+/// Maximum time until nothing is under way any more.
+const REST_LIMIT: Duration = Duration::from_secs(8);
+/// Maximum time to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(40);
+/// Observations without a change before a bed counts as at rest.
+const REST_INTERVALS: u64 = 8;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Lines of its log quoted in an error.
+const LOG_LINES: usize = 6;
+
+/// The beds: SWITCH-ENGINE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BedName {
+    /// inco's own switch, embedded engine
+    SoftOci,
+    /// inco's own switch, Docker
+    SoftDocker,
+    /// Open vSwitch, embedded engine
+    OpenflowOci,
+}
+
+impl BedName {
+    /// All of them.
+    pub(crate) const ALL: [BedName; 3] = [BedName::SoftOci, BedName::SoftDocker, BedName::OpenflowOci];
+
+    /// Its name on the command line and in the lines of a run.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            BedName::SoftOci => "soft-oci",
+            BedName::SoftDocker => "soft-docker",
+            BedName::OpenflowOci => "openflow-oci",
+        }
+    }
+
+    const fn has_docker(self) -> bool {
+        matches!(self, BedName::SoftDocker)
+    }
+
+    const fn has_open_vswitch(self) -> bool {
+        matches!(self, BedName::OpenflowOci)
+    }
+
+    /// The control group of its Docker engine's containers.
+    pub(crate) fn docker_group(self) -> Option<String> {
+        self.has_docker()
+            .then(|| format!("inco-soak-{}-{}", std::process::id(), self.word()))
+    }
+
+    /// Whether this machine has what it needs.
+    ///
+    /// # Errors
+    /// What is missing, and what to do.
+    pub(crate) fn check(self) -> Result<()> {
+        let without = |error: anyhow::Error| {
+            error.context(format!(
+                "bed {}: leave it out with --bed, or install what is missing",
+                self.word()
+            ))
+        };
+        if self.has_docker() {
+            Dockerd::check_installed().map_err(without)?;
+        }
+        if self.has_open_vswitch() {
+            OpenVSwitch::check_installed().map_err(without)?;
+        }
+        Ok(())
+    }
+}
+
+/// A running bed.
+pub(crate) struct Bed {
+    pub(crate) name: BedName,
+    directory: PathBuf,
+    child: Option<Child>,
+    client: Option<Client>,
+    network: Option<Network>,
+    follower: Option<Follower>,
+    dockerd: Option<Dockerd>,
+    open_vswitch: Option<OpenVSwitch>,
+    interrupt: Interrupt,
+}
+
+impl Bed {
+    /// Starts everything of the bed in `directory`, with traffic for at most `duration`.
+    ///
+    /// # Errors
+    /// A part does not start; what was started ends with the bed.
+    pub(crate) fn start(
+        name: BedName,
+        directory: PathBuf,
+        seed: u64,
+        duration: Duration,
+        interrupt: Interrupt,
+    ) -> Result<Bed> {
+        let mut bed = Bed {
+            name,
+            directory,
+            child: None,
+            client: None,
+            network: None,
+            follower: None,
+            dockerd: None,
+            open_vswitch: None,
+            interrupt,
+        };
+        bed.make()
+            .with_context(|| format!("bed {} does not start", name.word()))?;
+        let network = Network::start(&bed.run_dir().join("wan.sock"), seed, duration)?;
+        bed.follower = Some(Follower::start(
+            bed.run_dir().join("api.sock"),
+            network.control(),
+        )?);
+        bed.network = Some(network);
+        bed.wait_until_well(START_LIMIT)
+            .with_context(|| format!("bed {} does not start", name.word()))?;
+        Ok(bed)
+    }
+
+    fn make(&mut self) -> Result<()> {
+        mount_tmpfs(&self.state_dir(), STORE_MIB)?;
+        mount_tmpfs(&self.event_log(), EVENT_LOG_MIB)?;
+        let mut image = vec!["image", "build", "forward"];
+        if let Some(group) = self.name.docker_group() {
+            let dockerd = Dockerd::start(&self.directory.join("docker"), &group, DockerdAccess::default())?;
+            self.dockerd = Some(dockerd);
+            image.extend(["--engine", "docker", "--host"]);
+        }
+        image.extend(self.dockerd.as_ref().map(Dockerd::host));
+        let made = self
+            .inco()
+            .args(image)
+            .output()
+            .context("cannot run `inco image build`")?;
+        if !made.status.success() {
+            bail!(
+                "`inco image build` failed: {}",
+                String::from_utf8_lossy(&made.stderr).trim()
+            );
+        }
+        if self.name.has_open_vswitch() {
+            self.open_vswitch = Some(OpenVSwitch::start(self.directory.join("ovs"))?);
+        }
+        self.write_configuration(&self.configuration())?;
+        self.run()
+    }
+
+    /// The run directory.
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.directory.join("run")
+    }
+
+    /// The directory of the image store, a file system of its own.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
+    /// The directory of the event log, a file system of its own.
+    pub(crate) fn event_log(&self) -> PathBuf {
+        self.run_dir().join("events")
+    }
+
+    fn configuration_file(&self) -> PathBuf {
+        self.directory.join("inco.toml")
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.directory.join("inco.log")
+    }
+
+    /// The configuration.
+    pub(crate) fn configuration(&self) -> String {
+        let mut text = String::new();
+        match &self.dockerd {
+            Some(dockerd) => text += &format!("[engine]\ndriver = \"docker\"\nhost = {:?}\n", dockerd.host()),
+            None => text += "[engine]\ndriver = \"oci\"\n",
+        }
+        text +=
+            "[switch]\nflows = 65536\ntimeouts = { udp = \"30s\", tcp = \"60s\", tcp_handshake = \"60s\" }\n";
+        if let Some(open_vswitch) = &self.open_vswitch {
+            let database = open_vswitch.database();
+            text += &format!(
+                "driver = \"openflow\"\nopenflow = {{ database = \"unix:{}\" }}\n",
+                database.display()
+            );
+        }
+        text += "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
+        text += &format!(
+            "[service.{SERVICE}]\nimage = \"inco/forward\"\ncommand = [\"/inco-nf\", \"forward\", \"--stamp\"]\n\
+             memory = \"{CONTAINER_MIB}MiB\"\ncapacity = \"20kpps\"\nready_deadline = \"30s\"\n\
+             instances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \"fixed\"\n\
+             scheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nring = {{ slots = 4096 }}\n"
+        );
+        if self.open_vswitch.is_some() {
+            text += "symmetric = false\n";
+        }
+        text
+    }
+
+    /// Writes the configuration file.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn write_configuration(&self, text: &str) -> Result<()> {
+        let file = self.configuration_file();
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// The program in this bed.
+    pub(crate) fn inco(&self) -> Command {
+        // As an operator would run a data plane: before other programs. The running program, even if its file was
+        // replaced meanwhile.
+        let mut command = Command::new("nice");
+        command
+            .args(["-n", "-10"])
+            .arg(this_program())
+            .env("INCO_RUN_DIR", self.run_dir())
+            .env("INCO_STATE_DIR", self.state_dir())
+            .env_remove("INCO_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// `inco run`.
+    pub(crate) fn inco_run(&self) -> Result<Command> {
+        let open = || File::options().create(true).append(true).open(self.log_file());
+        let (out, err) = open()
+            .and_then(|out| Ok((out, open()?)))
+            .with_context(|| format!("cannot write {}", self.log_file().display()))?;
+        let mut command = self.inco();
+        command
+            .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
+            .arg(self.configuration_file())
+            .stdout(out)
+            .stderr(err)
+            // Ctrl-C of the terminal ends the soak, which ends this.
+            .process_group(0);
+        Ok(command)
+    }
+
+    /// Starts an inco; it may take some time until it answers.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        self.client = None;
+        self.child = Some(self.inco_run()?.spawn().context("cannot start `inco run`")?);
+        Ok(())
+    }
+
+    /// The process of inco.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(crate) fn process(&self) -> Result<Process> {
+        let pid = self.child.as_ref().map(Child::id);
+        pid.and_then(Process::of).context("inco has ended")
+    }
+
+    /// The launchers of this bed: one for `oci`.
+    pub(crate) fn launchers(&self) -> Vec<Process> {
+        let all = process::of_directory(&self.run_dir()).into_iter();
+        all.filter(|(_, command)| command.ends_with(" launcher"))
+            .map(|(process, _)| process)
+            .collect()
+    }
+
+    /// Kills inco and waits for its end.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill().context("cannot kill inco")?;
+            child.wait().context("cannot wait for inco")?;
+        }
+        self.client = None;
+        Ok(())
+    }
+
+    /// How inco has ended by itself, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.as_mut()?.try_wait().ok()??;
+        self.child = None;
+        self.client = None;
+        Some(status)
+    }
+
+    /// The API client.
+    ///
+    /// # Errors
+    /// inco does not answer.
+    pub(crate) fn client(&mut self) -> Result<&Client> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => Client::connect(&self.run_dir().join("api.sock"))?,
+        };
+        Ok(self.client.insert(client))
+    }
+
+    /// The network.
+    ///
+    /// # Errors
+    /// The bed is stopping.
+    pub(crate) fn network(&self) -> Result<&Network> {
+        self.network.as_ref().context("the bed is stopping")
+    }
+
+    /// The private Docker engine.
+    pub(crate) fn dockerd(&mut self) -> Option<&mut Dockerd> {
+        self.dockerd.as_mut()
+    }
+
+    /// The private Open vSwitch.
+    pub(crate) fn open_vswitch(&self) -> Option<&OpenVSwitch> {
+        self.open_vswitch.as_ref()
+    }
+
+    /// The active instances with a process, in the order of ids.
+    ///
+    /// # Errors
+    /// inco does not answer, or there are none.
+    pub(crate) fn active(&mut self) -> Result<Vec<InstanceRow>> {
+        let rows = self.client()?.instances()?;
+        let active: Vec<_> = rows
+            .into_iter()
+            .filter(|row| row.state == InstanceState::Active && row.pid.is_some())
+            .collect();
+        match active.is_empty() {
+            true => bail!("no instance is active"),
+            false => Ok(active),
+        }
+    }
+
+    /// Why not all is as configured; [`None`] if it is.
+    fn unwell(&mut self) -> Option<String> {
+        let snapshot = match self.client().and_then(|client| Ok(client.snapshot()?)) {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                self.client = None;
+                return Some(format!("{error:#}"));
+            }
+        };
+        unwell(&snapshot)
+    }
+
+    /// Waits until all is as configured and packets return.
+    ///
+    /// # Errors
+    /// It is not within `limit`, with what is wrong; or interrupted.
+    pub(crate) fn wait_until_well(&mut self, limit: Duration) -> Result<()> {
+        let since = Instant::now();
+        let returned = |bed: &Bed| {
+            bed.network()
+                .map_or(0, |network| network.newest().1.counts.returned_packets)
+        };
+        let mut first = None;
+        loop {
+            self.interrupt.check()?;
+            let wrong = match self.unwell() {
+                Some(wrong) => {
+                    first = None;
+                    wrong
+                }
+                None if returned(self) > *first.get_or_insert(returned(self)) => return Ok(()),
+                None => "no packet returns".to_owned(),
+            };
+            if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().ok()?) {
+                bail!("inco has ended ({status}){}", self.log_end());
+            }
+            if since.elapsed() > limit {
+                bail!("not well after {} s: {wrong}{}", limit.as_secs(), self.log_end());
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Reads everything once nothing is under way; the network must be on hold.
+    ///
+    /// # Errors
+    /// inco or the generator does not answer.
+    pub(crate) fn at_rest(&mut self) -> Result<(Reading, Status)> {
+        let since = Instant::now();
+        let mut counts = None;
+        let mut from = self.network()?.newest().0 + 2;
+        loop {
+            std::thread::sleep(POLL_INTERVAL);
+            self.interrupt.check()?;
+            self.network()?.check()?;
+            let (serial, interval) = self.network()?.newest();
+            if serial >= from && counts.replace(interval.counts) != Some(interval.counts) {
+                from = serial;
+            }
+            let is_quiet = serial >= from + REST_INTERVALS;
+            let is_late = since.elapsed() > REST_LIMIT;
+            if !is_quiet && !is_late {
+                continue;
+            }
+            let status = self.client()?.status()?;
+            let follower = self.follower.as_ref().context("the bed is stopping")?;
+            let unaccounted = status
+                .accounting
+                .gap()
+                .saturating_add_unsigned(status.accounting.in_flight);
+            if is_late || (unaccounted == 0 && follower.has_seen(status.pid, status.events)) {
+                let reading = Reading {
+                    counts: interval.counts,
+                    flows: interval.flows,
+                    pid: status.pid,
+                    drops: status.drops.clone(),
+                    unaccounted,
+                };
+                return Ok((reading, status));
+            }
+        }
+    }
+
+    /// The instances that events name as failed or purged since the last call, and why.
+    pub(crate) fn named(&self) -> BTreeMap<u32, String> {
+        self.follower.as_ref().map(Follower::begin).unwrap_or_default()
+    }
+
+    /// What the bed has of the machine.
+    ///
+    /// # Errors
+    /// inco has ended, or does not answer.
+    pub(crate) fn footprint(&mut self) -> Result<Footprint> {
+        let mut main = self.launchers();
+        main.push(self.process()?);
+        let hierarchy = Hierarchy::at(ROOT)?;
+        let group = self.container_group(&hierarchy)?;
+        let groups = hierarchy.children(&group);
+        let in_groups = groups
+            .iter()
+            .map(|name| hierarchy.group(&format!("{group}/{name}")));
+        let contained: usize = in_groups.map(|group| group.processes().len()).sum();
+        Ok(Footprint {
+            processes: (process::of_directory(&self.directory).len() + contained) as u64,
+            cgroups: groups.len() as u64,
+            mounts: process::mounts_in(&self.directory).len() as u64,
+            descriptors: main.iter().map(|of| of.descriptors()).sum(),
+            kilobytes: main.iter().map(|of| of.private_kilobytes()).sum(),
+        })
+    }
+
+    /// The parent of its containers' control groups.
+    fn container_group(&mut self, hierarchy: &Hierarchy) -> Result<String> {
+        if let Some(group) = self.name.docker_group() {
+            return Ok(group);
+        }
+        let pid = self
+            .active()?
+            .iter()
+            .find_map(|row| row.pid)
+            .context("no container")?;
+        let text =
+            fs::read_to_string(format!("/proc/{pid}/cgroup")).context("cannot read a control group")?;
+        let group = hierarchy
+            .group_of(&text)
+            .context("a container without a control group")?;
+        let (parent, _) = group
+            .path()
+            .rsplit_once('/')
+            .context("a control group without a parent")?;
+        Ok(parent.to_owned())
+    }
+
+    /// The last lines of its log, to append to a message.
+    pub(crate) fn log_end(&self) -> String {
+        let text = fs::read_to_string(self.log_file()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        last.iter().map(|line| format!("\n      | {line}")).collect()
+    }
+
+    /// Lines of its log that tell of a panic.
+    pub(crate) fn panics(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.log_file()).unwrap_or_default();
+        text.lines()
+            .filter(|line| line.contains("panicked"))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Copies what helps to understand a failure.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub(crate) fn copy_logs(&self, to: &Path) -> Result<()> {
+        let to = to.join(self.name.word());
+        fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+        for file in [
+            self.configuration_file(),
+            self.log_file(),
+            self.event_log().join("events.jsonl"),
+        ] {
+            if let Some(name) = file.file_name().filter(|_| file.exists()) {
+                fs::copy(&file, to.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the traffic and stops inco.
+    ///
+    /// # Errors
+    /// inco does not end in time or in order.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        self.network = None;
+        self.follower = None;
+        self.client()?.act(&Action::Stop { keep: false })?;
+        let since = Instant::now();
+        loop {
+            match self.ended() {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("inco ended with {status}{}", self.log_end()),
+                None if since.elapsed() > STOP_LIMIT => {
+                    bail!(
+                        "inco did not stop within {} s{}",
+                        STOP_LIMIT.as_secs(),
+                        self.log_end()
+                    )
+                }
+                None => std::thread::sleep(POLL_INTERVAL),
+            }
+        }
+    }
+}
+
+/// Why not all is as configured.
+fn unwell(of: &Snapshot) -> Option<String> {
+    let status = &of.status;
+    if !status.engine.up {
+        return Some("the engine does not answer".to_owned());
+    }
+    if let Some(uplink) = status.uplinks.iter().find(|uplink| !uplink.up) {
+        return Some(format!("uplink {} is {}", uplink.name, uplink.state()));
+    }
+    of.services.iter().find_map(|service| {
+        if let Some(failing) = &service.failing {
+            return Some(format!("{} fails: {failing}", service.name));
+        }
+        let as_wanted = service.active == service.desired && service.starting == 0 && service.standby > 0;
+        (!as_wanted).then(|| {
+            format!(
+                "{}: {} of {} instances active, {} starting, {} on standby",
+                service.name, service.active, service.desired, service.starting, service.standby
+            )
+        })
+    })
+}
+
+/// The running program.
+pub(crate) fn this_program() -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| PathBuf::from("/proc/self/exe"))
+}
+
+fn mount_tmpfs(at: &Path, mib: u32) -> Result<()> {
+    fs::create_dir_all(at).with_context(|| format!("cannot make {}", at.display()))?;
+    let options = std::ffi::CString::new(format!("size={mib}m,mode=0755"))?;
+    mount(
+        "tmpfs",
+        at,
+        "tmpfs",
+        MountFlags::empty(),
+        Some(options.as_c_str()),
+    )
+    .with_context(|| format!("cannot mount a file system on {}", at.display()))
+}

@@ -1,0 +1,237 @@
+//! The invariants: what the generator and inco say before and after a fault, compared.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use traffic::{Counts, FlowNow};
+
+/// One bed at rest: nothing is sent, nothing is under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reading {
+    /// The generator's counts.
+    pub(crate) counts: Counts,
+    /// Its flows.
+    pub(crate) flows: Vec<FlowNow>,
+    /// inco's process.
+    pub(crate) pid: u32,
+    /// Packets that inco dropped, by reason.
+    pub(crate) drops: BTreeMap<String, u64>,
+    /// Packets that inco received or made and that are neither returned nor dropped, since its start.
+    pub(crate) unaccounted: i64,
+}
+
+/// Which losses a fault explains, besides those of flows of instances that fail by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Losses {
+    /// None.
+    #[default]
+    None,
+    /// What was between the network and inco when the network left.
+    UnderWay,
+    /// All: the switch itself was gone.
+    All,
+}
+
+/// What a fault explains.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Excuse {
+    /// Instances that may fail: their flows may move, and lose what inco counts as dropped. An event must name each.
+    pub(crate) instances: BTreeSet<u32>,
+    /// Other losses.
+    pub(crate) losses: Losses,
+    /// Whether inco itself may end. A successor takes over.
+    pub(crate) inco_ends: bool,
+}
+
+/// Broken promises, in packets and flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Findings {
+    /// Packets on another instance than their flow's.
+    pub(crate) mis_steered: u64,
+    /// Flows that moved although the fault does not explain it.
+    pub(crate) unexpected_moves: u64,
+    /// Packets that are missing and neither counted nor explained.
+    pub(crate) unaccounted: u64,
+    /// Packets that came twice.
+    pub(crate) duplicated: u64,
+    /// Packets that came after a later one of their flow.
+    pub(crate) reordered: u64,
+    /// Packets that are missing, explained ones included.
+    pub(crate) lost: u64,
+    /// Flows that moved, explained ones included.
+    pub(crate) moved: u64,
+}
+
+impl Findings {
+    /// Whether every promise was kept.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.mis_steered + self.unexpected_moves + self.unaccounted + self.duplicated + self.reordered == 0
+    }
+}
+
+/// Compares two readings of a bed. `named`: the instances that events between them name as failed or purged.
+pub(crate) fn judge(before: &Reading, after: &Reading, named: &BTreeSet<u32>, excuse: &Excuse) -> Findings {
+    let (b, a) = (&before.counts, &after.counts);
+    let lost = a.missing().saturating_sub(b.missing());
+    let moved = a.expected_moves.saturating_sub(b.expected_moves);
+    let explained: BTreeSet<u32> = named.intersection(&excuse.instances).copied().collect();
+    let known: HashMap<(u16, u32), &FlowNow> = before
+        .flows
+        .iter()
+        .map(|flow| ((flow.source, flow.index), flow))
+        .collect();
+    let (mut stray_moves, mut stray_losses) = (0, 0);
+    for flow in &after.flows {
+        let Some(was) = known
+            .get(&(flow.source, flow.index))
+            .filter(|was| was.instance != 0)
+        else {
+            continue;
+        };
+        if explained.contains(&was.instance) {
+            continue;
+        }
+        stray_moves += u64::from(flow.instance != was.instance);
+        let missing = |of: &FlowNow| of.offered_packets - of.returned_packets;
+        stray_losses += missing(flow).saturating_sub(missing(was));
+    }
+    let explained_losses = match excuse.losses {
+        Losses::All => lost,
+        Losses::UnderWay => a.lost_in_restarts - b.lost_in_restarts,
+        Losses::None if explained.is_empty() => 0,
+        Losses::None => dropped(before, after),
+    };
+    let unexplained = lost.saturating_sub(explained_losses);
+    let unaccounted_before = match before.pid == after.pid {
+        true => before.unaccounted,
+        false => 0,
+    };
+    Findings {
+        mis_steered: a.mis_steered.saturating_sub(b.mis_steered),
+        unexpected_moves: match explained.is_empty() {
+            true => moved.max(stray_moves),
+            false => stray_moves,
+        },
+        unaccounted: (after.unaccounted - unaccounted_before).unsigned_abs()
+            + match excuse.losses {
+                Losses::None => unexplained.max(stray_losses),
+                _ => unexplained,
+            },
+        duplicated: a.duplicated - b.duplicated,
+        reordered: (a.reordered + a.beyond_window) - (b.reordered + b.beyond_window),
+        lost,
+        moved,
+    }
+}
+
+/// Packets that inco dropped between two readings. A new process counts from 0.
+fn dropped(before: &Reading, after: &Reading) -> u64 {
+    drops_between(before, after).values().sum()
+}
+
+/// The same by reason, without reasons that did not grow.
+pub(crate) fn drops_between(before: &Reading, after: &Reading) -> BTreeMap<String, u64> {
+    let was = |reason: &String| match before.pid == after.pid {
+        true => before.drops.get(reason).copied().unwrap_or(0),
+        false => 0,
+    };
+    let grown = after.drops.iter();
+    grown
+        .map(|(reason, count)| (reason.clone(), count.saturating_sub(was(reason))))
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(index: u32, instance: u32, offered: u64, returned: u64) -> FlowNow {
+        FlowNow {
+            index,
+            instance,
+            offered_packets: offered,
+            returned_packets: returned,
+            ..FlowNow::default()
+        }
+    }
+
+    fn reading(flows: Vec<FlowNow>, moves: u64, dropped: u64) -> Reading {
+        Reading {
+            counts: Counts {
+                offered_packets: flows.iter().map(|flow| flow.offered_packets).sum(),
+                returned_packets: flows.iter().map(|flow| flow.returned_packets).sum(),
+                expected_moves: moves,
+                ..Counts::default()
+            },
+            flows,
+            pid: 1,
+            drops: [("instance_lost".to_owned(), dropped)].into(),
+            unaccounted: 0,
+        }
+    }
+
+    fn excuse(instances: &[u32]) -> Excuse {
+        Excuse {
+            instances: instances.iter().copied().collect(),
+            ..Excuse::default()
+        }
+    }
+
+    #[test]
+    fn flows_of_a_failed_instance_may_move_and_lose_what_is_counted() {
+        let before = reading(vec![flow(0, 1, 10, 10), flow(1, 2, 10, 10)], 0, 5);
+        let after = reading(vec![flow(0, 3, 20, 16), flow(1, 2, 20, 20)], 1, 9);
+        let named = BTreeSet::from([1]);
+        let found = judge(&before, &after, &named, &excuse(&[1]));
+        assert!(
+            found.is_clean() && found.lost == 4 && found.moved == 1,
+            "{found:?}"
+        );
+        // The fault has nothing to do with the instance, or no event names it.
+        for (named, excuse) in [(named.clone(), excuse(&[2])), (BTreeSet::new(), excuse(&[1]))] {
+            let found = judge(&before, &after, &named, &excuse);
+            assert_eq!((found.unexpected_moves, found.unaccounted), (1, 4), "{found:?}");
+        }
+        // One packet more is missing than inco dropped.
+        let after = reading(vec![flow(0, 3, 20, 15), flow(1, 2, 20, 20)], 1, 9);
+        assert_eq!(judge(&before, &after, &named, &excuse(&[1])).unaccounted, 1);
+        // The missing ones are of a flow of another instance.
+        let after = reading(vec![flow(0, 3, 20, 20), flow(1, 2, 20, 16)], 1, 9);
+        assert_eq!(judge(&before, &after, &named, &excuse(&[1])).unaccounted, 4);
+    }
+
+    #[test]
+    fn losses_without_a_failed_instance_need_their_own_explanation() {
+        let before = reading(vec![flow(0, 1, 10, 10)], 0, 0);
+        let mut after = reading(vec![flow(0, 1, 20, 17)], 0, 3);
+        let none = BTreeSet::new();
+        let with = |losses| Excuse {
+            losses,
+            ..Excuse::default()
+        };
+        assert_eq!(judge(&before, &after, &none, &with(Losses::None)).unaccounted, 3);
+        assert!(judge(&before, &after, &none, &with(Losses::All)).is_clean());
+        after.counts.lost_in_restarts = 2;
+        assert_eq!(
+            judge(&before, &after, &none, &with(Losses::UnderWay)).unaccounted,
+            1
+        );
+        // What inco itself cannot account for is never explained.
+        after.unaccounted = -4;
+        assert_eq!(judge(&before, &after, &none, &with(Losses::All)).unaccounted, 4);
+        // It is counted once.
+        assert!(judge(&after, &after, &none, &Excuse::default()).is_clean());
+    }
+
+    #[test]
+    fn a_new_process_counts_its_drops_from_0() {
+        let before = reading(vec![], 0, 9);
+        let mut after = reading(vec![], 0, 4);
+        assert!(drops_between(&before, &after).is_empty());
+        after.pid = 2;
+        assert_eq!(
+            drops_between(&before, &after),
+            [("instance_lost".to_owned(), 4)].into()
+        );
+    }
+}
