@@ -49,7 +49,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "measure",
         &[
-            &["traffic"],
+            &["traffic", "fuzz-targets"],
             &["simulation", "testbed"],
             &["demo", "bench", "soak"],
         ],
@@ -368,4 +368,63 @@ fn files_and_structs_of_switches_are_short() {
         "give each part its own state:\n{}",
         wrong.join("\n")
     );
+}
+
+/// Text between backticks.
+fn quoted(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
+/// Each path in the documents exists, and each test that is named "in" a file is there.
+#[test]
+fn documents_name_files_and_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+        .map(|page| root.join(page))
+        .into();
+    for folder in ["docs", "docs/tasks"] {
+        let files = std::fs::read_dir(root.join(folder)).unwrap();
+        pages.extend(
+            files
+                .map(|file| file.unwrap().path())
+                .filter(|path| path.extension().is_some_and(|of| of == "md")),
+        );
+    }
+    let mut paths = 0;
+    for page in pages {
+        for line in std::fs::read_to_string(&page).unwrap().lines() {
+            let mut before = "";
+            for text in quoted(line) {
+                let folders = [
+                    "crates/",
+                    "deploy/",
+                    "docs/",
+                    "examples/",
+                    "fuzz/",
+                    "packaging/",
+                    "scenarios/",
+                    "scripts/",
+                ];
+                let path = text.split(':').next().unwrap_or_default();
+                if folders.iter().any(|folder| path.starts_with(folder)) && !path.contains([' ', '*', '<']) {
+                    paths += 1;
+                    let file = root.join(path);
+                    assert!(file.exists(), "{}: {path} does not exist", page.display());
+                    if !before.is_empty()
+                        && line.contains(&format!("`{before}` in `{path}`"))
+                        && file.is_file()
+                    {
+                        let code = std::fs::read_to_string(&file).unwrap();
+                        assert!(
+                            code.contains(before),
+                            "{}: {path} has no {before}",
+                            page.display()
+                        );
+                    }
+                }
+                before = text;
+            }
+        }
+    }
+    assert!(paths > 100, "{paths} paths");
 }

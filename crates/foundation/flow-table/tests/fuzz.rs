@@ -10,7 +10,7 @@ mod persisted;
 
 #[test]
 fn the_seeds_do_no_harm() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/seeds/table");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/corpora/table");
     let mut inputs = 0;
     for file in std::fs::read_dir(&folder).unwrap() {
         let path = file.unwrap().path();

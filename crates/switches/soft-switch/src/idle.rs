@@ -129,7 +129,7 @@ impl Alarm {
 
     /// Rings if the worker has `received` as many packets in all as its mark says.
     #[inline]
-    pub fn look(&self, worker: WorkerId, received: u64) {
+    pub fn ring_at_mark(&self, worker: WorkerId, received: u64) {
         if let Some(mark) = self.marks.get(worker.index()) {
             let at = mark.load(Ordering::Relaxed);
             // With a new mark in the meantime, the worker compares again in its next turn.
@@ -277,7 +277,7 @@ impl WakeSet {
     }
 
     /// Removes a descriptor. No effect for one that is not in the set.
-    pub fn forget(&self, fd: BorrowedFd<'_>) {
+    pub fn remove(&self, fd: BorrowedFd<'_>) {
         let _not_in_it = epoll::delete(&self.epoll, fd);
     }
 
@@ -355,24 +355,24 @@ mod tests {
     fn a_worker_rings_once_for_each_mark() {
         let alarm = Alarm::of(std::thread::current());
         let (first, second) = (WorkerId(0), WorkerId(1));
-        alarm.look(first, u64::MAX - 1);
+        alarm.ring_at_mark(first, u64::MAX - 1);
         assert!(!alarm.take_rise(), "no mark is set");
         alarm.mark(first, 100);
         alarm.mark(second, 50);
-        alarm.look(first, 99);
+        alarm.ring_at_mark(first, 99);
         assert!(!alarm.take_rise());
-        alarm.look(second, 70);
+        alarm.ring_at_mark(second, 70);
         assert!(alarm.take_rise());
         assert!(!alarm.take_rise(), "it was taken");
         for received in 100..200 {
-            alarm.look(first, received);
-            alarm.look(second, received);
+            alarm.ring_at_mark(first, received);
+            alarm.ring_at_mark(second, received);
         }
         assert!(alarm.take_rise());
-        alarm.look(first, 300);
+        alarm.ring_at_mark(first, 300);
         assert!(!alarm.take_rise(), "it has rung for that mark");
         alarm.mark(first, 301);
-        alarm.look(first, 301);
+        alarm.ring_at_mark(first, 301);
         assert!(alarm.take_rise());
     }
 

@@ -1,4 +1,4 @@
-//! What a fuzzer does with a persisted table: `run` takes an input. `tests/fuzz.rs` replays `fuzz/seeds/table` with
+//! What a fuzzer does with a persisted table: `run` takes an input. `tests/fuzz.rs` replays `fuzz/corpora/table` with
 //! it, and `fuzz/fuzz_targets/table.rs` gives it new inputs.
 
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -41,7 +41,7 @@ impl<M: FrameMemory> Worker<M> {
                 self.returns.set_pollable(slot, false);
                 // Out of this worker, before another worker moves one of its flows.
                 self.egress.flush(&mut self.cx);
-                self.cx.tell(WorkerEvent::InstanceFailed { slot });
+                self.cx.send_event(WorkerEvent::InstanceFailed { slot });
             }
             Command::Probe { slot } => {
                 self.egress.outboxes.flush_instance(slot, &mut self.cx);
@@ -76,7 +76,7 @@ impl<M: FrameMemory> Worker<M> {
             Command::DetachUplink { uplink } => self.detach_uplink(uplink),
             Command::Dump(dump) => {
                 if let Some(unfinished) = self.housekeeping.dump.replace(dump) {
-                    self.cx.tell(WorkerEvent::Dumped(unfinished));
+                    self.cx.send_event(WorkerEvent::Dumped(unfinished));
                 }
             }
             Command::DumpHeavy(mut dump) => {
@@ -85,12 +85,12 @@ impl<M: FrameMemory> Worker<M> {
                 lookup
                     .elephants
                     .list(&lookup.table, now, |row| filter.matches(row), rows);
-                self.cx.tell(WorkerEvent::DumpedHeavy(dump));
+                self.cx.send_event(WorkerEvent::DumpedHeavy(dump));
             }
             Command::Record(record) => {
                 self.load_plan();
                 if let Some(record) = self.set_up.record(record) {
-                    self.cx.tell(WorkerEvent::Recorded(record));
+                    self.cx.send_event(WorkerEvent::Recorded(record));
                 }
             }
             Command::Stop(ending) => self.ending = Some(ending),
@@ -114,7 +114,7 @@ impl<M: FrameMemory> Worker<M> {
         if self.cx.ports.instances[slot].replace(ports).is_none() {
             self.cx.ports.attached.push(slot);
         }
-        self.cx.tell(WorkerEvent::InstanceAttached { slot });
+        self.cx.send_event(WorkerEvent::InstanceAttached { slot });
     }
 
     fn remove_instance(&mut self, slot: Slot, failed: bool) {
@@ -147,9 +147,9 @@ impl<M: FrameMemory> Worker<M> {
             counters.back_used.set(0);
             counters.consumed.set(0);
             for port in ports.ports() {
-                self.sleep.forget(port);
+                self.sleep.unwatch(port);
             }
-            self.cx.tell(WorkerEvent::PortsReturned { ports });
+            self.cx.send_event(WorkerEvent::PortsReturned { ports });
         }
         // A failed instance's pins went with the failure; others have some left only after a deadline.
         self.sweep(Sweep {
@@ -174,7 +174,7 @@ impl<M: FrameMemory> Worker<M> {
         self.sleep.watch(&port);
         self.cx.ports.uplinks[uplink] = Some(port);
         self.housekeeping.forget_broken(uplink);
-        self.cx.tell(WorkerEvent::UplinkAttached { uplink });
+        self.cx.send_event(WorkerEvent::UplinkAttached { uplink });
     }
 
     /// Gives an uplink's port back, after the packets that its peer had sent: they were offered, so they are steered.
@@ -189,9 +189,9 @@ impl<M: FrameMemory> Worker<M> {
         self.egress.flush(&mut self.cx);
         let mut port = self.cx.ports.uplinks[uplink].take();
         if let Some(port) = &mut port {
-            self.sleep.forget(port);
+            self.sleep.unwatch(port);
         }
-        self.cx.tell(WorkerEvent::UplinkDetached { uplink, port });
+        self.cx.send_event(WorkerEvent::UplinkDetached { uplink, port });
     }
 
     /// Begins to remove the pins to a slot. They are invalid from now on; a sweep clears the entries.
@@ -219,7 +219,8 @@ impl<M: FrameMemory> Worker<M> {
         self.set_up.relist();
         self.egress.lanes_are_stale = true;
         if let Some(Removal { outstanding }) = then {
-            self.cx.tell(WorkerEvent::InstanceRemoved { slot, outstanding });
+            self.cx
+                .send_event(WorkerEvent::InstanceRemoved { slot, outstanding });
         }
     }
 }

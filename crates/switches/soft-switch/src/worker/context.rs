@@ -44,7 +44,7 @@ impl<M: FrameMemory> Context<M> {
     }
 
     /// Sends an event to the control plane. Commands are taken only while there is room for their events.
-    pub(crate) fn tell(&mut self, event: WorkerEvent<M>) {
+    pub(crate) fn send_event(&mut self, event: WorkerEvent<M>) {
         if self.events.push(event).is_err() {
             self.counters.figures.events_lost.add(1);
         }

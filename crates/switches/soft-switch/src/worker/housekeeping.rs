@@ -137,7 +137,7 @@ impl Housekeeping {
             };
             instance.gauge(&cx.counters.slots[slot]);
             if instance.is_newly_broken() {
-                cx.tell(WorkerEvent::PortBroken { slot });
+                cx.send_event(WorkerEvent::PortBroken { slot });
             }
         }
         for uplink in (0..UplinkId::LIMIT as u8).map(UplinkId) {
@@ -146,7 +146,7 @@ impl Housekeeping {
                 .is_some_and(|port| port.is_broken());
             if is_broken && self.broken_uplinks & 1 << uplink.0 == 0 {
                 self.broken_uplinks |= 1 << uplink.0;
-                cx.tell(WorkerEvent::UplinkBroken { uplink });
+                cx.send_event(WorkerEvent::UplinkBroken { uplink });
             }
         }
         for (slot, slot_plan) in (0..).map(Slot).zip(&cx.view.plan.slots) {
@@ -190,7 +190,7 @@ impl Housekeeping {
         dump.complete = next.is_none() && !is_cut;
         dump.cursor = next.unwrap_or_default();
         if next.is_none() || is_cut {
-            cx.tell(WorkerEvent::Dumped(dump));
+            cx.send_event(WorkerEvent::Dumped(dump));
         } else {
             self.dump = Some(dump);
         }

@@ -129,7 +129,7 @@ struct Owners<'a> {
 impl Owners<'_> {
     /// Removes packets of other owners from the fast path: this worker's table does not have their flows.
     #[inline(always)]
-    fn tell(self, burst: &mut Burst) {
+    fn assign(self, burst: &mut Burst) {
         for (place, found) in self.found.iter_mut().enumerate().take(burst.len()) {
             let owner = burst.owner(place, self.hasher, self.workers);
             *found = owner as u8;
@@ -175,7 +175,7 @@ impl<F: Frame> Kernel for Parse<'_, F> {
             fill_v6(self.frames, &self.headers.packets, self.burst);
         }
         if let Some(owners) = self.owners {
-            owners.tell(self.burst);
+            owners.assign(self.burst);
         }
         self.table.prefetch_buckets(self.burst, &self.headers.packets);
         self.table.resolve_candidates(self.burst);

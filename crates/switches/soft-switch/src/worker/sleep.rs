@@ -33,9 +33,9 @@ impl Sleep {
     }
 
     /// Ends that.
-    pub(crate) fn forget<M: FrameMemory>(&mut self, port: &Port<M>) {
+    pub(crate) fn unwatch<M: FrameMemory>(&mut self, port: &Port<M>) {
         if let Some(fd) = port.wait_fd() {
-            self.wake_set.forget(fd);
+            self.wake_set.remove(fd);
         }
     }
 
@@ -44,7 +44,7 @@ impl Sleep {
         if self.idle.is_quiet(started) {
             self.alarm.ring();
         }
-        self.alarm.look(worker, received);
+        self.alarm.ring_at_mark(worker, received);
     }
 
     /// The next step after a turn that ended at `now` and moved `packets` packets.

@@ -1,0 +1,86 @@
+//! A target per parser of foreign input. A target takes any bytes, runs the parser with its limits, and panics if
+//! something that must hold does not. It must never depend on a fuzzer: `fuzz/` runs the targets under libFuzzer, and
+//! this crate's tests replay the corpora in `fuzz/corpora` on the stable compiler.
+//!
+//! Key types: [`TARGETS`] (all of them, by name).
+//!
+//! | target | foreign input | from |
+//! | --- | --- | --- |
+//! | `packets` | frames, up to a burst of them | network, containers |
+//! | `fragments` | fragments of datagrams, in any order and at any time | network, containers |
+//! | `captures` | a file in the pcap format | files |
+//! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
+//! | `memif_rings` | the shared memory of an established link, at any time | network, containers |
+//! | `openflow_message`, `openflow_session`, `openflow_steering` | messages, streams, and a switch's behaviour | switch |
+//! | `ovsdb` | replies of a database | switch |
+//! | `http` | a connection to the API | API clients |
+//! | `configuration` | a configuration, and a second one as its reload | files |
+//! | `images` | archives: tar, OCI layout, `docker save` | files |
+//! | `events` | lines of the event log | files |
+//!
+//! The target `table` (a persisted flow table) is beside the tests of `flow-table`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a panic is a target's verdict; it runs in tests and under a fuzzer only"
+)]
+
+mod control_plane;
+mod files;
+mod memif_peer;
+mod network;
+
+use std::path::PathBuf;
+
+/// A target: its name, which is also that of its corpus, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    ("packets", network::packets),
+    ("fragments", network::fragments),
+    ("captures", network::captures),
+    ("memif_messages", memif_peer::messages),
+    ("memif_rings", memif_peer::rings),
+    ("openflow_message", control_plane::openflow_message),
+    ("openflow_session", control_plane::openflow_session),
+    ("openflow_steering", control_plane::openflow_steering),
+    ("ovsdb", control_plane::ovsdb),
+    ("http", control_plane::http),
+    ("configuration", files::configuration),
+    ("images", files::images),
+    ("events", files::events),
+];
+
+/// Runs a target.
+///
+/// # Panics
+/// For an unknown name, and if the parser violates what must hold.
+pub fn run(name: &str, bytes: &[u8]) {
+    let Some((_, target)) = TARGETS.iter().find(|(of, _)| *of == name) else {
+        panic!("unknown target {name:?}");
+    };
+    target(bytes);
+}
+
+/// A directory of this process for sockets and files. [`clean_up`] removes it.
+fn scratch(name: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("inco-fuzz-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    directory.join(name)
+}
+
+/// Removes the files of this process.
+pub fn clean_up() {
+    let _ = std::fs::remove_dir_all(scratch(""));
+}
+
+/// Splits an input into pieces: a byte with the length, then as many bytes, or what is left.
+fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (&len, rest) = bytes.split_first()?;
+        let (piece, rest) = rest.split_at(usize::from(len).min(rest.len()));
+        bytes = rest;
+        Some(piece)
+    })
+}

@@ -1,0 +1,117 @@
+//! Packets, fragments and captures.
+
+use model::{DropReason, FlowKey, Nanos};
+use packet::capture::CaptureReader;
+use packet::{FragmentTracker, HeaderBurst, Offer, Parsed, parse};
+
+use crate::pieces;
+
+/// Parses frames as a burst, with the instructions of this processor.
+struct Load<'a>(&'a [&'a [u8]]);
+
+impl simd::Kernel for Load<'_> {
+    type Output = HeaderBurst;
+
+    #[inline(always)]
+    fn run<W: simd::Words>(self) -> HeaderBurst {
+        let mut burst = HeaderBurst::default();
+        let mut headers = [HeaderBurst::EMPTY; packet::BURST];
+        for (at, frame) in self.0.iter().enumerate() {
+            headers[at] = burst.put(at, frame);
+        }
+        for (group, headers) in headers.as_chunks().0.iter().enumerate() {
+            burst.load::<W>(group * HeaderBurst::GROUP, headers);
+        }
+        burst.validate(self.0.len());
+        burst
+    }
+}
+
+/// Frames of a burst: the parsers of the slow path and of bursts agree, and offsets are within the frame.
+pub(crate) fn packets(bytes: &[u8]) {
+    let frames: Vec<&[u8]> = pieces(bytes).take(packet::BURST).collect();
+    let burst = simd::Level::detect().run(Load(&frames));
+    for (at, frame) in frames.iter().enumerate() {
+        let parsed = parse(frame);
+        if let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) = &parsed {
+            assert_eq!(info.frame_len as usize, frame.len());
+            assert!(
+                usize::from(info.l3_offset) + info.l3_len as usize <= frame.len(),
+                "{info:?}"
+            );
+            assert!(info.l4_offset >= info.l3_offset, "{info:?}");
+        }
+        if let Some(fast) = packet::parse_fast(frame) {
+            let Parsed::Flow(info) = parsed else {
+                panic!("the slow path has {parsed:?}");
+            };
+            assert_eq!(info.key, FlowKey::V4(fast.key));
+            assert_eq!(info.tcp_flags, fast.tcp_flags);
+            assert_eq!(burst.info(at, frame), info);
+        }
+        if let Some(fast) = packet::parse_fast_v6(frame) {
+            let Parsed::Flow(info) = parsed else {
+                panic!("the slow path has {parsed:?}");
+            };
+            assert_eq!(info.key, FlowKey::V6(fast.key()));
+        }
+    }
+}
+
+/// Fragments, with time between them: none is lost, and held ones stay within the limits.
+pub(crate) fn fragments(bytes: &[u8]) {
+    let mut tracker = FragmentTracker::new([1, 2]);
+    let mut now = Nanos::ZERO;
+    let (mut offered, mut returned) = (0_u64, 0_u64);
+    for piece in pieces(bytes) {
+        let Some((time, frame)) = piece.split_first() else {
+            continue;
+        };
+        // Up to 4 s in steps of a power of two, so that fragments and datagrams expire.
+        now = now + Nanos(1 << (time % 33));
+        if let Parsed::Fragment(fragment) = parse(frame) {
+            offered += 1;
+            match tracker.offer(&fragment, offered, now) {
+                Offer::Waiting => {}
+                Offer::Refused { reason, .. } => {
+                    assert!(matches!(
+                        reason,
+                        DropReason::FragmentLimit | DropReason::FragmentInvalid
+                    ));
+                    returned += 1;
+                }
+                Offer::Resolved { info, .. } => {
+                    assert_eq!(info.frame_len as usize, frame.len());
+                    returned += 1;
+                }
+            }
+            while tracker.release().is_some() {
+                returned += 1;
+            }
+        }
+        while tracker.expire(now).is_some() {
+            returned += 1;
+        }
+        assert!(tracker.next_deadline().is_none_or(|deadline| deadline > now));
+    }
+    while tracker.drain().is_some() {
+        returned += 1;
+    }
+    assert_eq!(offered, returned);
+}
+
+/// A capture ends, its frames are within the file, and the reader stops at the first error.
+pub(crate) fn captures(bytes: &[u8]) {
+    let Ok(reader) = CaptureReader::new(bytes) else {
+        return;
+    };
+    let (mut sum, mut failed) = (0, false);
+    for captured in reader {
+        assert!(!failed, "it goes on after an error");
+        match captured {
+            Ok(captured) => sum += captured.frame.len() + 16,
+            Err(_) => failed = true,
+        }
+        assert!(sum <= bytes.len());
+    }
+}
