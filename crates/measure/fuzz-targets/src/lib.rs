@@ -20,6 +20,7 @@
 //!
 //! The target `table` (a persisted flow table) is beside the tests of `flow-table`.
 #![allow(
+    clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
     reason = "a panic is a target's verdict; it runs in tests and under a fuzzer only"
