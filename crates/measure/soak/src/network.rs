@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
+use model::Random;
 use traffic::{
-    Control, Generator, Interval, LengthSource, MemifPort, NamedSize, Phase, Port, Profile, Protocol, Random,
-    Rate, Size, Span,
+    Control, Generator, Interval, LengthSource, MemifPort, NamedSize, Phase, Port, Profile, Protocol, Rate,
+    Size, Span,
 };
 
 /// Interval of the generator's observations: the resolution of outages.

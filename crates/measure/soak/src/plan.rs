@@ -1,6 +1,6 @@
 //! The sequence of faults, from the seed alone.
 
-use traffic::Random;
+use model::Random;
 
 /// One step: which fault, in which bed, with which randomness.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use model::Random;
 use rustix::process::Signal;
-use traffic::Random;
 
 use super::{Fault, Injected, instance};
 use crate::bed::Bed;

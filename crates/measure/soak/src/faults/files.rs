@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use model::Action;
-use traffic::Random;
+use model::Random;
 
 use super::{Fault, Injected};
 use crate::bed::Bed;

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use model::Random;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
-use traffic::Random;
 
 use super::{Fault, Injected};
 use crate::bed::Bed;

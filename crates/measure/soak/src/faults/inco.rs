@@ -1,8 +1,8 @@
 //! inco itself: killed, frozen.
 
 use anyhow::Result;
+use model::Random;
 use rustix::process::Signal;
-use traffic::Random;
 
 use super::{Fault, Injected};
 use crate::bed::Bed;

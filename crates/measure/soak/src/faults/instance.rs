@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 use engine::cgroup::{Hierarchy, ROOT, Version};
+use model::Random;
 use rustix::process::Signal;
-use traffic::Random;
 
 use super::{Fault, Injected};
 use crate::bed::{Bed, CONTAINER_MIB};

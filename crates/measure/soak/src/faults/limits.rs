@@ -1,8 +1,8 @@
 //! Resources of inco's process that run out: descriptors, memory. Limits of that process alone.
 
 use anyhow::{Context as _, Result};
+use model::Random;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
-use traffic::Random;
 
 use super::{Fault, Injected, instance};
 use crate::bed::Bed;

@@ -3,7 +3,7 @@
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result};
-use traffic::Random;
+use model::Random;
 
 use super::{Fault, Injected, Reach};
 use crate::bed::Bed;

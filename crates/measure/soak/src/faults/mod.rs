@@ -15,7 +15,7 @@ mod uplink;
 use std::time::Duration;
 
 use anyhow::Result;
-use traffic::Random;
+use model::Random;
 
 use crate::bed::{Bed, BedName};
 use crate::check::Excuse;

@@ -1,8 +1,8 @@
 //! Open vSwitch: killed, frozen.
 
 use anyhow::{Context as _, Result};
+use model::Random;
 use rustix::process::Signal;
-use traffic::Random;
 
 use super::{Fault, Injected};
 use crate::bed::{Bed, BedName};

@@ -1,7 +1,7 @@
 //! The uplink's peer leaves and comes back.
 
 use anyhow::Result;
-use traffic::Random;
+use model::Random;
 
 use super::{Fault, Injected};
 use crate::bed::Bed;
