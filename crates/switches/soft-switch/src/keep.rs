@@ -28,6 +28,8 @@ pub struct Keep {
     pub(crate) services: u64,
     /// The boot of this machine.
     pub(crate) boot: [u8; 16],
+    /// Whether new flow tables may lie in reserved huge pages.
+    pub(crate) hugepages: bool,
     is_leaving: Arc<AtomicBool>,
     /// Changes that wait for [`Keep::begin`]; [`None`] after it.
     changes: Arc<Mutex<Option<Changes>>>,
@@ -45,9 +47,17 @@ impl Keep {
             keeper,
             services,
             boot,
+            hugepages: true,
             is_leaving: Arc::new(AtomicBool::new(true)),
             changes: Arc::new(Mutex::new(Some(Changes::new()))),
         }
+    }
+
+    /// The same; whether new flow tables may lie in reserved huge pages. Without this they may.
+    #[must_use]
+    pub fn in_hugepages(mut self, may: bool) -> Keep {
+        self.hugepages = may;
+        self
     }
 
     /// Who keeps it.

@@ -21,15 +21,18 @@ impl TableMemory {
         Ok(TableMemory(OwnMemory::anonymous(lines * Line::BYTES)?))
     }
 
-    /// The same in a file, for the next run: in reserved huge pages where there are enough. (Other huge pages are
-    /// not for files.)
+    /// The same in a file, for the next run: in reserved huge pages where it may and there are enough. (Other huge
+    /// pages are not for files.)
     ///
     /// # Errors
     /// The system's, where it has not that much.
-    pub(crate) fn in_file(lines: usize) -> std::io::Result<(OwnedFd, TableMemory)> {
+    pub(crate) fn in_file(lines: usize, hugepages: bool) -> std::io::Result<(OwnedFd, TableMemory)> {
         let bytes = lines * Line::BYTES;
-        let (file, memory) = OwnMemory::create("inco-flows", bytes, true)
-            .or_else(|_| OwnMemory::create("inco-flows", bytes, false))?;
+        let create = |hugepages| OwnMemory::create("inco-flows", bytes, hugepages);
+        let (file, memory) = match hugepages {
+            true => create(true).or_else(|_| create(false))?,
+            false => create(false)?,
+        };
         Ok((file, TableMemory(memory)))
     }
 
@@ -66,7 +69,7 @@ mod tests {
     #[test]
     fn all_lines_are_there_and_zero() {
         for lines in [1, 3, 100_000] {
-            let in_file = TableMemory::in_file(lines).unwrap();
+            let in_file = TableMemory::in_file(lines, true).unwrap();
             for mut memory in [TableMemory::new(lines).unwrap(), in_file.1] {
                 assert!(memory.len() >= lines);
                 assert!(memory.iter().all(|line| *line == Line::ZERO));

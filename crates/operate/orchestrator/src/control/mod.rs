@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use api::{EventLog, RequestReceiver};
 use clock::{monotonic, unix_ms};
-use configuration::Configuration;
+use configuration::{Configuration, Hugepages};
 use controller::{Controller, Settings, Shell};
 use engine::launcher::Launcher;
 use model::{Action, EventKind, Histogram, Nanos};
@@ -94,7 +94,9 @@ fn keep(configuration: &Configuration, launcher: &mut Launcher) -> Result<(Keep,
         .context("the launcher does not answer: try again, or end it by `inco stop`")?;
     let entries = keeper.entries()?;
     let services = wiring::services_fingerprint(configuration);
-    Ok((Keep::new(keeper, services, host::boot_id()?), entries))
+    let keep = Keep::new(keeper, services, host::boot_id()?);
+    let hugepages = configuration.switch.hugepages != Hugepages::Off;
+    Ok((keep.in_hugepages(hugepages), entries))
 }
 
 /// Nothing is left for a next run.

@@ -148,7 +148,7 @@ fn new_table(
     let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
     let no_memory = |e| system("memory for a flow table", e);
     let (file, storage) = match &config.keep {
-        Some(_) => TableMemory::in_file(lines).map(|(file, memory)| (Some(file), memory)),
+        Some(keep) => TableMemory::in_file(lines, keep.hugepages).map(|(file, memory)| (Some(file), memory)),
         None => TableMemory::new(lines).map(|memory| (None, memory)),
     }
     .map_err(no_memory)?;

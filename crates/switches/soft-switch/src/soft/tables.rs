@@ -91,8 +91,8 @@ impl Leftover {
         let sources: Vec<&[Line]> = tables.iter().map(|table| &*table.storage).collect();
         let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
         let make = |worker| {
-            let (file, storage) =
-                TableMemory::in_file(lines).map_err(|e| system("memory for a flow table", e))?;
+            let (file, storage) = TableMemory::in_file(lines, keep.hugepages)
+                .map_err(|e| system("memory for a flow table", e))?;
             let table = FlowTable::convert(
                 storage,
                 &config.table,
@@ -258,7 +258,7 @@ mod tests {
         let hasher = FlowHasher::new(KEY);
         for worker in 0..workers {
             let lines = of.table.lines_needed().unwrap();
-            let (file, storage) = TableMemory::in_file(lines).unwrap();
+            let (file, storage) = TableMemory::in_file(lines, false).unwrap();
             let (identity, now) = (identity(&of, &keep, worker), clock::monotonic());
             let table = FlowTable::new(storage, &of.table, &of.timeouts, hasher, &identity, now);
             let mut table = table.unwrap();
