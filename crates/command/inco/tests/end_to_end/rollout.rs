@@ -135,7 +135,8 @@ fn a_rollout_replaces_containers_while_packets_flow_and_ends_with_a_bad_one() {
     assert!(gone, "{:?}", inco.instances());
 
     traffic.interrupt();
-    assert_clean(&traffic.report());
+    // The service is relaxed: its rollout moves flows, in order.
+    assert_clean(&traffic.report_with_moves());
     inco.at_rest();
     inco.stop(&place);
 }
