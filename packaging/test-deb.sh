@@ -60,6 +60,8 @@ memory = "64MiB"
 capacity = "10kpps"
 instances = { min = 2, max = 2 }
 autoscaler = "fixed"
+[engine]
+linger = "3s"
 TOML
     unit=$root/etc/systemd/system
     mkdir -p "$unit/inco.service.d"

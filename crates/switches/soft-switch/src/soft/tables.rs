@@ -392,7 +392,7 @@ mod tests {
         let kept = Kept::start();
         leave_tables(&kept, 2);
         let keep = kept.run(SERVICES);
-        let (file, _memory) = TableMemory::in_file(100).unwrap();
+        let (file, _memory) = TableMemory::in_file(100, false).unwrap();
         keep.keep(&name_of(1), &WorkerNote { workers: 2 }, &[file.as_fd()]);
         keep.begin();
         let leftover = resume(&kept, 2, 4_000, SERVICES + 1);
