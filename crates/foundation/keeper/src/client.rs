@@ -19,7 +19,7 @@ use crate::{Entry, Error, SOCKET};
 /// How long an answer may take. The server's process answers at once, unless it is stopped or starved.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Attempts of a question whose answer decides how a program starts. Together they take [`ANSWER`] each.
+/// Attempts of a request whose answer decides how a program starts. Each takes up to [`ANSWER`].
 const ATTEMPTS: u32 = 5;
 
 /// A connection to a [`Server`](crate::Server). It has a duplicate of all that it gave, so that it can give
