@@ -482,7 +482,14 @@ fn flows_are_listed_and_purged(of: &mut Conforming<'_>) {
     of.add(SLOTS[0]);
     let at = of.send(0..FLOWS);
     of.give_all_back();
-    let (rows, complete) = of.flows(FlowFilter::default(), 10_000);
+    // A switch that is told of its flows lists them a moment after their packets.
+    let began = Instant::now();
+    let (rows, complete) = loop {
+        let (rows, complete) = of.flows(FlowFilter::default(), 10_000);
+        if rows.len() >= at.len() || began.elapsed() > PATIENCE {
+            break (rows, complete);
+        }
+    };
     assert_eq!((rows.len(), complete), (at.len(), true));
     assert!(
         rows.iter()

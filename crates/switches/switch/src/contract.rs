@@ -42,7 +42,8 @@ pub enum SwitchRequest {
     OpenUplink(UplinkId),
     /// Change a pin, or who decides about new ones.
     Change(Change),
-    /// List flows, at most `limit` rows. [`SwitchEvent::Flows`] with this `id` follows.
+    /// List flows, at most `limit` rows. [`SwitchEvent::Flows`] with this `id` follows. A flow whose packets are not
+    /// set up by the switch's own worker may be listed a moment after its first packet.
     Flows {
         /// A number for the answer.
         id: u64,
