@@ -18,6 +18,7 @@ use crate::drivers::driver;
 use crate::load;
 use crate::log::{self, LogFormat};
 use crate::machine::Machine;
+use crate::privileges;
 use crate::service_manager::{self, ServiceManager};
 use crate::{Orchestrator, Place, Reloader, StopRequest};
 use api::run_dir::{api_socket, run_dir};
@@ -33,6 +34,8 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     let launcher = start_launcher(&configuration)?;
     raise_open_files();
     log::start(log_format);
+    let dropped = privileges::drop_unneeded(&configuration).context("cannot drop capabilities")?;
+    tracing::debug!(?dropped, "capabilities dropped");
     let place = Place {
         run_dir: run_dir(),
         socket: api_socket(configuration.api.socket.as_deref()),

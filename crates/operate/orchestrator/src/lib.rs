@@ -15,6 +15,7 @@ pub mod load;
 mod log;
 pub mod machine;
 mod pool;
+mod privileges;
 mod service_manager;
 mod wiring;
 

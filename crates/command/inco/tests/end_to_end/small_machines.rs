@@ -122,3 +122,37 @@ fn a_sink_needs_no_root() {
     );
     inco.ended();
 }
+
+/// No thread can load modules, reboot, set the clock or read the kernel's log, nor can a program that it starts.
+#[test]
+fn a_running_inco_keeps_only_the_capabilities_that_it_needs() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&format!(
+        "{FORWARD}\ncapacity = \"100kpps\"\nautoscaler = \"fixed\"\n"
+    ));
+    inco.settled(1, 1);
+    let mut threads = 0;
+    for task in std::fs::read_dir(format!("/proc/{}/task", inco.pid())).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let mask = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
+        };
+        // CAP_SYS_ADMIN (21) stays. CAP_SYS_MODULE, RAWIO, BOOT, TIME, CAP_MAC_ADMIN, CAP_SYSLOG, CAP_BPF do not.
+        for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
+            let has = |capability: u32| mask(set) >> capability & 1 == 1;
+            assert!(has(21), "{set} {status}");
+            assert!(
+                ![16, 17, 22, 25, 33, 34, 39].into_iter().any(has),
+                "{set} {status}"
+            );
+        }
+        assert_eq!(mask("CapInh:"), 0);
+        threads += 1;
+    }
+    assert!(threads > 2, "{threads} threads");
+    inco.stop(&place);
+}
