@@ -1,6 +1,5 @@
 //! Switches and API clients.
 
-use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -118,7 +117,6 @@ pub(crate) fn ovsdb(bytes: &[u8]) {
     let _ = database.interface("eth0");
     let _ = database.bridge_ids("br0");
     let _ = database.other_config("hw-offload");
-    let _: Result<BTreeMap<String, String>, _> = database.bridge_ids("br1").map(Option::unwrap_or_default);
     for flow in datapath_flows(&String::from_utf8_lossy(bytes)) {
         let _ = format!("{flow:?}");
     }
