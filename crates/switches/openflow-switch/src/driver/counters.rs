@@ -61,6 +61,8 @@ pub(super) struct PortCounters {
     pub(super) dropped: Growing,
     /// Whether the last reading showed none of what was counted before.
     is_hidden: bool,
+    /// The same of what was sent alone: no peer is there that takes any.
+    is_unconnected: bool,
     duration_ns: u64,
     /// When the last answer was here; 0 before the first.
     answered: Nanos,
@@ -82,6 +84,11 @@ impl PortCounters {
         self.is_hidden
     }
 
+    /// Whether it has no peer that takes packets.
+    pub(super) const fn is_unconnected(&self) -> bool {
+        self.is_unconnected
+    }
+
     /// Takes a reading in.
     pub(super) fn read(&mut self, of: &PortStats, at: Asked) {
         let is_new = self.was_made_anew(of, at);
@@ -101,8 +108,8 @@ impl PortCounters {
             counter.read(known(now));
         }
         let was = |counter: &Growing, now: u64| known(now) == 0 && counter.total() > 0;
-        self.is_hidden =
-            was(&self.received_packets, of.received_packets) || was(&self.sent_packets, of.sent_packets);
+        self.is_unconnected = was(&self.sent_packets, of.sent_packets);
+        self.is_hidden = self.is_unconnected || was(&self.received_packets, of.received_packets);
     }
 
     /// Counts from 0 again: another instance has the port.

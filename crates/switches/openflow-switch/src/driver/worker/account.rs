@@ -1,6 +1,9 @@
 //! Packets that no counter saw, because their ports are gone.
 
+use std::sync::Arc;
+
 use model::{DropReason, Nanos};
+use switch::SwitchReading;
 
 use super::Worker;
 use crate::driver::lock;
@@ -13,25 +16,137 @@ pub(super) const CONNECT_PATIENCE: Nanos = Nanos::from_secs(5);
 
 /// Packets that were in ports which are gone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unseen {
-    pub(super) reason: DropReason,
-    pub(super) since: Nanos,
+struct Unseen {
+    reason: DropReason,
+    since: Nanos,
     /// The least that was missing in the sum of all counters.
-    pub(super) least: i64,
+    least: i64,
+}
+
+/// What a reading of all ports says of all packets together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Balance {
+    /// What any counter has counted, and what we wrote off.
+    moved: u64,
+    /// Packets in instances, and in those that have failed while their ports are read.
+    in_flight: u64,
+    /// Packets that came in and that no counter has met since; less than 0 where one has too many.
+    missing: i64,
+}
+
+/// Whether nothing is inside the switch. That two readings are equal does not say so: a poller that waits for a CPU
+/// has a burst in hand that is counted where it came in and nowhere else, and frames of the monitor port may be with
+/// us. A proof does: its frames take the same ways several times, and what was before them has left by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// Packets move.
+    No,
+    /// None has moved between two readings. A proof is under way.
+    Proving,
+    /// It is there. The next reading is asked for after it.
+    Proven,
+    /// That reading is the same.
+    Yes,
+}
+
+/// What a reading leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Settled {
+    /// A proof of what was under way is to be begun.
+    wants_proof: bool,
+    /// Packets to be counted as dropped.
+    dropped: Option<(DropReason, u64)>,
+    /// By how many packets the sum of what came in is wrong.
+    skewed: Option<i64>,
 }
 
 /// The balance of all counters: what came in and has not left.
 pub(super) struct Account {
     /// What no counter saw of packets whose ports are gone.
-    pub(super) unseen: Option<Unseen>,
+    unseen: Option<Unseen>,
     /// What had moved at the last reading.
-    pub(super) moved: u64,
+    moved: u64,
+    rest: Rest,
+    /// The proof under way.
+    proof: Option<u64>,
     /// After an earlier run's rules were taken over, until no packet moves: by how many packets the sum of all
     /// counters may be wrong at most, because ports are not read at one moment. As many as moved from the first
     /// reading to the second.
     pub(super) skew: Option<u64>,
     /// By how many it was.
     pub(super) skewed: i64,
+}
+
+impl Account {
+    pub(super) const fn new() -> Account {
+        Account {
+            unseen: None,
+            moved: 0,
+            rest: Rest::No,
+            proof: None,
+            skew: None,
+            skewed: 0,
+        }
+    }
+
+    /// From now on packets may be missing for that reason.
+    fn miss(&mut self, reason: DropReason, since: Nanos) {
+        self.unseen.get_or_insert(Unseen {
+            reason,
+            since,
+            least: i64::MAX,
+        });
+    }
+
+    /// Takes a reading in. `is_failing`: an instance has failed whose ports are still read. `is_proven`: whether the
+    /// proof that was begun last is there.
+    ///
+    /// A port that is gone takes with it what it counted since it was read last, at most `PORTS_EVERY` before: what
+    /// became of those packets is in the counters of the uplinks alone. Once nothing moves they are what is missing
+    /// there; where something always does, the least that was missing at any reading, since ports are not read at one
+    /// moment.
+    fn read(&mut self, of: Balance, is_failing: bool, is_proven: bool, now: Nanos) -> Settled {
+        let mut settled = Settled::default();
+        let is_same = std::mem::replace(&mut self.moved, of.moved) == of.moved;
+        if self.skew == Some(u64::MAX) {
+            self.skew = Some(of.moved);
+        }
+        if self.unseen.is_none() && self.skew.is_none() {
+            self.rest = Rest::No;
+            return settled;
+        }
+        self.rest = match self.rest {
+            _ if !is_same || of.in_flight > 0 || is_failing => Rest::No,
+            Rest::No => {
+                settled.wants_proof = true;
+                Rest::Proving
+            }
+            Rest::Proving if is_proven => Rest::Proven,
+            Rest::Proving => Rest::Proving,
+            Rest::Proven | Rest::Yes => Rest::Yes,
+        };
+        let is_at_rest = self.rest == Rest::Yes;
+        let Some(unseen) = &mut self.unseen else {
+            if is_at_rest && self.skew.take().is_some_and(|limit| of.missing.unsigned_abs() <= limit) {
+                settled.skewed = Some(-of.missing);
+            }
+            return settled;
+        };
+        unseen.least = unseen.least.min(of.missing);
+        if !is_at_rest && now.since(unseen.since) < UNSEEN_PATIENCE {
+            return settled;
+        }
+        let missing = if is_at_rest { of.missing } else { unseen.least };
+        settled.dropped = u64::try_from(missing)
+            .ok()
+            .filter(|count| *count > 0)
+            .map(|count| (unseen.reason, count));
+        (unseen.since, unseen.least) = (now, i64::MAX);
+        if is_at_rest {
+            self.unseen = None;
+        }
+        settled
+    }
 }
 
 impl Worker {
@@ -52,58 +167,148 @@ impl Worker {
 
     /// From now on packets may be missing for that reason.
     pub(super) fn miss(&mut self, reason: DropReason, since: Nanos) {
-        self.account.unseen.get_or_insert(Unseen {
-            reason,
-            since,
-            least: i64::MAX,
-        });
+        self.account.miss(reason, since);
     }
 
-    /// A port that is gone takes with it what it counted since it was read last, at most `PORTS_EVERY` before: what
-    /// became of those packets is in the counters of the uplinks alone. Once nothing moves they are what is missing
-    /// there; where something always does, the least that was missing at any reading, since ports are not read at one
-    /// moment.
+    /// Counts packets that no counter saw, as far as this reading tells.
     pub(super) fn settle_unseen(&mut self, now: Nanos) {
-        let mut shared = lock(&self.above.shared);
+        let is_proven = (self.account.proof).is_some_and(|proof| self.steering.is_proven(proof));
+        let is_failing = self.attachments.values().any(|of| of.failed);
+        let shared = Arc::clone(&self.above.shared);
+        let mut shared = lock(&shared);
         let reading = &mut shared.reading;
-        let slots = reading.slots.iter();
-        let inside: u64 = slots
-            .map(|slot| slot.to_packets + slot.back_packets + slot.ring_drops)
-            .sum();
-        let moved = reading.offered() + reading.sent() + inside;
-        let rests = std::mem::replace(&mut self.account.moved, moved) == moved;
-        if self.account.skew == Some(u64::MAX) {
-            self.account.skew = Some(moved);
+        let settled = self.account.read(balance(reading), is_failing, is_proven, now);
+        if settled.wants_proof {
+            self.account.proof = Some(self.steering.want_proof());
         }
-        let in_flight = reading.in_flight();
-        let came = reading.offered() + reading.originated();
-        let missing = came.cast_signed() - (reading.sent() + reading.dropped() + in_flight).cast_signed();
-        if rests
-            && in_flight == 0
-            && self.account.unseen.is_none()
-            && let Some(limit) = self.account.skew.take()
-            && missing.unsigned_abs() <= limit
+        if let Some((reason, count)) = settled.dropped
+            && let Some(drops) = reading.drops.get_mut(reason.index())
+        {
+            *drops += count;
+        }
+        if let Some(skewed) = settled.skewed
             && let Some(uplink) = reading.uplinks.first_mut()
         {
-            uplink.received_packets = uplink.received_packets.saturating_add_signed(-missing);
-            self.account.skewed = -missing;
+            uplink.received_packets = uplink.received_packets.saturating_add_signed(skewed);
+            self.account.skewed = skewed;
         }
-        let Some(unseen) = &mut self.account.unseen else {
-            return;
-        };
-        unseen.least = unseen.least.min(missing);
-        let is_under_way = in_flight > 0 || self.attachments.values().any(|of| of.failed);
-        let is_over = rests && !is_under_way;
-        if !is_over && now.since(unseen.since) < UNSEEN_PATIENCE {
-            return;
+    }
+}
+
+fn balance(reading: &SwitchReading) -> Balance {
+    let inside: u64 = (reading.slots.iter())
+        .map(|slot| slot.to_packets + slot.back_packets)
+        .sum();
+    let (offered, sent, dropped) = (reading.offered(), reading.sent(), reading.dropped());
+    let in_flight = reading.in_flight();
+    let came = offered + reading.originated();
+    Balance {
+        moved: offered + sent + dropped + inside,
+        in_flight,
+        missing: came.cast_signed() - (sent + dropped + in_flight).cast_signed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readings each 10 ms.
+    struct Readings {
+        account: Account,
+        now: Nanos,
+        proofs: usize,
+        is_proven: bool,
+    }
+
+    impl Readings {
+        fn new() -> Readings {
+            let mut account = Account::new();
+            account.miss(DropReason::InstanceLost, Nanos::ZERO);
+            Readings {
+                account,
+                now: Nanos::ZERO,
+                proofs: 0,
+                is_proven: false,
+            }
         }
-        let missing = if is_over { missing } else { unseen.least };
-        if let Some(drops) = reading.drops.get_mut(unseen.reason.index()) {
-            *drops += u64::try_from(missing).unwrap_or(0);
+
+        /// What is counted as lost by one reading.
+        fn read(&mut self, moved: u64, in_flight: u64, missing: i64) -> u64 {
+            self.now = self.now + Nanos::from_millis(10);
+            let of = Balance {
+                moved,
+                in_flight,
+                missing,
+            };
+            let settled = self.account.read(of, false, self.is_proven, self.now);
+            if settled.wants_proof {
+                (self.proofs, self.is_proven) = (self.proofs + 1, false);
+            }
+            settled.dropped.map_or(0, |(_, count)| count)
         }
-        (unseen.since, unseen.least) = (now, i64::MAX);
-        if is_over {
-            self.account.unseen = None;
+    }
+
+    #[test]
+    fn a_burst_in_the_hand_of_a_poller_that_waits_for_a_cpu_is_not_lost() {
+        let mut readings = Readings::new();
+        // 3 are lost. The poller has 5 more in its hand and does not run, for longer than between many readings.
+        for _ in 0..50 {
+            assert_eq!(readings.read(1000, 0, 8), 0);
+        }
+        assert_eq!(readings.proofs, 1);
+        // It runs: the 5 are given to an instance, and the proof's frame comes back.
+        readings.is_proven = true;
+        assert_eq!(readings.read(1005, 5, 3), 0);
+        assert_eq!(readings.read(1015, 0, 3), 0);
+        // Only a proof that was begun since counts.
+        assert_eq!(readings.read(1015, 0, 3), 0);
+        assert_eq!((readings.proofs, readings.is_proven), (2, false));
+        assert_eq!(readings.read(1015, 0, 3), 0);
+        readings.is_proven = true;
+        // This reading may be older than the proof, the next one is not.
+        assert_eq!(readings.read(1015, 0, 3), 0);
+        assert_eq!(readings.read(1015, 0, 3), 3);
+        // It is counted once.
+        assert!((0..500).all(|_| readings.read(1018, 0, 0) == 0));
+    }
+
+    #[test]
+    fn where_packets_always_move_the_least_of_all_readings_counts() {
+        let mut readings = Readings::new();
+        let of = |at: u64| readings.read(1000 * at, at % 7, 3 + (at % 5) as i64);
+        assert_eq!((1..=300).map(of).sum::<u64>(), 3);
+        // What was too little then is added at rest.
+        readings.is_proven = true;
+        assert_eq!((0..8).map(|_| readings.read(7, 0, 2)).sum::<u64>(), 0);
+        readings.is_proven = true;
+        assert_eq!((0..8).map(|_| readings.read(7, 0, 2)).sum::<u64>(), 2);
+    }
+
+    #[test]
+    fn what_a_port_has_too_much_is_not_taken_back() {
+        let mut readings = Readings::new();
+        assert!((0..400).all(|_| readings.read(7, 0, -4) == 0));
+    }
+
+    #[test]
+    fn readings_of_an_earlier_runs_ports_are_set_right_at_rest_within_their_limit() {
+        for (missing, skewed) in [(-3, Some(3)), (5, Some(-5)), (11, None)] {
+            let mut account = Account::new();
+            account.skew = Some(u64::MAX);
+            let read = |account: &mut Account, is_proven| {
+                let of = Balance {
+                    moved: 10,
+                    in_flight: 0,
+                    missing,
+                };
+                account.read(of, false, is_proven, Nanos::ZERO).skewed
+            };
+            let told: Vec<_> = [false, false, true, true]
+                .map(|is_proven| read(&mut account, is_proven))
+                .into();
+            assert_eq!(told, [None, None, None, skewed]);
+            assert_eq!(account.skew, None);
         }
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Attachment {
     pub(super) failed: bool,
     /// Probes that those before it in its slot had given back.
     pub(super) probes_back_before: u64,
+    /// Probes that its port has dropped, at most: they are no packets.
+    pub(super) probes_dropped: u64,
     /// When the last probe was sent to it.
     pub(super) probed: Nanos,
     /// What the ports and probes had counted when it was attached; [`None`] before.
@@ -153,6 +155,7 @@ impl Worker {
                 phase: Phase::Probing { until, taken: None },
                 failed: false,
                 probes_back_before: self.steering.slot_figures(slot).probes_back,
+                probes_dropped: 0,
                 probed: Nanos::ZERO,
                 base: is_back.then(Base::default),
                 before: before.unwrap_or_default(),

@@ -125,12 +125,7 @@ impl Worker {
             },
             attachments: BTreeMap::new(),
             adoption: adopts.then(WaitingAdoption::default),
-            account: Account {
-                unseen: None,
-                moved: 0,
-                skew: None,
-                skewed: 0,
-            },
+            account: Account::new(),
             noticed: Noticed {
                 troubles: Troubles::default(),
                 garbled: 0,

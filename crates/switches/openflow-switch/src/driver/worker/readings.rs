@@ -237,11 +237,14 @@ impl Worker {
             // Who does not give probes back cannot be asked. Who has to connect again could not get them: its port
             // would count them as dropped packets.
             let is_left = attachment.ports.iter().any(|port| port.counters.is_left());
+            let is_unconnected = attachment.ports.iter().any(|port| port.counters.is_unconnected());
             let connects = is_left && now < attachment.connects_until;
             let may_be_silent = !serves || totals.probes_back == 0 || connects;
             let given = totals.sent_packets + totals.dropped;
             match (attachment.watch).look(given, totals.received_packets, may_be_silent, now) {
                 Silence::None => {}
+                // Nobody is there who could take a probe.
+                Silence::Ask if is_unconnected => {}
                 Silence::Ask => {
                     if let Some(port) = attachment.ports.first_mut() {
                         port.probes += 1;
@@ -273,7 +276,14 @@ impl Worker {
             };
             let before = attachment.before;
             let since = |now: u64, base: u64| now.saturating_sub(base);
-            let probes_later = since(totals.probes, base.probes);
+            if is_unconnected || attachment.failed {
+                // The port has dropped them, or has lost them with its peer: the switch does not say which.
+                let gone = since(totals.probes - base.probes, totals.probes_back - base.probes_back);
+                let dropped = since(totals.dropped, base.dropped);
+                attachment.probes_dropped = attachment.probes_dropped.max(gone.min(dropped));
+            }
+            let probes_dropped = attachment.probes_dropped;
+            let probes_later = since(totals.probes, base.probes + probes_dropped);
             let to = since(since(totals.sent_packets, base.sent_packets), probes_later);
             let back = since(since(totals.received_packets, base.received_packets), back_later);
             // A packet that came back is read before those that went out are: only what stays too much was made
@@ -293,7 +303,7 @@ impl Worker {
                 .max(before.back_bytes + since(totals.received_bytes, base.received_bytes));
             place.ring_drops = place
                 .ring_drops
-                .max(before.ring_drops + since(totals.dropped, base.dropped));
+                .max(before.ring_drops + since(totals.dropped, base.dropped + probes_dropped));
             place.originated = place.originated.max(before.originated + originated);
             place.consumed = before.consumed + totals.probes_back.saturating_sub(base.probes_back);
             let offered = (place.to_packets + place.ring_drops).saturating_sub(offered_before);
