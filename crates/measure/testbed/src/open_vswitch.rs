@@ -12,6 +12,8 @@ use anyhow::{Context, Result, bail};
 
 /// Path of Debian's build with DPDK.
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+/// Its name as a program.
+const PROGRAM: &str = "ovs-vswitchd";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Maximum time for a daemon to start.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -105,13 +107,20 @@ impl OpenVSwitch {
 
     /// Starts the switch and waits until it answers.
     fn start_switch(&self) -> Result<()> {
+        // Under this name inco finds its control socket: by its process id, next to the database.
+        let program = self.path(PROGRAM);
+        if !program.exists() {
+            std::os::unix::fs::symlink(SWITCH, &program)
+                .with_context(|| format!("cannot make {}", program.display()))?;
+        }
         // A higher priority: a poller that waits for the CPU delays every packet. A network namespace of its own: the
         // datapath has an interface with a fixed name, which another Open vSwitch of the machine may use.
         let mut switch = Command::new("unshare");
         switch
-            .args(["--net", "nice", "-n", "-20", SWITCH])
+            .args(["--net", "nice", "-n", "-20"])
+            .arg(program)
             .arg(format!("unix:{}", self.database().display()))
-            .arg(format!("--unixctl={}", self.path("switch.ctl").display()))
+            .arg("--pidfile")
             .arg(format!("--log-file={}", self.path("switch.log").display()));
         *self.switch() = Some(self.spawn(switch)?);
         wait_until("Open vSwitch", || self.check().is_err() || self.answers())?;
@@ -136,7 +145,8 @@ impl OpenVSwitch {
     /// Whether it answers and DPDK is initialised; it answers briefly before that too.
     fn answers(&self) -> bool {
         let asked = Command::new("ovs-appctl")
-            .arg(format!("--target={}", self.path("switch.ctl").display()))
+            .env("OVS_RUNDIR", &self.folder)
+            .arg(format!("--target={PROGRAM}"))
             .arg("dpdk/log-list")
             .stdin(Stdio::null())
             .output();
@@ -167,9 +177,7 @@ impl OpenVSwitch {
     /// Returns an error if it does not answer.
     pub fn controller_drops(&self) -> Result<BTreeMap<&'static str, u64>> {
         let mut command = Command::new("ovs-appctl");
-        command
-            .arg(format!("--target={}", self.path("switch.ctl").display()))
-            .arg("coverage/show");
+        command.arg(format!("--target={PROGRAM}")).arg("coverage/show");
         let said = self.run_checked(&mut command)?;
         let total = |name: &str| {
             let line = said

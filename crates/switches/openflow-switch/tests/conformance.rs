@@ -23,9 +23,7 @@ use openflow_switch::{
 use openvswitch::Endpoint;
 use serde_json::{Value, json};
 use switch::conformance::{self, Bed, SERVICE, SLOTS, frame_of, tuple_of};
-use switch::{
-    Edits, Plan, PortKind, PortSpec, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest,
-};
+use switch::{Edits, Plan, PortKind, PortSpec, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest};
 
 const BRIDGE: &str = "br0";
 const UPLINK: &str = "wan";
@@ -319,7 +317,10 @@ impl FakeBed {
             if holds(self, &reading, &events) {
                 return reading;
             }
-            assert!(began.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}: {reading:?}");
+            assert!(
+                began.elapsed() < PATIENCE,
+                "not within {PATIENCE:?}: {what}: {reading:?}"
+            );
         }
     }
 }
@@ -395,7 +396,8 @@ fn what_a_poller_has_in_hand_is_not_counted_as_lost_with_an_instance() {
         let service = SERVICE;
         bed.ask(SwitchRequest::Attach { slot, service, port });
         bed.until("it is attached", |_, _, events| {
-            let is_it = |event: &SwitchEvent| matches!(event, SwitchEvent::Attached { slot: of, .. } if *of == slot);
+            let is_it =
+                |event: &SwitchEvent| matches!(event, SwitchEvent::Attached { slot: of, .. } if *of == slot);
             events.iter().any(is_it)
         });
     }
@@ -405,7 +407,9 @@ fn what_a_poller_has_in_hand_is_not_counted_as_lost_with_an_instance() {
     bed.publish(3, &[SLOTS[1]]);
     bed.ask(SwitchRequest::Detach(SLOTS[0]));
     bed.until("it is detached", |_, _, events| {
-        events.iter().any(|event| matches!(event, SwitchEvent::Detached { .. }))
+        events
+            .iter()
+            .any(|event| matches!(event, SwitchEvent::Detached { .. }))
     });
     bed.in_hand = Some(Vec::new());
     let packets: Vec<Tuple> = (0..BURST as u16)

@@ -131,7 +131,24 @@ impl Unixctl {
             // It parses arguments from the end.
             json!(format!("type={kind}")),
         ];
-        let mut answer = self.rpc.call("dpctl/dump-flows", &arguments)?;
+        self.call("dpctl/dump-flows", &arguments)
+    }
+
+    /// Packets that the switch has dropped since its start because they are no Ethernet frames: shorter than a header.
+    /// Its ports count them as received, and no rule meets them. Threads that poll add theirs about once a second.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn invalid_packets(&mut self) -> Result<u64, OvsdbError> {
+        let text = self.call("coverage/read-counter", &[json!(INVALID_PACKETS)])?;
+        match text.trim().parse() {
+            Ok(count) => Ok(count),
+            Err(_) => Err(self.rpc.not_rpc(text)),
+        }
+    }
+
+    fn call(&mut self, method: &str, arguments: &[Value]) -> Result<String, OvsdbError> {
+        let mut answer = self.rpc.call(method, arguments)?;
         if let Some(error) = answer.get("error").and_then(Value::as_str) {
             return Err(OvsdbError::Refused {
                 what: error.trim_end().to_owned(),
@@ -144,6 +161,8 @@ impl Unixctl {
     }
 }
 
+/// The name of that counter.
+const INVALID_PACKETS: &str = "datapath_drop_rx_invalid_packet";
 const PID_FILE: &str = "ovs-vswitchd.pid";
 
 fn control_socket(run_directory: &Path) -> std::io::Result<PathBuf> {

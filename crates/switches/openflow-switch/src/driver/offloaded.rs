@@ -1,19 +1,26 @@
-//! Which flows the hardware has, asked by a thread of its own: the switch needs longer for its list than a packet may
-//! wait.
+//! What a switch on this machine tells beside OpenFlow: which flows the hardware has, and packets that it drops before
+//! it looks for rules. It is asked by a thread of its own: the switch needs longer for its list than a packet may wait.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use openvswitch::{DatapathFlow, Endpoint, Ovsdb, Unixctl};
+use openvswitch::{DatapathFlow, Endpoint, Ovsdb, OvsdbError, Unixctl};
 
 use super::{DATABASE_LIMIT, OpenFlowSwitchConfig};
 
 /// How long the switch may take to list the flows that its hardware has.
 const CONTROL_LIMIT: Duration = Duration::from_secs(2);
 
-/// The flows that the hardware has; [`None`] where there is no telling.
-pub(super) type Found = Option<Vec<DatapathFlow>>;
+/// What was found; [`None`] where there is no telling.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The flows that the hardware has.
+    pub(super) flows: Option<Vec<DatapathFlow>>,
+    /// Packets that the switch has dropped since its start because they are no Ethernet frames.
+    pub(super) invalid_packets: Option<u64>,
+}
 
 /// The thread, as the driver sees it.
 pub(super) struct OffloadedFlows {
@@ -81,20 +88,29 @@ impl Looker {
     /// That can be asked on the switch's own machine alone.
     fn look(&mut self) -> Found {
         let Endpoint::Unix(socket) = &self.endpoint else {
-            return None;
+            return Found::default();
         };
-        let directory = socket.parent()?.to_owned();
-        if !self.is_on() {
-            return None;
-        }
-        let found = Unixctl::connect(&directory, CONTROL_LIMIT)
-            .and_then(|mut control| control.offloaded_flows(&self.datapath));
-        match found {
-            Ok(found) => Some(found),
+        let Some(directory) = socket.parent().map(Path::to_owned) else {
+            return Found::default();
+        };
+        let mut control = match Unixctl::connect(&directory, CONTROL_LIMIT) {
+            Ok(control) => control,
             Err(error) => {
-                tracing::debug!(%error, "which flows the hardware has");
-                None
+                tracing::debug!(%error, "no answer at the switch's control socket");
+                return Found::default();
             }
+        };
+        let known = |what: &str, error: OvsdbError| tracing::debug!(%error, "{what}");
+        let invalid_packets = control.invalid_packets();
+        let flows = self.is_on().then(|| control.offloaded_flows(&self.datapath));
+        Found {
+            flows: flows.and_then(|of| {
+                of.map_err(|error| known("which flows the hardware has", error))
+                    .ok()
+            }),
+            invalid_packets: invalid_packets
+                .map_err(|error| known("packets that are no Ethernet frames", error))
+                .ok(),
         }
     }
 

@@ -14,15 +14,6 @@ pub(super) const UNSEEN_PATIENCE: Nanos = Nanos::from_secs(3);
 /// How long functions may take to connect again after a restart of the switch, before their silence counts.
 pub(super) const CONNECT_PATIENCE: Nanos = Nanos::from_secs(5);
 
-/// Packets that were in ports which are gone.
-#[derive(Clone, Copy, Debug)]
-struct Unseen {
-    reason: DropReason,
-    since: Nanos,
-    /// The least that was missing in the sum of all counters.
-    least: i64,
-}
-
 /// What a reading of all ports says of all packets together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Balance {
@@ -55,15 +46,23 @@ struct Settled {
     /// A proof of what was under way is to be begun.
     wants_proof: bool,
     /// Packets to be counted as dropped.
-    dropped: Option<(DropReason, u64)>,
+    dropped: [(Option<DropReason>, u64); 2],
     /// By how many packets the sum of what came in is wrong.
     skewed: Option<i64>,
 }
 
 /// The balance of all counters: what came in and has not left.
 pub(super) struct Account {
-    /// What no counter saw of packets whose ports are gone.
-    unseen: Option<Unseen>,
+    /// Why packets may be missing: they were in ports which are gone.
+    gone: Option<DropReason>,
+    /// As many may be missing because the switch has dropped them before it looked for a rule. It is one counter for
+    /// all of its bridges.
+    invalid: u64,
+    /// That counter when it was read last; [`None`] before.
+    invalid_packets: Option<u64>,
+    /// Since when packets may be missing, and the least that was in the sum of all counters.
+    since: Nanos,
+    least: i64,
     /// What had moved at the last reading.
     moved: u64,
     rest: Rest,
@@ -80,7 +79,11 @@ pub(super) struct Account {
 impl Account {
     pub(super) const fn new() -> Account {
         Account {
-            unseen: None,
+            gone: None,
+            invalid: 0,
+            invalid_packets: None,
+            since: Nanos::ZERO,
+            least: i64::MAX,
             moved: 0,
             rest: Rest::No,
             proof: None,
@@ -89,13 +92,34 @@ impl Account {
         }
     }
 
+    const fn may_miss(&self) -> bool {
+        self.gone.is_some() || self.invalid > 0
+    }
+
+    fn begin(&mut self, now: Nanos) {
+        self.rest = Rest::No;
+        if !self.may_miss() {
+            (self.since, self.least) = (now, i64::MAX);
+        }
+    }
+
     /// From now on packets may be missing for that reason.
-    fn miss(&mut self, reason: DropReason, since: Nanos) {
-        self.unseen.get_or_insert(Unseen {
-            reason,
-            since,
-            least: i64::MAX,
-        });
+    fn miss(&mut self, reason: DropReason, now: Nanos) {
+        self.begin(now);
+        self.gone.get_or_insert(reason);
+    }
+
+    /// The switch says how many packets it has dropped since its start before it looked for a rule.
+    pub(super) fn note_invalid(&mut self, packets: u64, now: Nanos) {
+        let Some(before) = self.invalid_packets.replace(packets) else {
+            return;
+        };
+        // A switch that was started again counts from 0.
+        let grown = packets.checked_sub(before).unwrap_or(packets);
+        if grown > 0 {
+            self.begin(now);
+            self.invalid += grown;
+        }
     }
 
     /// Takes a reading in. `is_failing`: an instance has failed whose ports are still read. `is_proven`: whether the
@@ -111,7 +135,7 @@ impl Account {
         if self.skew == Some(u64::MAX) {
             self.skew = Some(of.moved);
         }
-        if self.unseen.is_none() && self.skew.is_none() {
+        if !self.may_miss() && self.skew.is_none() {
             self.rest = Rest::No;
             return settled;
         }
@@ -126,24 +150,32 @@ impl Account {
             Rest::Proven | Rest::Yes => Rest::Yes,
         };
         let is_at_rest = self.rest == Rest::Yes;
-        let Some(unseen) = &mut self.unseen else {
-            if is_at_rest && self.skew.take().is_some_and(|limit| of.missing.unsigned_abs() <= limit) {
+        if !self.may_miss() {
+            if is_at_rest
+                && self
+                    .skew
+                    .take()
+                    .is_some_and(|limit| of.missing.unsigned_abs() <= limit)
+            {
                 settled.skewed = Some(-of.missing);
             }
             return settled;
-        };
-        unseen.least = unseen.least.min(of.missing);
-        if !is_at_rest && now.since(unseen.since) < UNSEEN_PATIENCE {
+        }
+        self.least = self.least.min(of.missing);
+        if !is_at_rest && now.since(self.since) < UNSEEN_PATIENCE {
             return settled;
         }
-        let missing = if is_at_rest { of.missing } else { unseen.least };
-        settled.dropped = u64::try_from(missing)
-            .ok()
-            .filter(|count| *count > 0)
-            .map(|count| (unseen.reason, count));
-        (unseen.since, unseen.least) = (now, i64::MAX);
+        let missing = if is_at_rest { of.missing } else { self.least };
+        let missing = u64::try_from(missing).unwrap_or(0);
+        let invalid = missing.min(self.invalid);
+        settled.dropped = [
+            (Some(DropReason::Malformed), invalid),
+            (self.gone, missing - invalid),
+        ];
+        (self.since, self.least) = (now, i64::MAX);
+        self.invalid -= invalid;
         if is_at_rest {
-            self.unseen = None;
+            (self.gone, self.invalid, self.rest) = (None, 0, Rest::No);
         }
         settled
     }
@@ -181,10 +213,10 @@ impl Worker {
         if settled.wants_proof {
             self.account.proof = Some(self.steering.want_proof());
         }
-        if let Some((reason, count)) = settled.dropped
-            && let Some(drops) = reading.drops.get_mut(reason.index())
-        {
-            *drops += count;
+        for (reason, count) in settled.dropped {
+            if let Some(drops) = reason.and_then(|reason| reading.drops.get_mut(reason.index())) {
+                *drops += count;
+            }
         }
         if let Some(skewed) = settled.skewed
             && let Some(uplink) = reading.uplinks.first_mut()
@@ -245,7 +277,8 @@ mod tests {
             if settled.wants_proof {
                 (self.proofs, self.is_proven) = (self.proofs + 1, false);
             }
-            settled.dropped.map_or(0, |(_, count)| count)
+            let counted = settled.dropped.iter().filter(|(reason, _)| reason.is_some());
+            counted.map(|(_, count)| count).sum()
         }
     }
 
@@ -289,6 +322,32 @@ mod tests {
     fn what_a_port_has_too_much_is_not_taken_back() {
         let mut readings = Readings::new();
         assert!((0..400).all(|_| readings.read(7, 0, -4) == 0));
+    }
+
+    #[test]
+    fn of_what_is_missing_as_much_is_malformed_as_the_switch_says() {
+        let mut account = Account::new();
+        let read = |account: &mut Account, missing: i64| {
+            let of = Balance {
+                moved: 10,
+                in_flight: 0,
+                missing,
+            };
+            let settled = (0..8).map(|_| account.read(of, false, true, Nanos::ZERO));
+            settled.map(|of| of.dropped[0].1).sum::<u64>()
+        };
+        // Before this run, and none of ours.
+        account.note_invalid(7, Nanos::ZERO);
+        assert_eq!(read(&mut account, 4), 0);
+        account.note_invalid(10, Nanos::ZERO);
+        assert_eq!(read(&mut account, 0), 0);
+        assert_eq!(read(&mut account, 4), 0);
+        account.note_invalid(13, Nanos::ZERO);
+        assert_eq!(read(&mut account, 4), 3);
+        assert_eq!(read(&mut account, 1), 0);
+        // It was started again.
+        account.note_invalid(2, Nanos::ZERO);
+        assert_eq!(read(&mut account, 1), 1);
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Worker {
 
     fn turn(&mut self, now: Nanos) {
         self.take_asks(now);
-        self.take_offloaded();
+        self.take_offloaded(now);
         self.take_messages(now);
         self.take_frames(now);
         self.set_terms();

@@ -52,10 +52,13 @@ pub(super) struct Ports {
 }
 
 impl Worker {
-    pub(super) fn take_offloaded(&mut self) {
+    pub(super) fn take_offloaded(&mut self, now: Nanos) {
         while let Some(found) = self.hardware.flows.found() {
             self.hardware.is_asked = false;
-            self.steering.set_offloaded(found.as_deref());
+            self.steering.set_offloaded(found.flows.as_deref());
+            if let Some(packets) = found.invalid_packets {
+                self.account.note_invalid(packets, now);
+            }
         }
     }
 
