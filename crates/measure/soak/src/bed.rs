@@ -441,7 +441,8 @@ impl Bed {
                     flows: interval.flows,
                     pid: status.pid,
                     drops: status.drops.clone(),
-                    unaccounted,
+                    in_flight: status.accounting.in_flight,
+                    gap: status.accounting.gap(),
                 };
                 return Ok((reading, status));
             }

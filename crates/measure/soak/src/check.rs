@@ -15,8 +15,17 @@ pub(crate) struct Reading {
     pub(crate) pid: u32,
     /// Packets that inco dropped, by reason.
     pub(crate) drops: BTreeMap<String, u64>,
-    /// Packets that inco received or made and that are neither returned nor dropped, since its start.
-    pub(crate) unaccounted: i64,
+    /// Packets that inco received or made and that are neither returned nor dropped, since its start: those that it
+    /// says are in flight, and those of which it says nothing.
+    pub(crate) in_flight: u64,
+    pub(crate) gap: i64,
+}
+
+impl Reading {
+    /// Packets that inco cannot account for.
+    fn unaccounted(&self) -> i64 {
+        self.gap.saturating_add_unsigned(self.in_flight)
+    }
 }
 
 /// Which losses a fault explains, besides those of flows of instances that fail by it.
@@ -68,8 +77,16 @@ impl Findings {
     }
 }
 
-/// Compares two readings of a bed. `named`: the instances that events between them name as failed or purged.
-pub(crate) fn judge(before: &Reading, after: &Reading, named: &BTreeSet<u32>, excuse: &Excuse) -> Findings {
+/// Compares two readings of a bed. `named`: the instances that events between them name as failed or purged. `gone`:
+/// those that earlier faults explained, to which this one's are added. A flow that had no packet since its instance
+/// failed is found elsewhere later.
+pub(crate) fn judge(
+    before: &Reading,
+    after: &Reading,
+    named: &BTreeSet<u32>,
+    excuse: &Excuse,
+    gone: &mut BTreeSet<u32>,
+) -> Findings {
     let (b, a) = (&before.counts, &after.counts);
     let lost = a.missing().saturating_sub(b.missing());
     let moved = a.expected_moves.saturating_sub(b.expected_moves);
@@ -79,6 +96,12 @@ pub(crate) fn judge(before: &Reading, after: &Reading, named: &BTreeSet<u32>, ex
         .iter()
         .map(|flow| ((flow.source, flow.index), flow))
         .collect();
+    let late_moves = before
+        .flows
+        .iter()
+        .filter(|flow| gone.contains(&flow.instance))
+        .count() as u64;
+    gone.extend(&explained);
     let (mut stray_moves, mut stray_losses) = (0, 0);
     for flow in &after.flows {
         let Some(was) = known
@@ -87,7 +110,7 @@ pub(crate) fn judge(before: &Reading, after: &Reading, named: &BTreeSet<u32>, ex
         else {
             continue;
         };
-        if explained.contains(&was.instance) {
+        if gone.contains(&was.instance) {
             continue;
         }
         stray_moves += u64::from(flow.instance != was.instance);
@@ -102,16 +125,16 @@ pub(crate) fn judge(before: &Reading, after: &Reading, named: &BTreeSet<u32>, ex
     };
     let unexplained = lost.saturating_sub(explained_losses);
     let unaccounted_before = match before.pid == after.pid {
-        true => before.unaccounted,
+        true => before.unaccounted(),
         false => 0,
     };
     Findings {
         mis_steered: a.mis_steered.saturating_sub(b.mis_steered),
         unexpected_moves: match explained.is_empty() {
-            true => moved.max(stray_moves),
+            true => moved.saturating_sub(late_moves).max(stray_moves),
             false => stray_moves,
         },
-        unaccounted: (after.unaccounted - unaccounted_before).unsigned_abs()
+        unaccounted: (after.unaccounted() - unaccounted_before).unsigned_abs()
             + match excuse.losses {
                 Losses::None => unexplained.max(stray_losses),
                 _ => unexplained,
@@ -166,8 +189,12 @@ mod tests {
             flows,
             pid: 1,
             drops: [("instance_lost".to_owned(), dropped)].into(),
-            unaccounted: 0,
+            ..Reading::default()
         }
+    }
+
+    fn judge(before: &Reading, after: &Reading, named: &BTreeSet<u32>, excuse: &Excuse) -> Findings {
+        super::judge(before, after, named, excuse, &mut BTreeSet::new())
     }
 
     fn excuse(instances: &[u32]) -> Excuse {
@@ -217,10 +244,29 @@ mod tests {
             1
         );
         // What inco itself cannot account for is never explained.
-        after.unaccounted = -4;
+        (after.gap, after.in_flight) = (-6, 2);
         assert_eq!(judge(&before, &after, &none, &with(Losses::All)).unaccounted, 4);
         // It is counted once.
         assert!(judge(&after, &after, &none, &Excuse::default()).is_clean());
+    }
+
+    #[test]
+    fn a_flow_that_waits_is_found_elsewhere_after_the_fault() {
+        let mut gone = BTreeSet::new();
+        let before = reading(vec![flow(0, 1, 10, 10), flow(1, 2, 10, 10)], 0, 0);
+        let after = reading(vec![flow(0, 1, 12, 10), flow(1, 2, 20, 20)], 0, 2);
+        let found = super::judge(&before, &after, &BTreeSet::from([1]), &excuse(&[1]), &mut gone);
+        assert!(found.is_clean() && found.moved == 0, "{found:?}");
+        let later = reading(vec![flow(0, 2, 20, 18), flow(1, 2, 30, 30)], 1, 2);
+        let none = BTreeSet::new();
+        let found = super::judge(&after, &later, &none, &Excuse::default(), &mut gone);
+        assert!(found.is_clean() && found.moved == 1, "{found:?}");
+        // Once, and without a loss.
+        let found = super::judge(&before, &later, &none, &Excuse::default(), &mut gone);
+        assert_eq!(found.unaccounted, 2, "{found:?}");
+        let again = reading(vec![flow(0, 3, 30, 28), flow(1, 2, 40, 40)], 2, 2);
+        let found = super::judge(&later, &again, &none, &Excuse::default(), &mut gone);
+        assert_eq!(found.unexpected_moves, 1, "{found:?}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod plan;
 mod process;
 mod verdict;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -93,6 +94,7 @@ pub fn run(args: &SoakArgs) -> Result<()> {
         interrupt,
         beds: Vec::new(),
         readings: Vec::new(),
+        gone: vec![BTreeSet::new(); args.bed.len()],
         verdict: Verdict {
             minutes: args.minutes,
             seed,
@@ -147,6 +149,8 @@ struct Run<'a> {
     beds: Vec<Bed>,
     /// Of each bed, after the last fault.
     readings: Vec<Reading>,
+    /// Of each bed, the instances that faults have explained.
+    gone: Vec<BTreeSet<u32>>,
     verdict: Verdict,
     problems: Vec<String>,
     started: Instant,
@@ -312,12 +316,15 @@ impl Run<'_> {
                 &self.readings[index],
                 &named.keys().copied().collect(),
                 &excuse,
+                &mut self.gone[index],
             );
             if !found.is_clean() {
                 let drops = in_words(&drops_between(&before[index], &self.readings[index]));
                 wrong.push(format!(
-                    "{}: {found:?}; inco dropped: {drops}; events: {}",
+                    "{}: {found:?}; inco dropped: {drops}; in flight {}, gap {}; events: {}",
                     bed.name.word(),
+                    self.readings[index].in_flight,
+                    self.readings[index].gap,
                     named
                         .iter()
                         .map(|(instance, reason)| format!("instance {instance}: {reason}"))
