@@ -61,6 +61,9 @@ pub const CAPABILITIES: Capabilities = Capabilities {
 
 /// How long the database may take for one change: the first port of DPDK takes seconds.
 const DATABASE_LIMIT: Duration = Duration::from_secs(30);
+/// How long Open vSwitch may take to agree on the monitor port. It does not try again: without that port it sends us no
+/// frame until it is started again.
+const MONITOR_LIMIT: Duration = Duration::from_secs(60);
 /// How long Open vSwitch may take to remove the bridge at the end. One that does not run does it when it runs again.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 /// How long the containers of an earlier run have to be found again.
@@ -262,11 +265,16 @@ impl OpenFlowSwitch {
             Some(_) => database.delete_bridge(&config.bridge)?,
             None => {}
         }
-        let listener = memif::Listener::bind(&config.monitor_socket, memif::ServerConfig::new("inco"))
-            .map_err(|source| StartError::Monitor {
+        let listening = memif::ServerConfig {
+            handshake_timeout: MONITOR_LIMIT,
+            ..memif::ServerConfig::new("inco")
+        };
+        let listener = memif::Listener::bind(&config.monitor_socket, listening).map_err(|source| {
+            StartError::Monitor {
                 socket: config.monitor_socket.clone(),
                 source,
-            })?;
+            }
+        })?;
         let mut sockets = vec![config.monitor_socket.clone()];
         sockets.extend(config.sockets().cloned());
         if is_left {

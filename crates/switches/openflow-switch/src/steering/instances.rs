@@ -3,7 +3,7 @@
 use model::{FlowSetup, Nanos, Slot};
 
 use super::{Bucket, Link, Outgoing, Steering};
-use crate::rules::{Rule, Tag, instance_rules, marked_rules, probe_frame};
+use crate::rules::{Rule, Tag, instance_rules, is_probe, marked_rules, probe_frame};
 
 /// What of an instance counts for scheduling.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -75,9 +75,18 @@ impl Steering {
     }
 
     /// Sends a probe to a data port of the instance. What the instance gives back of it is counted, and leaves by no
-    /// uplink.
-    pub fn probe(&mut self, slot: Slot, data_port: u8) {
-        self.inject(Tag::Instance(slot, data_port).put(&probe_frame()));
+    /// uplink. Returns whether there was room for it.
+    pub fn probe(&mut self, slot: Slot, data_port: u8) -> bool {
+        self.inject(Tag::Instance(slot, data_port).put(&probe_frame()))
+    }
+
+    /// Probes for an instance that wait for the monitor port.
+    pub(crate) fn queued_probes(&self, slot: Slot) -> u64 {
+        let is_its = |frame: &&Vec<u8>| match Tag::take(frame) {
+            Some((Tag::Instance(of, _), packet)) => of == slot && is_probe(&packet),
+            _ => false,
+        };
+        self.injections.iter().filter(is_its).count() as u64
     }
 
     /// Whether the rules of an instance are in force: its frames go where they should.

@@ -242,8 +242,10 @@ impl Steering {
                         .push_back(Outgoing::Rule(marker_rule(self.monitor, round)));
                     self.outbox.queue.push_back(Outgoing::ProofBarrier);
                 }
-                // Another one follows if this one finds no room.
-                Step::Mark => self.inject(marker_frame()),
+                Step::Mark => {
+                    // Another one follows if this one finds no room.
+                    let _sent = self.inject(marker_frame());
+                }
             }
         }
         let silent = |(slot, silent): (&Slot, &u64)| self.prover.is_proven(*silent).then_some(*slot);

@@ -88,15 +88,18 @@ impl Steering {
         let number = self.services.get(service).and_then(|of| of.rules.sides.get(side));
         let number = number.map_or(0, |side| side.data_port);
         self.counted.figures.held_packets += 1;
-        self.inject(Tag::Instance(slot, number).put(packet));
+        if !self.inject(Tag::Instance(slot, number).put(packet)) {
+            self.counted.figures.inject_full += 1;
+        }
     }
 
-    pub(super) fn inject(&mut self, frame: Vec<u8>) {
-        if self.injections.len() >= self.settings.inject_limit {
-            self.counted.figures.inject_full += 1;
-            return;
+    /// Gives a frame to the monitor port. Returns whether there was room.
+    pub(super) fn inject(&mut self, frame: Vec<u8>) -> bool {
+        let has_room = self.injections.len() < self.settings.inject_limit;
+        if has_room {
+            self.injections.push_back(frame);
         }
-        self.injections.push_back(frame);
+        has_room
     }
 
     pub(super) fn packet_in(&mut self, packet: &PacketIn, now: Nanos) {
@@ -180,4 +183,23 @@ pub(super) fn own_addresses(
             (of(8)?.into(), of(24)?.into())
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steering::Settings;
+
+    #[test]
+    fn a_probe_that_finds_no_room_is_no_dropped_packet() {
+        let settings = Settings {
+            inject_limit: 2,
+            ..Settings::default()
+        };
+        let mut steering = Steering::new(settings, Vec::new(), 15);
+        let sent = [1, 1, 2].map(|slot| steering.probe(Slot(slot), 0));
+        assert_eq!(sent, [true, true, false]);
+        assert_eq!(steering.figures().inject_full, 0);
+        assert_eq!([1, 2].map(|slot| steering.queued_probes(Slot(slot))), [2, 0]);
+    }
 }

@@ -11,6 +11,11 @@ use crate::driver::silence::Watch;
 
 /// How long it may take until nothing moves, before what is missing is counted anyhow.
 pub(super) const UNSEEN_PATIENCE: Nanos = Nanos::from_secs(3);
+/// The same while it is being proven that nothing moves.
+const REST_PATIENCE: Nanos = Nanos::from_secs(10);
+/// How long nothing moves before the counters of rules are believed: the switch updates them every 500 ms, and we ask
+/// for them every 500 ms at most.
+const RULES_LAG: Nanos = Nanos::from_millis(1_500);
 /// How long functions may take to connect again after a restart of the switch, before their silence counts.
 pub(super) const CONNECT_PATIENCE: Nanos = Nanos::from_secs(5);
 
@@ -36,7 +41,7 @@ enum Rest {
     Proving,
     /// It is there. The next reading is asked for after it.
     Proven,
-    /// That reading is the same.
+    /// That reading is the same, and the counters of rules are as new.
     Yes,
 }
 
@@ -55,6 +60,8 @@ struct Settled {
 pub(super) struct Account {
     /// Why packets may be missing: they were in ports which are gone.
     gone: Option<DropReason>,
+    /// Packets that came before the bridge had rules.
+    pub(super) before_rules: u64,
     /// As many may be missing because the switch has dropped them before it looked for a rule. It is one counter for
     /// all of its bridges.
     invalid: u64,
@@ -66,6 +73,8 @@ pub(super) struct Account {
     /// What had moved at the last reading.
     moved: u64,
     rest: Rest,
+    /// Since when nothing has moved.
+    still: Nanos,
     /// The proof under way.
     proof: Option<u64>,
     /// After an earlier run's rules were taken over, until no packet moves: by how many packets the sum of all
@@ -77,15 +86,18 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) const fn new() -> Account {
+    /// `gone`: why packets may be missing from the beginning on, which is `now`.
+    pub(super) const fn new(gone: Option<DropReason>, now: Nanos) -> Account {
         Account {
-            gone: None,
+            gone,
+            before_rules: 0,
             invalid: 0,
             invalid_packets: None,
-            since: Nanos::ZERO,
+            since: now,
             least: i64::MAX,
             moved: 0,
             rest: Rest::No,
+            still: now,
             proof: None,
             skew: None,
             skewed: 0,
@@ -106,7 +118,10 @@ impl Account {
     /// From now on packets may be missing for that reason.
     fn miss(&mut self, reason: DropReason, now: Nanos) {
         self.begin(now);
-        self.gone.get_or_insert(reason);
+        // What came before there were rules is little, and was long ago.
+        if self.gone.is_none_or(|before| before == DropReason::NoInstance) {
+            self.gone = Some(reason);
+        }
     }
 
     /// The switch says how many packets it has dropped since its start before it looked for a rule.
@@ -143,10 +158,12 @@ impl Account {
             _ if !is_same || of.in_flight > 0 || is_failing => Rest::No,
             Rest::No => {
                 settled.wants_proof = true;
+                self.still = now;
                 Rest::Proving
             }
             Rest::Proving if is_proven => Rest::Proven,
             Rest::Proving => Rest::Proving,
+            Rest::Proven if now.since(self.still) < RULES_LAG => Rest::Proven,
             Rest::Proven | Rest::Yes => Rest::Yes,
         };
         let is_at_rest = self.rest == Rest::Yes;
@@ -162,7 +179,12 @@ impl Account {
             return settled;
         }
         self.least = self.least.min(of.missing);
-        if !is_at_rest && now.since(self.since) < UNSEEN_PATIENCE {
+        let patience = match self.rest {
+            Rest::No => UNSEEN_PATIENCE,
+            // Soon it is known exactly.
+            _ => REST_PATIENCE,
+        };
+        if !is_at_rest && now.since(self.since) < patience {
             return settled;
         }
         let missing = if is_at_rest { of.missing } else { self.least };
@@ -184,16 +206,21 @@ impl Account {
 impl Worker {
     /// The switch was started again: what instances had not given back is lost with its rings.
     pub(super) fn note_restart(&mut self, now: Nanos) {
-        let mut shared = lock(&self.above.shared);
+        let shared = Arc::clone(&self.above.shared);
+        let mut shared = lock(&shared);
         for slot in &mut shared.reading.slots {
             let gone = slot.back_packets + slot.lost + slot.kept;
             slot.lost += (slot.to_packets + slot.originated).saturating_sub(gone);
         }
-        drop(shared);
-        for attachment in self.attachments.values_mut() {
+        for (slot, attachment) in &mut self.attachments {
             attachment.watch = Watch::default();
             attachment.connects_until = now + CONNECT_PATIENCE;
+            if let Some(place) = shared.reading.slots.get(slot.index()) {
+                let probes_back = self.steering.slot_figures(*slot).probes_back;
+                attachment.begin_anew(*place, probes_back, self.steering.queued_probes(*slot));
+            }
         }
+        drop(shared);
         self.miss(DropReason::Shutdown, now);
     }
 
@@ -214,6 +241,10 @@ impl Worker {
             self.account.proof = Some(self.steering.want_proof());
         }
         for (reason, count) in settled.dropped {
+            if reason == Some(DropReason::NoInstance) {
+                // Its counter is written anew with each reading.
+                self.account.before_rules += count;
+            }
             if let Some(drops) = reason.and_then(|reason| reading.drops.get_mut(reason.index())) {
                 *drops += count;
             }
@@ -255,7 +286,7 @@ mod tests {
 
     impl Readings {
         fn new() -> Readings {
-            let mut account = Account::new();
+            let mut account = Account::new(None, Nanos::ZERO);
             account.miss(DropReason::InstanceLost, Nanos::ZERO);
             Readings {
                 account,
@@ -299,9 +330,12 @@ mod tests {
         assert_eq!((readings.proofs, readings.is_proven), (2, false));
         assert_eq!(readings.read(1015, 0, 3), 0);
         readings.is_proven = true;
-        // This reading may be older than the proof, the next one is not.
-        assert_eq!(readings.read(1015, 0, 3), 0);
-        assert_eq!(readings.read(1015, 0, 3), 3);
+        // This reading may be older than the proof, the next ones are not; nor are the counters of rules after a while.
+        let since = readings.now;
+        while readings.read(1015, 0, 3) == 0 {
+            assert!(readings.now.since(since) < RULES_LAG);
+        }
+        assert!(readings.now.since(since) > RULES_LAG - Nanos::from_millis(50));
         // It is counted once.
         assert!((0..500).all(|_| readings.read(1018, 0, 0) == 0));
     }
@@ -315,7 +349,7 @@ mod tests {
         readings.is_proven = true;
         assert_eq!((0..8).map(|_| readings.read(7, 0, 2)).sum::<u64>(), 0);
         readings.is_proven = true;
-        assert_eq!((0..8).map(|_| readings.read(7, 0, 2)).sum::<u64>(), 2);
+        assert_eq!((0..200).map(|_| readings.read(7, 0, 2)).sum::<u64>(), 2);
     }
 
     #[test]
@@ -326,14 +360,15 @@ mod tests {
 
     #[test]
     fn of_what_is_missing_as_much_is_malformed_as_the_switch_says() {
-        let mut account = Account::new();
+        let mut account = Account::new(None, Nanos::ZERO);
+        let seconds = |second: u64| Nanos::from_secs(second);
         let read = |account: &mut Account, missing: i64| {
             let of = Balance {
                 moved: 10,
                 in_flight: 0,
                 missing,
             };
-            let settled = (0..8).map(|_| account.read(of, false, true, Nanos::ZERO));
+            let settled = (0..8).map(|at| account.read(of, false, true, seconds(at)));
             settled.map(|of| of.dropped[0].1).sum::<u64>()
         };
         // Before this run, and none of ours.
@@ -353,19 +388,17 @@ mod tests {
     #[test]
     fn readings_of_an_earlier_runs_ports_are_set_right_at_rest_within_their_limit() {
         for (missing, skewed) in [(-3, Some(3)), (5, Some(-5)), (11, None)] {
-            let mut account = Account::new();
+            let mut account = Account::new(None, Nanos::ZERO);
             account.skew = Some(u64::MAX);
-            let read = |account: &mut Account, is_proven| {
+            let read = |account: &mut Account, (at, is_proven)| {
                 let of = Balance {
                     moved: 10,
                     in_flight: 0,
                     missing,
                 };
-                account.read(of, false, is_proven, Nanos::ZERO).skewed
+                account.read(of, false, is_proven, Nanos::from_secs(at)).skewed
             };
-            let told: Vec<_> = [false, false, true, true]
-                .map(|is_proven| read(&mut account, is_proven))
-                .into();
+            let told = [(0, false), (1, false), (2, true), (3, true)].map(|at| read(&mut account, at));
             assert_eq!(told, [None, None, None, skewed]);
             assert_eq!(account.skew, None);
         }

@@ -4,7 +4,7 @@ use model::{DropReason, Nanos, ServiceId, Slot};
 use switch::{SlotCounters, SwitchError, SwitchEvent};
 
 use super::{INTRODUCTIONS, Worker};
-use crate::driver::counters::{Carried, PortCounters};
+use crate::driver::counters::{Carried, Growing, PortCounters};
 use crate::driver::silence::Watch;
 use crate::driver::{instance_port, lock};
 
@@ -62,6 +62,7 @@ impl DataPort {
         self.given_before = self.given();
         self.probes_before = self.probes;
         self.back_before = self.counters.received_packets.total();
+        self.carried = Carried::default();
     }
 
     /// What its uplink has carried at least since this was asked the last time. `probes_back`: at most so many of
@@ -110,6 +111,44 @@ pub(super) enum Phase {
     },
     /// Nothing is sent to it any more. Its counters are read once again.
     Left { never_attached: bool },
+}
+
+impl Attachment {
+    /// What its ports, and probes, have counted so far. `probes_back`: what its slot has given back of probes.
+    pub(super) fn totals(&self, probes_back: u64) -> Base {
+        let sum = |of: fn(&PortCounters) -> Growing| -> u64 {
+            self.ports.iter().map(|port| of(&port.counters).total()).sum()
+        };
+        Base {
+            sent_packets: sum(|port| port.sent_packets),
+            sent_bytes: sum(|port| port.sent_bytes),
+            received_packets: sum(|port| port.received_packets),
+            received_bytes: sum(|port| port.received_bytes),
+            dropped: sum(|port| port.dropped),
+            probes: self.ports.iter().map(|port| port.probes).sum(),
+            probes_back: probes_back - self.probes_back_before,
+        }
+    }
+
+    /// The switch was started again: probes on their way are lost with its rings, and it does not tell which of them
+    /// it had counted. What comes now is counted anew, beside what its slot has `counted`. `queued`: probes that have
+    /// not been sent yet.
+    pub(super) fn begin_anew(&mut self, counted: SlotCounters, probes_back: u64, queued: u64) {
+        if self.base.is_none() {
+            return;
+        }
+        let totals = self.totals(probes_back);
+        self.base = Some(Base {
+            probes: totals.probes - queued,
+            ..totals
+        });
+        self.before = counted;
+        (self.excess, self.probes_dropped) = (0, 0);
+        self.ports.iter_mut().for_each(DataPort::note_base);
+        if let Some(port) = self.ports.first_mut() {
+            port.probes_before = port.probes_before.saturating_sub(queued);
+        }
+    }
 }
 
 impl Worker {
@@ -222,9 +261,8 @@ impl Worker {
             return;
         };
         if let Some(port) = attachment.ports.first_mut() {
-            port.probes += 1;
+            port.probes += u64::from(self.steering.probe(slot, 0));
             attachment.probed = now;
-            self.steering.probe(slot, 0);
         }
     }
 
@@ -293,5 +331,68 @@ impl Worker {
                 self.tell(SwitchEvent::Detached { slot, outstanding });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use openflow::PortStats;
+
+    use super::*;
+    use crate::driver::counters::Asked;
+
+    /// An instance whose port has counted so much, after so many ms.
+    fn read(of: &mut Attachment, ms: u64, sent: u64, received: u64) {
+        let at = Nanos::from_millis(ms);
+        let stats = PortStats {
+            sent_packets: sent,
+            received_packets: received,
+            duration_ns: at.0,
+            ..PortStats::default()
+        };
+        let at = Asked {
+            asked: at,
+            answered: at,
+        };
+        of.ports[0].counters.read(&stats, at);
+    }
+
+    #[test]
+    fn probes_that_were_lost_with_the_switch_are_not_taken_for_packets_later() {
+        let mut of = Attachment {
+            service: ServiceId(0),
+            ports: vec![DataPort::default()],
+            phase: Phase::Up,
+            failed: false,
+            probes_back_before: 0,
+            probes_dropped: 1,
+            probed: Nanos::ZERO,
+            base: Some(Base::default()),
+            before: SlotCounters::default(),
+            excess: 2,
+            watch: Watch::default(),
+            connects_until: Nanos::ZERO,
+            introductions: 0,
+        };
+        read(&mut of, 1000, 100, 95);
+        // Three probes: one came back, one was lost with the switch, one waits to be sent.
+        of.ports[0].probes = 3;
+        let counted = SlotCounters {
+            to_packets: 98,
+            back_packets: 94,
+            lost: 4,
+            ..SlotCounters::default()
+        };
+        of.begin_anew(counted, 1, 1);
+        // The new switch gives it seven packets, and the probe that waited.
+        read(&mut of, 10, 8, 8);
+        let (base, totals) = (of.base.unwrap(), of.totals(2));
+        assert_eq!(
+            totals.sent_packets - base.sent_packets - (totals.probes - base.probes),
+            7
+        );
+        assert_eq!(totals.probes_back - base.probes_back, 1);
+        assert_eq!((of.before, of.excess, of.probes_dropped), (counted, 0, 0));
+        assert_eq!(of.ports[0].newly_carried(1).received, 7);
     }
 }

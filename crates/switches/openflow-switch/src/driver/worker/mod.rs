@@ -16,7 +16,7 @@ use std::time::Duration;
 use account::Account;
 use attachments::{Attachment, Base, DataPort, Phase};
 use memif::Listener;
-use model::{Nanos, ServiceId, Slot, UplinkId};
+use model::{DropReason, Nanos, ServiceId, Slot, UplinkId};
 use openflow::Limits;
 use openvswitch::Reconnecting;
 use plans::{Settling, Wanted};
@@ -125,7 +125,8 @@ impl Worker {
             },
             attachments: BTreeMap::new(),
             adoption: adopts.then(WaitingAdoption::default),
-            account: Account::new(),
+            // A new bridge drops what comes before it has rules.
+            account: Account::new((!adopts).then_some(DropReason::NoInstance), clock::monotonic()),
             noticed: Noticed {
                 troubles: Troubles::default(),
                 garbled: 0,

@@ -9,7 +9,7 @@ use switch::SwitchEvent;
 
 use super::{Base, DataPort, Phase, Worker};
 use crate::Family;
-use crate::driver::counters::{Asked, Carried, Growing, PortCounters};
+use crate::driver::counters::{Asked, Carried, PortCounters};
 use crate::driver::offloaded::OffloadedFlows;
 use crate::driver::silence::Silence;
 use crate::driver::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, lock};
@@ -161,20 +161,7 @@ impl Worker {
         let counters = &mut shared.reading;
         for (slot, attachment) in &mut self.attachments {
             let figures = self.steering.slot_figures(*slot);
-            let sum = |of: fn(&PortCounters) -> Growing| -> u64 {
-                (attachment.ports.iter())
-                    .map(|port| of(&port.counters).total())
-                    .sum()
-            };
-            let totals = Base {
-                sent_packets: sum(|port| port.sent_packets),
-                sent_bytes: sum(|port| port.sent_bytes),
-                received_packets: sum(|port| port.received_packets),
-                received_bytes: sum(|port| port.received_bytes),
-                dropped: sum(|port| port.dropped),
-                probes: attachment.ports.iter().map(|port| port.probes).sum(),
-                probes_back: figures.probes_back - attachment.probes_back_before,
-            };
+            let totals = attachment.totals(figures.probes_back);
             if let Phase::Probing { until, taken } = attachment.phase
                 && attachment.base.is_none()
             {
@@ -317,7 +304,13 @@ impl Worker {
         }
         drop(shared);
         for (slot, number) in probes {
-            self.steering.probe(slot, number);
+            if !self.steering.probe(slot, number)
+                && let Some(attachment) = self.attachments.get_mut(&slot)
+                && let Some(port) = attachment.ports.get_mut(usize::from(number))
+            {
+                // It was not sent.
+                port.probes -= 1;
+            }
         }
         for (slot, silent) in stalled {
             self.tell(SwitchEvent::Stalled { slot, silent });
@@ -387,7 +380,10 @@ impl Worker {
             (DropReason::UplinkRingFull, full_uplinks),
             (DropReason::Unmatched, unmatched),
             (DropReason::Other, other),
-            (DropReason::NoInstance, figures.unserved),
+            (
+                DropReason::NoInstance,
+                figures.unserved + self.account.before_rules,
+            ),
             (DropReason::HandOffFull, figures.inject_full),
         ] {
             if let Some(drops) = counters.drops.get_mut(reason.index()) {
