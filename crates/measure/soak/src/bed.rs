@@ -16,14 +16,16 @@ use model::{Action, InstanceState};
 use rustix::mount::{MountFlags, mount};
 use testbed::{Dockerd, DockerdAccess, Interrupt, OpenVSwitch};
 
-use crate::check::Reading;
+use crate::check::{Reading, unaccounted};
 use crate::follower::Follower;
 use crate::footprint::Footprint;
-use crate::network::Network;
+use crate::network::{Lasting, Network};
 use crate::process::{self, Process};
 
 /// The service of every bed.
 pub(crate) const SERVICE: &str = "forward";
+/// The uplink's socket, in the run directory.
+pub(crate) const UPLINK_SOCKET: &str = "wan.sock";
 /// Memory limit of a container, in MiB.
 pub(crate) const CONTAINER_MIB: u64 = 64;
 /// Size of the file system of the image store and of that of the event log, in MiB: the faults fill them.
@@ -112,6 +114,8 @@ pub(crate) struct Bed {
     dockerd: Option<Dockerd>,
     open_vswitch: Option<OpenVSwitch>,
     interrupt: Interrupt,
+    /// What the inco that was killed last had dropped, by reason: its process, and its counts a moment before.
+    last_drops: Option<(u32, BTreeMap<String, u64>)>,
 }
 
 impl Bed {
@@ -136,10 +140,11 @@ impl Bed {
             dockerd: None,
             open_vswitch: None,
             interrupt,
+            last_drops: None,
         };
         bed.make()
             .with_context(|| format!("bed {} does not start", name.word()))?;
-        let network = Network::start(&bed.run_dir().join("wan.sock"), seed, duration)?;
+        let network = Network::start(&bed.run_dir().join(UPLINK_SOCKET), seed, duration)?;
         bed.follower = Some(Follower::start(
             bed.run_dir().join("api.sock"),
             network.control(),
@@ -217,7 +222,7 @@ impl Bed {
                 database.display()
             );
         }
-        text += "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
+        text += &format!("[[uplink]]\nname = \"wan\"\ndevice = \"memif:{UPLINK_SOCKET}\"\n");
         text += &format!(
             "[service.{SERVICE}]\nimage = \"inco/forward\"\ncommand = [\"/inco-nf\", \"forward\", \"--stamp\"]\n\
              memory = \"{CONTAINER_MIB}MiB\"\ncapacity = \"20kpps\"\nready_deadline = \"30s\"\n\
@@ -298,11 +303,13 @@ impl Bed {
             .collect()
     }
 
-    /// Kills inco and waits for its end.
+    /// Kills inco and waits for its end. Its counts end with it, so they are read just before.
     ///
     /// # Errors
     /// It cannot be waited for.
     pub(crate) fn kill(&mut self) -> Result<()> {
+        let status = self.client().and_then(|client| Ok(client.status()?));
+        self.last_drops = status.ok().map(|status| (status.pid, status.drops));
         if let Some(mut child) = self.child.take() {
             child.kill().context("cannot kill inco")?;
             child.wait().context("cannot wait for inco")?;
@@ -383,10 +390,6 @@ impl Bed {
     /// It is not within `limit`, with what is wrong; or interrupted.
     pub(crate) fn wait_until_well(&mut self, limit: Duration) -> Result<()> {
         let since = Instant::now();
-        let returned = |bed: &Bed| {
-            bed.network()
-                .map_or(0, |network| network.newest().1.counts.returned_packets)
-        };
         let mut first = None;
         loop {
             self.interrupt.check()?;
@@ -395,8 +398,14 @@ impl Bed {
                     first = None;
                     wrong
                 }
-                None if returned(self) > *first.get_or_insert(returned(self)) => return Ok(()),
-                None => "no packet returns".to_owned(),
+                None => {
+                    let newest = self.network()?.newest().1;
+                    let waiting = first.get_or_insert_with(|| Lasting::of(&newest)).waiting(&newest);
+                    if waiting == 0 {
+                        return Ok(());
+                    }
+                    format!("{waiting} flows wait for a packet")
+                }
             };
             if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().ok()?) {
                 bail!("inco has ended ({status}){}", self.log_end());
@@ -431,18 +440,16 @@ impl Bed {
             }
             let status = self.client()?.status()?;
             let follower = self.follower.as_ref().context("the bed is stopping")?;
-            let unaccounted = status
-                .accounting
-                .gap()
-                .saturating_add_unsigned(status.accounting.in_flight);
-            if is_late || (unaccounted == 0 && follower.has_seen(status.pid, status.events)) {
+            if is_late
+                || (unaccounted(&status.accounting) == 0 && follower.has_seen(status.pid, status.events))
+            {
                 let reading = Reading {
                     counts: interval.counts,
                     flows: interval.flows,
                     pid: status.pid,
                     drops: status.drops.clone(),
-                    in_flight: status.accounting.in_flight,
-                    gap: status.accounting.gap(),
+                    last_drops: self.last_drops.take(),
+                    accounting: status.accounting.clone(),
                 };
                 return Ok((reading, status));
             }
@@ -527,6 +534,7 @@ impl Bed {
             self.configuration_file(),
             self.log_file(),
             self.event_log().join("events.jsonl"),
+            self.directory.join("ovs/switch.log"),
         ] {
             if let Some(name) = file.file_name().filter(|_| file.exists()) {
                 fs::copy(&file, to.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use api::types::Accounting;
 use traffic::{Counts, FlowNow};
 
 /// One bed at rest: nothing is sent, nothing is under way.
@@ -15,17 +16,22 @@ pub(crate) struct Reading {
     pub(crate) pid: u32,
     /// Packets that inco dropped, by reason.
     pub(crate) drops: BTreeMap<String, u64>,
-    /// Packets that inco received or made and that are neither returned nor dropped, since its start: those that it
-    /// says are in flight, and those of which it says nothing.
-    pub(crate) in_flight: u64,
-    pub(crate) gap: i64,
+    /// Those of the inco that was killed since the reading before, with its process.
+    pub(crate) last_drops: Option<(u32, BTreeMap<String, u64>)>,
+    /// inco's own accounting, since its start.
+    pub(crate) accounting: Accounting,
 }
 
 impl Reading {
     /// Packets that inco cannot account for.
     fn unaccounted(&self) -> i64 {
-        self.gap.saturating_add_unsigned(self.in_flight)
+        unaccounted(&self.accounting)
     }
+}
+
+/// Packets that are neither returned nor dropped: those in flight, and those of which inco says nothing.
+pub(crate) fn unaccounted(of: &Accounting) -> i64 {
+    of.gap().saturating_add_unsigned(of.in_flight)
 }
 
 /// Which losses a fault explains, besides those of flows of instances that fail by it.
@@ -153,15 +159,19 @@ fn dropped(before: &Reading, after: &Reading) -> u64 {
 
 /// The same by reason, without reasons that did not grow.
 pub(crate) fn drops_between(before: &Reading, after: &Reading) -> BTreeMap<String, u64> {
-    let was = |reason: &String| match before.pid == after.pid {
-        true => before.drops.get(reason).copied().unwrap_or(0),
-        false => 0,
+    let mut all: BTreeMap<String, u64> = BTreeMap::new();
+    let mut add = |pid: u32, drops: &BTreeMap<String, u64>| {
+        for (reason, count) in drops {
+            let was = before.drops.get(reason).filter(|_| before.pid == pid);
+            *all.entry(reason.clone()).or_default() += count.saturating_sub(was.copied().unwrap_or(0));
+        }
     };
-    let grown = after.drops.iter();
-    grown
-        .map(|(reason, count)| (reason.clone(), count.saturating_sub(was(reason))))
-        .filter(|(_, count)| *count > 0)
-        .collect()
+    add(after.pid, &after.drops);
+    if let Some((pid, drops)) = &after.last_drops {
+        add(*pid, drops);
+    }
+    all.retain(|_, count| *count > 0);
+    all
 }
 
 #[cfg(test)]
@@ -244,7 +254,7 @@ mod tests {
             1
         );
         // What inco itself cannot account for is never explained.
-        (after.gap, after.in_flight) = (-6, 2);
+        (after.accounting.returned, after.accounting.in_flight) = (4, 2);
         assert_eq!(judge(&before, &after, &none, &with(Losses::All)).unaccounted, 4);
         // It is counted once.
         assert!(judge(&after, &after, &none, &Excuse::default()).is_clean());
@@ -274,7 +284,13 @@ mod tests {
         let before = reading(vec![], 0, 9);
         let mut after = reading(vec![], 0, 4);
         assert!(drops_between(&before, &after).is_empty());
-        after.pid = 2;
+        // What the killed one had dropped since is not forgotten.
+        (after.pid, after.last_drops) = (2, Some((1, [("instance_lost".to_owned(), 11)].into())));
+        assert_eq!(
+            drops_between(&before, &after),
+            [("instance_lost".to_owned(), 6)].into()
+        );
+        after.last_drops = None;
         assert_eq!(
             drops_between(&before, &after),
             [("instance_lost".to_owned(), 4)].into()

@@ -321,10 +321,11 @@ impl Run<'_> {
             if !found.is_clean() {
                 let drops = in_words(&drops_between(&before[index], &self.readings[index]));
                 wrong.push(format!(
-                    "{}: {found:?}; inco dropped: {drops}; in flight {}, gap {}; events: {}",
+                    "{}: {found:?}; inco dropped: {drops}; before {:?}, now {:?}, gap {}; events: {}",
                     bed.name.word(),
-                    self.readings[index].in_flight,
-                    self.readings[index].gap,
+                    before[index].accounting,
+                    self.readings[index].accounting,
+                    self.readings[index].accounting.gap(),
                     named
                         .iter()
                         .map(|(instance, reason)| format!("instance {instance}: {reason}"))

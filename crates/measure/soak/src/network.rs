@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 use model::Random;
 use traffic::{
-    Control, Generator, Interval, LengthSource, MemifPort, NamedSize, Phase, Port, Profile, Protocol, Rate,
-    Size, Span,
+    Control, FlowNow, Generator, Interval, LengthSource, MemifPort, NamedSize, Phase, Port, Profile,
+    Protocol, Rate, Size, Span,
 };
 
 /// Interval of the generator's observations: the resolution of outages.
@@ -148,7 +148,7 @@ impl Outages {
         // A packet that returned had waited; one that is lost is known by its flow's next one. A short flow may have
         // no next one.
         self.longest_s = self.longest_s.max(interval.latency_us.max / 1e6);
-        for flow in interval.flows.iter().filter(|flow| flow.source < LASTING_PHASES) {
+        for flow in lasting(interval) {
             let (returned, given_up, waits_since) = self
                 .flows
                 .entry((flow.source, flow.index))
@@ -173,6 +173,33 @@ impl Outages {
                 .insert((flow.source, flow.index), (flow.returned_packets, missing, None));
         }
     }
+}
+
+/// Packets that had returned of each flow that lasts, at some moment.
+pub(crate) struct Lasting(HashMap<(u16, u32), u64>);
+
+impl Lasting {
+    pub(crate) fn of(interval: &Interval) -> Lasting {
+        let flows = lasting(interval);
+        Lasting(
+            flows
+                .map(|flow| ((flow.source, flow.index), flow.returned_packets))
+                .collect(),
+        )
+    }
+
+    /// How many flows have had no packet since.
+    pub(crate) fn waiting(&self, interval: &Interval) -> usize {
+        let has_none = |flow: &&FlowNow| {
+            let before = self.0.get(&(flow.source, flow.index)).copied();
+            flow.returned_packets <= before.unwrap_or(0)
+        };
+        lasting(interval).filter(has_none).count()
+    }
+}
+
+fn lasting(interval: &Interval) -> impl Iterator<Item = &FlowNow> {
+    interval.flows.iter().filter(|flow| flow.source < LASTING_PHASES)
 }
 
 /// A running generator.
@@ -346,8 +373,6 @@ pub(crate) fn in_words(counts: &BTreeMap<String, u64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use traffic::FlowNow;
-
     use super::*;
 
     #[test]
@@ -358,6 +383,30 @@ mod tests {
             let lasting = profile.phases.iter().take_while(|phase| phase.arrivals.is_none());
             assert_eq!(lasting.count(), usize::from(LASTING_PHASES));
         }
+    }
+
+    #[test]
+    fn a_flow_waits_until_a_packet_of_it_returns() {
+        let at = |returned: [u64; 2]| Interval {
+            flows: (0..)
+                .zip(returned)
+                .map(|(index, returned_packets)| FlowNow {
+                    index,
+                    returned_packets,
+                    ..FlowNow::default()
+                })
+                .chain([FlowNow {
+                    source: LASTING_PHASES,
+                    ..FlowNow::default()
+                }])
+                .collect(),
+            ..Interval::default()
+        };
+        let lasting = Lasting::of(&at([5, 7]));
+        assert_eq!(
+            [[5, 7], [5, 8], [6, 8]].map(|now| lasting.waiting(&at(now))),
+            [2, 1, 0]
+        );
     }
 
     #[test]
