@@ -176,7 +176,9 @@ impl Keeper {
             let mut unsent = Vec::new();
             for name in names {
                 connection.given.remove(&name);
-                if let Err(Errno::AGAIN) = connection.forget(name.clone(), SendFlags::DONTWAIT) {
+                let is_full = !unsent.is_empty()
+                    || connection.forget(name.clone(), SendFlags::DONTWAIT) == Err(Errno::AGAIN);
+                if is_full {
                     unsent.push(name);
                 }
             }

@@ -274,7 +274,7 @@ impl<M: FrameMemory> Instances<M> {
         }
         let failed = attachment.failed;
         attachment.abandoned.store(true, Ordering::Relaxed);
-        attachment.controls.clear();
+        // Its links stay open, and kept, until all workers have passed on what it gave back.
         attachment.removing = Some(Removing {
             waiting_for: workers.len(),
             outstanding: 0,

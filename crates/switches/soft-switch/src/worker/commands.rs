@@ -123,6 +123,8 @@ impl<M: FrameMemory> Worker<M> {
             self.egress.outboxes.flush_instance(slot, &mut self.cx);
         } else {
             self.take_back(slot);
+            // Committed while its rings are still kept: what it gave back is then in the uplinks' rings.
+            self.egress.flush(&mut self.cx);
         }
         let mut outstanding = 0;
         if let Some(mut ports) = self.cx.ports.instances[slot].take() {

@@ -4,7 +4,7 @@
 //! that dies in a turn has done nothing, as seen from outside, and the next run does it again. The commit itself is
 //! many stores. Where somebody keeps this worker's state, it first notes what it is about to store: the rings of
 //! instances have that in a line of their own, the uplinks' are in the page. The next run stores it again, which
-//! changes nothing where it was stored. So each packet passes exactly once.
+//! changes nothing where it was stored. So each packet passes exactly once. A turn in which no ring moves has no commit.
 //!
 //! What waits in this process for longer than a turn is lost with it: fragments whose first one has not come, packets
 //! of flows that move, and packets on their way between workers.
@@ -150,8 +150,8 @@ pub(crate) fn release<M: FrameMemory>(page: &Option<CommitPage>, cx: &mut Contex
             instance.release(port);
         }
     }
-    for uplink in (0..UplinkId::LIMIT as u8).map(UplinkId) {
-        if let Some(port) = &mut cx.ports.uplinks[uplink] {
+    if std::mem::take(&mut cx.ports.uplinks_gave) {
+        for port in cx.ports.uplinks.iter_mut().flatten() {
             port.release();
         }
     }

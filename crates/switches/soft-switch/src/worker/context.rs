@@ -71,6 +71,8 @@ pub(crate) struct Ports<M: FrameMemory> {
     pub(crate) sent_to: Vec<(Slot, usize)>,
     /// Data ports that gave packets in this turn, each once.
     pub(crate) received_from: Vec<(Slot, usize)>,
+    /// Whether an uplink gave packets in this turn.
+    pub(crate) uplinks_gave: bool,
 }
 
 impl<M: FrameMemory> Ports<M> {
@@ -81,6 +83,7 @@ impl<M: FrameMemory> Ports<M> {
             attached: Vec::with_capacity(Slot::LIMIT),
             sent_to: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
             received_from: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
+            uplinks_gave: false,
         }
     }
 

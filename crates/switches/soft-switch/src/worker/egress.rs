@@ -14,7 +14,7 @@ use crate::idle::Waker;
 use crate::message::{Destination, HandOff};
 use crate::port::Queue as _;
 use crate::worker::commit::{self, CommitPage};
-use crate::worker::context::Context;
+use crate::worker::context::{Context, Ports};
 use crate::worker::outbox::{Outboxes, lane_of};
 
 /// The destination of a packet after lookup and, for a new flow, set-up.
@@ -253,6 +253,17 @@ impl<M: FrameMemory> Egress<M> {
     pub(crate) fn flush(&mut self, cx: &mut Context<M>) {
         if self.outboxes.waiting() > 0 {
             self.outboxes.flush(cx);
+        }
+        let Ports {
+            sent_to,
+            received_from,
+            uplinks_gave,
+            ..
+        } = &cx.ports;
+        let is_idle = sent_to.is_empty() && received_from.is_empty() && !uplinks_gave;
+        if is_idle && self.uplinks_touched == [false; UplinkId::LIMIT] {
+            // No ring has moved: there is nothing to note or to store.
+            return self.to_peers.flush(cx);
         }
         commit::publish(&mut self.page, cx);
         for (uplink, touched) in (0..).map(UplinkId).zip(&mut self.uplinks_touched) {

@@ -65,6 +65,7 @@ impl<M: FrameMemory> Ingress<M> {
         if received.packets == 0 && received.bad + received.too_large == 0 {
             return 0;
         }
+        cx.ports.uplinks_gave = true;
         let (mut lengths, segments) = parser.parse(&self.frames, cx, &mut lookup.table);
         if let Some(port) = &mut cx.ports.uplinks[uplink]
             && !port.are_valid(lengths.longest as usize, segments)
