@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use api::counters::ResumedCounters;
 use api::types::{FlowExplanation, FlowFilter, FlowPage, InstanceRow, PortPool, Refusal, ServiceRow, Status};
 use api::{ApiError, Client};
 use display::event::{clock, event_text};
@@ -50,6 +51,33 @@ pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<()> {
     show(&args.output, Client::status, status_text)
 }
 
+/// What was taken over from an earlier run: a line, and another one for each part that could not be.
+fn resumed_text(of: &ResumedCounters) -> String {
+    let mut text = format!(
+        "taken over from an earlier run: flows {}; instances {}; uplinks {}",
+        grouped(of.flows),
+        grouped(of.instances),
+        grouped(of.uplinks),
+    );
+    if of.converted_tables > 0 {
+        let _ = write!(text, "; tables converted {}", of.converted_tables);
+    }
+    for (what, kinds) in [("repaired", &of.repaired), ("rejected", &of.rejected)] {
+        let some = kinds.iter().filter(|(_, count)| **count > 0);
+        let some: Vec<String> = some
+            .map(|(kind, count)| format!("{kind} {}", grouped(*count)))
+            .collect();
+        if !some.is_empty() {
+            let _ = write!(text, "; entries {what}: {}", some.join(", "));
+        }
+    }
+    text.push('\n');
+    for part in &of.unusable {
+        let _ = writeln!(text, "not taken over: {part}");
+    }
+    text
+}
+
 fn status_text(status: &Status) -> String {
     let mut text = String::new();
     let engine = if status.engine.up {
@@ -81,6 +109,9 @@ fn status_text(status: &Status) -> String {
     }
     if !status.failing.is_empty() {
         text.push('\n');
+    }
+    if let Some(of) = &status.resumed {
+        let _ = writeln!(text, "{}", resumed_text(of));
     }
     let mut uplinks = Table::new(&[
         "uplink",

@@ -121,7 +121,16 @@ fn observed(second: u64) -> Observed {
         ],
         past: None,
         events: Some(vec![
-            event(1, None, EventKind::Started { adopted: 1 }),
+            event(
+                1,
+                None,
+                EventKind::Started {
+                    adopted: 1,
+                    flows: 0,
+                    repaired: 0,
+                    rejected: 0,
+                },
+            ),
             event(
                 2,
                 None,

@@ -71,6 +71,11 @@ impl AttachCounts {
         ]
     }
 
+    /// Entries repaired, in whatever way.
+    pub fn repaired_entries(&self) -> u64 {
+        self.repaired().iter().map(|(_, count)| count).sum()
+    }
+
     /// Entries rejected, for whatever reason.
     pub fn rejected_entries(&self) -> u64 {
         self.rejected().iter().map(|(_, count)| count).sum()

@@ -53,6 +53,15 @@ kinds! {
     Started = "started" {
         /// Containers taken over from an earlier run.
         adopted: u32,
+        /// Flows taken over from an earlier run.
+        #[serde(default)]
+        flows: u64,
+        /// Entries of its flow tables that were repaired.
+        #[serde(default)]
+        repaired: u64,
+        /// Entries of its flow tables that were rejected: these flows are scheduled again.
+        #[serde(default)]
+        rejected: u64,
     },
     /// inco is stopping.
     Stopping = "stopping" {

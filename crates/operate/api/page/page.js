@@ -46,7 +46,8 @@ function sentence(event) {
     ? `${event.service}/${event.instance}: `
     : event.service ? `${event.service}: ` : "";
   switch (event.event) {
-    case "started": return about + (event.adopted ? `inco started and adopted ${event.adopted} containers` : "inco started");
+    case "started": return about + "inco started" + (event.adopted ? ` and adopted ${event.adopted} containers` : "")
+      + (event.flows ? ` and took over ${event.flows} flows` : "");
     case "stopping": return about + (event.keep ? "inco stops; the containers keep running" : "inco stops");
     case "state": return about + `${event.from} → ${event.to} (${event.reason})`;
     case "scaled": return about + `${event.from} → ${event.to} instances wanted by ${event.policy} (${event.reason})`;

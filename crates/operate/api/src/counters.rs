@@ -209,6 +209,9 @@ pub struct Counters {
     pub actions: Vec<ActionCount>,
     /// The files of the event log.
     pub event_log: EventLogCounters,
+    /// What was taken over from an earlier run, at the start.
+    #[serde(default)]
+    pub resumed: ResumedCounters,
     /// Requests to the API.
     pub api: ApiCounters,
 }
@@ -371,6 +374,30 @@ level! {
         written_bytes: u64 = counter "event_log_written_bytes",
         /// Events that could not be written: the disk was full, too slow, or refused.
         lost_events: u64 = counter "event_log_lost_events",
+    }
+}
+
+level! {
+    /// What was taken over from an earlier run, at the start.
+    ResumedCounters {
+        /// Flows taken over from an earlier run at the start. A gauge.
+        flows: u64 = gauge "resumed_flows",
+        /// Flow tables of an earlier run that were converted: of another size, number of workers or release. A gauge.
+        converted_tables: u64 = gauge "resumed_converted_tables",
+        /// Instances whose rings were taken over from an earlier run. A gauge.
+        instances: u64 = gauge "resumed_instances",
+        /// Uplinks whose peer stayed connected since an earlier run. A gauge.
+        uplinks: u64 = gauge "resumed_uplinks",
+        /// Entries of its flow tables that were repaired, by kind; these flows stay or had not begun. A gauge.
+        repaired: BTreeMap<String, u64>,
+        /// Entries of its flow tables that were rejected, by kind; these flows are scheduled again. A gauge.
+        rejected: BTreeMap<String, u64>,
+        /// Other parts that could not be taken over, each with the reason.
+        unusable: Vec<String>,
+        /// When the launcher had handed everything over: monotonic time, in nanoseconds.
+        taken_at_ns: u64,
+        /// When flow tables and rings were ready for use: monotonic time, in nanoseconds.
+        attached_at_ns: u64,
     }
 }
 

@@ -2,6 +2,7 @@
 //! loop, which already has the counters; workers are not involved. Labels are names of the configuration, ids of
 //! existing instances, and words of fixed lists, never flows.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
@@ -207,6 +208,12 @@ fn split_unit(name: &str) -> (&str, Option<Unit>) {
     }
 }
 
+/// Rows with their kind as the label.
+fn by_kind(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = (Labels<'_>, f64)> {
+    let counts = counts.iter();
+    counts.map(|(kind, n)| (vec![("kind", kind.as_str())], *n as f64))
+}
+
 /// A boolean as the value of a gauge.
 fn flag(value: bool) -> f64 {
     f64::from(u8::from(value))
@@ -378,6 +385,26 @@ impl Families {
         out.level(Kind::Gauge, all)
     }
 
+    fn resumed(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let of = &self.0.resumed;
+        out.level(Kind::Gauge, [(vec![], of)])?;
+        out.gauge(
+            "resumed_repaired_entries",
+            "Entries of an earlier run's flow tables that were repaired, by kind",
+            by_kind(&of.repaired),
+        )?;
+        out.gauge(
+            "resumed_rejected_entries",
+            "Entries of an earlier run's flow tables that were rejected, by kind",
+            by_kind(&of.rejected),
+        )?;
+        out.gauge(
+            "resumed_unusable_parts",
+            "Other parts of an earlier run that could not be taken over",
+            [(vec![], of.unusable.len() as f64)],
+        )
+    }
+
     fn control(&self, out: &mut Writer<'_>) -> fmt::Result {
         let of = &self.0;
         out.histogram(
@@ -441,6 +468,7 @@ impl Families {
             }),
         )?;
         out.level(Kind::Counter, [(vec![], &of.event_log)])?;
+        self.resumed(out)?;
         let statuses: Vec<(String, u64)> = of
             .api
             .requests

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::{IntoParams, ToSchema};
 
+use crate::counters::ResumedCounters;
+
 /// State of inco as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
@@ -33,6 +35,9 @@ pub struct Status {
     pub accounting: Accounting,
     /// Cost of the collector.
     pub collector: CollectorStatus,
+    /// What was taken over from an earlier run, at the start; absent if there was nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed: Option<ResumedCounters>,
     /// Services whose instances fail, each with the number of failures and the last reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failing: BTreeMap<String, String>,

@@ -201,7 +201,15 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
     drop(world.server.take());
     page.until("document.querySelector('#connection').className === 'gone'");
     let world = World::start(&socket, 8);
-    world.tell(1, EventKind::Started { adopted: 3 });
+    world.tell(
+        1,
+        EventKind::Started {
+            adopted: 3,
+            flows: 0,
+            repaired: 0,
+            rejected: 0,
+        },
+    );
     page.until(LIVE);
     page.until("state.pid === 8 && document.querySelectorAll('#instance-rows tbody tr').length === 1");
     page.until("document.querySelector('#events').textContent.includes('adopted 3 containers')");

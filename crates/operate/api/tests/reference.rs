@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use api::counters::{
-    ActionCount, ApiCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts,
-    UplinkCounters, WorkerCounters,
+    ActionCount, ApiCounters, Counters, EngineCounters, InstanceCounters, ResumedCounters, ServiceCounters,
+    SpanCounts, UplinkCounters, WorkerCounters,
 };
 use api::{Format, encode, openapi};
 use model::{DropReason, EventKind, Histogram, Nanos};
@@ -110,6 +110,11 @@ fn full() -> Counters {
             refused: true,
             count: 1,
         }],
+        resumed: ResumedCounters {
+            repaired: named(&["redone"]),
+            rejected: named(&["malformed"]),
+            ..ResumedCounters::default()
+        },
         api: ApiCounters {
             requests: [(200, 7)].into(),
             connections: named(&["unix"]),

@@ -4,8 +4,8 @@ use std::thread::{Builder, JoinHandle};
 use autoscaling::{Fit, Fitted};
 use collector::Collector;
 use engine::{Engine, EngineEvent, Execution, Request, Ticket};
-use model::{Generation, Histogram, Nanos, ServiceId, Slot};
-use switch::{SwitchEvent, SwitchRequest};
+use model::{Generation, Histogram, Nanos, ServiceId};
+use switch::{Resumed, SwitchEvent, SwitchRequest};
 
 use crate::Controller;
 use crate::message::{Command, CommandId, Inputs, Outputs};
@@ -86,19 +86,19 @@ impl Waiting {
 }
 
 impl Shell {
-    /// Connects a controller to an engine and adopts the engine's containers; `flows` are live flows by slot that the
-    /// switch took over. May block as long as [`Engine::list`] does.
+    /// Connects a controller to an engine and adopts the engine's containers; `resumed` is what the switch took over.
+    /// May block as long as [`Engine::list`] does.
     ///
     /// # Errors
     /// The engine cannot list its containers. Nothing may be started without knowing what already runs.
     pub fn new(
         mut controller: Controller,
         mut engine: Box<dyn Engine>,
-        flows: &BTreeMap<Slot, u64>,
+        resumed: &Resumed,
         now: Nanos,
     ) -> Result<Shell, engine::EngineError> {
         let containers = engine.list(&controller.settings().label())?;
-        controller.adopt(&containers, flows, now);
+        controller.adopt(&containers, resumed, now);
         Ok(Shell {
             controller,
             engine,

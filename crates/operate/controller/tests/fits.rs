@@ -1,8 +1,6 @@
 //! Long computations of an autoscaler run off the loop.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
-use std::collections::BTreeMap;
-
 use std::time::{Duration, Instant};
 
 use autoscaling::{Autoscaler, Policy as _};
@@ -10,7 +8,7 @@ use collector::Collector;
 use controller::{Controller, ServiceSettings, Settings, Shell};
 use engine::{FakeConfig, FakeEngine};
 use model::{Generation, Nanos};
-use switch::SwitchReading;
+use switch::{Resumed, SwitchReading};
 
 /// The number of steps that the fitted forecast covers.
 fn forecast_steps(shell: &Shell) -> usize {
@@ -30,7 +28,7 @@ fn a_fit_never_ends_in_the_turn_that_starts_it() {
     let service = ServiceSettings::new("sink", None, scaler);
     let controller = Controller::new(Settings::default(), vec![service]);
     let engine = Box::new(FakeEngine::new(FakeConfig::default()));
-    let mut shell = Shell::new(controller, engine, &BTreeMap::new(), Nanos::ZERO).unwrap();
+    let mut shell = Shell::new(controller, engine, &Resumed::default(), Nanos::ZERO).unwrap();
     let mut raw = SwitchReading::new(1, 0, 0);
     let mut turn = |shell: &mut Shell, at: Nanos| {
         raw.at = at;

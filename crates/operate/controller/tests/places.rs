@@ -11,7 +11,7 @@ use controller::{
 };
 use engine::{Container, ContainerSpec, ContainerState, Request};
 use model::{EventKind, Mount, Nanos, Slot};
-use switch::SwitchReading;
+use switch::{Resumed, SwitchReading};
 
 /// A service with `instances` instances and the slots 4 and 5.
 fn controller(instances: u32) -> Controller {
@@ -66,7 +66,7 @@ fn told(out: &Outputs) -> usize {
 #[test]
 fn there_are_as_many_instances_as_places_and_it_is_said_once() {
     let mut controller = controller(3);
-    controller.adopt(&[], &BTreeMap::new(), Nanos::ZERO);
+    controller.adopt(&[], &Resumed::default(), Nanos::ZERO);
     let out = step(&mut controller, Nanos::from_millis(1));
     let specs = created(&out);
     let slots: Vec<&str> = specs
@@ -109,7 +109,7 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
     let mut controller = controller(2);
     // Containers with a slot of another service, or with a slot that is taken, are removed.
     let containers = [container(1, "5"), container(2, "9"), container(3, "5")];
-    controller.adopt(&containers, &BTreeMap::new(), Nanos::ZERO);
+    controller.adopt(&containers, &Resumed::default(), Nanos::ZERO);
     let adopted: Vec<(u32, Slot)> = controller
         .instances()
         .iter()
@@ -157,8 +157,11 @@ fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
     };
     let mut controller = Controller::new(Settings::default(), vec![service]);
     let containers = [container(3, 900), container(4, 0), container(7, 1)];
-    let flows = BTreeMap::from([(Slot(0), 10), (Slot(1), 1)]);
-    controller.adopt(&containers, &flows, Nanos::ZERO);
+    let resumed = Resumed {
+        live: BTreeMap::from([(Slot(0), 10), (Slot(1), 1)]),
+        ..Resumed::default()
+    };
+    controller.adopt(&containers, &resumed, Nanos::ZERO);
     let adopted: Vec<(u32, Slot, bool)> = controller
         .instances()
         .iter()

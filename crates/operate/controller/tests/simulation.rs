@@ -21,7 +21,8 @@ use model::{
 };
 use scheduling::Scheduler;
 use switch::{
-    Delay, FakeSwitch, PortKind, PortSpec, SlotPlan, Switch as _, SwitchEvent, SwitchReading, SwitchRequest,
+    Delay, FakeSwitch, PortKind, PortSpec, Resumed, SlotPlan, Switch as _, SwitchEvent, SwitchReading,
+    SwitchRequest,
 };
 
 const WORKERS: usize = 2;
@@ -187,7 +188,7 @@ impl Simulation {
         let found = engine
             .list(&Label::any(controller::LABEL_SERVICE))
             .expect("the engine answers");
-        controller.adopt(&found, &BTreeMap::new(), now);
+        controller.adopt(&found, &Resumed::default(), now);
         Simulation {
             seed,
             chance: Random::new(seed ^ 0x5eed),

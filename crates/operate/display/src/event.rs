@@ -23,8 +23,17 @@ pub fn event_sentence(event: &Event) -> String {
         (None, None) => String::new(),
     };
     let what = match &event.kind {
-        EventKind::Started { adopted: 0 } => "inco started".to_owned(),
-        EventKind::Started { adopted } => format!("inco started and adopted {adopted} containers"),
+        EventKind::Started { adopted, flows, .. } => {
+            let mut taken_over = Vec::new();
+            if *adopted > 0 {
+                taken_over.push(format!("adopted {adopted} containers"));
+            }
+            if *flows > 0 {
+                taken_over.push(format!("took over {flows} flows"));
+            }
+            let also = taken_over.iter().map(|what| format!(" and {what}"));
+            format!("inco started{}", also.collect::<String>())
+        }
         EventKind::Stopping { keep: false } => "inco stops".to_owned(),
         EventKind::Stopping { keep: true } => "inco stops; the containers keep running".to_owned(),
         EventKind::State { from, to, reason } => format!("{} -> {} ({reason})", from.name(), to.name()),
@@ -132,6 +141,12 @@ mod tests {
             instance,
             kind,
         };
+        let started = |adopted, flows| EventKind::Started {
+            adopted,
+            flows,
+            repaired: 0,
+            rejected: 0,
+        };
         let state = EventKind::State {
             from: InstanceState::Standby,
             to: InstanceState::Active,
@@ -142,8 +157,14 @@ mod tests {
             "01:02:03.004Z     12 web/3: standby -> active (scaled out)"
         );
         assert_eq!(
-            event_text(&event(None, None, EventKind::Started { adopted: 2 })),
+            event_text(&event(None, None, started(2, 0))),
             "01:02:03.004Z     12 inco started and adopted 2 containers"
+        );
+        let sentence = |of: EventKind| event_sentence(&event(None, None, of));
+        assert_eq!(sentence(started(0, 0)), "inco started");
+        assert_eq!(
+            sentence(started(2, 70)),
+            "inco started and adopted 2 containers and took over 70 flows"
         );
     }
 }

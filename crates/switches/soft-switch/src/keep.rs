@@ -7,6 +7,7 @@
 //! | `turn/WORKER` | the page where a worker notes what it commits |
 //! | `port/SLOT` | the links of an instance's data ports |
 //! | `uplink/NAME/SERIAL` | the link of an uplink's peer; with a serial number, since the next one may come before this one has gone |
+//! | `slots/instances` | the page that says which instance each slot has |
 //! | `listener/NAME` | the socket on which an uplink waits for peers |
 
 use std::collections::BTreeMap;
@@ -114,6 +115,13 @@ impl Keep {
     fn give(&self, name: &str, note: &str, files: &[BorrowedFd<'_>]) {
         if let Err(error) = self.keeper.keep(name, note, files) {
             tracing::warn!(name, %error, "this is not kept for the next run");
+        }
+    }
+
+    /// Sends what could not be sent when an entry was let go, because the keeper was slow.
+    pub(crate) fn send_forgotten(&self) {
+        if self.waiting().is_none() {
+            self.keeper.send_forgotten();
         }
     }
 

@@ -49,6 +49,6 @@ pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, Ending, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
-pub use soft::{CAPABILITIES, OpenDevice, Resumed, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
+pub use soft::{CAPABILITIES, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, CommitPage, Peers, Sleep, Worker, WorkerParts};

@@ -10,6 +10,7 @@ use crate::plan::Plan;
 use crate::ports::PortSpec;
 use crate::reading::SwitchReading;
 use crate::record::PickRecord;
+use crate::resumed::Resumed;
 
 /// Something that a switch is to do. Requests are carried out in the order in which they are made.
 #[derive(Clone, Debug)]
@@ -318,6 +319,11 @@ pub trait Switch: Send {
     /// Whether somebody keeps its state for the next run.
     fn keeps_state(&self) -> bool {
         false
+    }
+
+    /// What it took over from an earlier run; [`None`] for a switch that takes nothing over itself.
+    fn resumed(&self) -> Option<&Resumed> {
+        None
     }
 
     /// Stops the workers. Where its state is [kept](Switch::keeps_state), leaves everything as it is for the next run:

@@ -26,6 +26,7 @@ mod plan;
 mod ports;
 mod reading;
 mod record;
+mod resumed;
 
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
@@ -39,3 +40,4 @@ pub use reading::{
     FunctionCounters, ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals, grown,
 };
 pub use record::{PickRecord, RecordedFlow};
+pub use resumed::Resumed;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use api::types::FlowFilter;
 use model::{EventKind, InstanceId};
 
 use crate::support::{
@@ -71,13 +72,18 @@ fn containers(engine: Engine, place: &Place, inco: &Inco) -> usize {
     }
 }
 
-fn adopted(inco: &Inco) -> u32 {
+/// Containers and flows that it took over, as its first event says.
+fn taken_over(inco: &Inco) -> (u32, u64) {
     let events = inco.events();
     let started = events.iter().find_map(|event| match event.kind {
-        EventKind::Started { adopted } => Some(adopted),
+        EventKind::Started { adopted, flows, .. } => Some((adopted, flows)),
         _ => None,
     });
     started.expect("inco tells that it started")
+}
+
+fn adopted(inco: &Inco) -> u32 {
+    taken_over(inco).0
 }
 
 /// How the first run ends.
@@ -210,6 +216,18 @@ fn no_flow_notices(engine: Engine, ends: &[End]) {
         });
         let status = inco.status();
         assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+        let resumed = status.resumed.expect("there was an earlier run");
+        assert!(
+            resumed.flows >= FLOWS && resumed.unusable.is_empty(),
+            "{resumed:?}"
+        );
+        assert_eq!(
+            (resumed.instances, resumed.uplinks, resumed.converted_tables),
+            (3, 1, 0)
+        );
+        assert_eq!(resumed.rejected.values().sum::<u64>(), 0, "{resumed:?}");
+        assert_eq!(inco.client().counters().unwrap().resumed, resumed);
+        assert_eq!(taken_over(&inco), (3, resumed.flows));
     }
     traffic.interrupt();
     let report = traffic.report();
@@ -228,6 +246,66 @@ fn no_flow_notices(engine: Engine, ends: &[End]) {
         .filter(|name| name.to_string_lossy().ends_with(".sock"))
         .collect();
     assert!(sockets.is_empty(), "{sockets:?}");
+}
+
+/// The instances that serve each flow.
+fn pins(inco: &Inco) -> BTreeMap<String, (Option<InstanceId>, Option<InstanceId>)> {
+    let filter = FlowFilter {
+        limit: Some(FlowFilter::LIMIT),
+        ..FlowFilter::default()
+    };
+    let flows = inco.client().flows(&filter).unwrap().flows.into_iter();
+    flows.map(|row| (row.flow, (row.forward, row.reverse))).collect()
+}
+
+/// The next run has fewer workers than an instance's ports have queues: its rings are of no use, its flows are.
+#[test]
+fn instances_that_are_connected_anew_keep_their_flows() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let with = |workers: &str, queues: u8| {
+        let service =
+            service("dns", 53, "warm").replace("ring = {", &format!("queues = {queues}\nring = {{"));
+        format!(
+            "[switch]\nworkers = {workers}\n{}",
+            configuration(Engine::Oci, &[service])
+        )
+    };
+    let load = LOAD
+        .replace("flows = 8", "flows = 200")
+        .replace("\"200pps\"", "\"2pps\"");
+    let inco = place.run(&with("[0, 1]", 2));
+    inco.settled(2, 1);
+    assert_clean(&place.traffic(&load).report());
+    inco.at_rest();
+    let (before, containers) = (pins(&inco), pids(&inco));
+    assert_eq!(before.len(), 200);
+    drop(inco.kill());
+    let inco = place.run(&with("[0]", 1));
+    inco.settled(2, 1);
+    let resumed = inco.status().resumed.expect("there was an earlier run");
+    assert_eq!(
+        (resumed.flows, resumed.instances, resumed.converted_tables),
+        (200, 0, 2)
+    );
+    let has_queues = |part: &&String| part.starts_with("port/") && part.contains("it has 2 queues");
+    assert_eq!(
+        resumed.unusable.iter().filter(has_queues).count(),
+        3,
+        "{resumed:?}"
+    );
+    let said = text_of(&place.output(&["status"]).stdout);
+    assert!(
+        said.contains("taken over from an earlier run: flows 200; instances 0"),
+        "{said}"
+    );
+    assert_eq!((pins(&inco), pids(&inco)), (before.clone(), containers));
+    // The same flows again: each is where it was.
+    assert_clean(&place.traffic(&load).report());
+    assert_eq!(pins(&inco), before);
+    inco.stop(&place);
 }
 
 #[test]

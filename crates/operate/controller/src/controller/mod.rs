@@ -17,7 +17,7 @@ use model::{
     Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, Rollout,
     RolloutState, ServiceId, Slot, StandbyMode,
 };
-use switch::{Plan, ServicePlan};
+use switch::{Plan, Resumed, ServicePlan};
 
 use crate::backoff::BackOff;
 use crate::instance::{Container, Instance, Op, Port, Rung};
@@ -244,9 +244,9 @@ impl Controller {
 
     /// Adopts the containers of an earlier run, found by [`Settings::label`]; each keeps its id. Removes containers
     /// that have exited, that belong to a service that no longer exists, or whose id is taken. Each keeps its slot
-    /// where that is free: `flows` are the live flows by slot that the switch took over, and instances that have some
-    /// are Active before others. Call it before the first step.
-    pub fn adopt(&mut self, containers: &[engine::Container], flows: &BTreeMap<Slot, u64>, now: Nanos) {
+    /// where that is free. `resumed` is what the switch took over: instances that have flows are Active before
+    /// others. Call it before the first step.
+    pub fn adopt(&mut self, containers: &[engine::Container], resumed: &Resumed, now: Nanos) {
         self.now = now;
         let mut adopted = 0;
         for container in containers {
@@ -315,7 +315,7 @@ impl Controller {
             } else {
                 0
             };
-            let has_flows = |i: &Instance| flows.contains_key(&i.slot);
+            let has_flows = |i: &Instance| resumed.live.contains_key(&i.slot);
             let mut running_ones: Vec<&mut Instance> = self
                 .instances
                 .iter_mut()
@@ -333,7 +333,14 @@ impl Controller {
                 instance.for_active = active <= wanted;
             }
         }
-        self.event(None, None, EventKind::Started { adopted });
+        let counts = &resumed.flows;
+        let started = EventKind::Started {
+            adopted,
+            flows: counts.flows,
+            repaired: counts.repaired_entries(),
+            rejected: counts.rejected_entries(),
+        };
+        self.event(None, None, started);
     }
 
     /// One step: processes the inputs and writes all requests to `out`, which it clears first. `now` never decreases.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::counters::{
-    ControlCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts, UplinkCounters,
-    WorkerCounters,
+    ControlCounters, Counters, EngineCounters, InstanceCounters, ResumedCounters, ServiceCounters,
+    SpanCounts, UplinkCounters, WorkerCounters,
 };
 use clock::unix_ms;
 use model::{DropReason, InstanceState};
@@ -63,9 +63,28 @@ impl ControlLoop {
             events: self.journal.counts(),
             actions: self.apply.counts(),
             event_log: self.journal.file_counters(),
+            resumed: self.resumed().unwrap_or_default(),
             // The API counts its own requests.
             api: Default::default(),
         }
+    }
+
+    /// What the switch took over from an earlier run; [`None`] if there was nothing.
+    pub(super) fn resumed(&self) -> Option<ResumedCounters> {
+        let of = self.publish.switch.resumed().filter(|of| !of.is_empty())?;
+        let by_kind =
+            |kinds: [(&'static str, u64); 6]| kinds.map(|(kind, count)| (kind.to_owned(), count)).into();
+        Some(ResumedCounters {
+            flows: of.flows.flows,
+            converted_tables: of.converted as u64,
+            instances: of.instances as u64,
+            uplinks: of.uplinks as u64,
+            repaired: by_kind(of.flows.repaired()),
+            rejected: by_kind(of.flows.rejected()),
+            unusable: of.rejected.clone(),
+            taken_at_ns: of.taken_at.0,
+            attached_at_ns: of.attached_at.0,
+        })
     }
 
     fn uplink_counters(&self) -> Vec<UplinkCounters> {

@@ -32,7 +32,7 @@ use controller::{Controller, Settings, Shell};
 use engine::launcher::Launcher;
 use model::{Action, EventKind, Histogram, Nanos};
 use soft_switch::Keep;
-use switch::{SwitchReading, WakeUp};
+use switch::{Resumed, SwitchReading, WakeUp};
 
 use answer::Answers;
 use apply::Apply;
@@ -149,11 +149,7 @@ impl ControlLoop {
     ) -> Result<ControlLoop> {
         let secret = secret()?;
         let of = driver(&configuration).start(&configuration, secret, keep.clone())?;
-        let Started {
-            switch,
-            places,
-            flows,
-        } = of;
+        let Started { switch, places } = of;
         let keep = match keep {
             Some(keep) if !switch.keeps_state() => {
                 // What another driver left is of no use to this one.
@@ -181,7 +177,9 @@ impl ControlLoop {
         for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
             settings.places = Some(places);
         }
-        let shell = Shell::new(Controller::new(settings, services), engine, &flows, now)
+        let nothing = Resumed::default();
+        let resumed = switch.resumed().unwrap_or(&nothing);
+        let shell = Shell::new(Controller::new(settings, services), engine, resumed, now)
             .context("the engine does not list the running containers")?;
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
         let journal = Journal::start(&configuration, events)?;

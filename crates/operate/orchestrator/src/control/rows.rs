@@ -133,6 +133,7 @@ impl ControlLoop {
                 longest_us: cost.max_ns as f64 / 1e3,
                 cpu: cost.total_ns as f64 / 1e9 / uptime.max(1e-3),
             },
+            resumed: self.resumed(),
             failing: controller
                 .services()
                 .filter_map(|of| Some((of.name.to_owned(), failing_text(of.failing?, now))))

@@ -5,13 +5,11 @@ mod devices;
 mod openflow;
 mod soft;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use configuration::{Configuration, SwitchDriver, Unusable, Uplink};
 use controller::PortPlace;
-use model::Slot;
 use soft_switch::Keep;
 use switch::{Capabilities, Switch};
 
@@ -58,8 +56,6 @@ pub(super) trait Driver: Sync {
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
     pub(super) places: Option<Vec<Vec<PortPlace>>>,
-    /// Live flows of an earlier run, by slot.
-    pub(super) flows: BTreeMap<Slot, u64>,
 }
 
 /// The driver of that configuration value.

@@ -1,6 +1,5 @@
 //! The driver for a bridge of Open vSwitch.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -129,6 +128,5 @@ fn start(configuration: &Configuration) -> Result<Started> {
     Ok(Started {
         switch: Box::new(switch),
         places: Some(places),
-        flows: BTreeMap::new(),
     })
 }

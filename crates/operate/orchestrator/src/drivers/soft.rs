@@ -97,10 +97,9 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     Ok(started(SoftSwitch::start(&config, memories, Vec::new())?))
 }
 
-/// A started switch, and what it took over.
+/// A started switch.
 pub(super) fn started<M: FrameMemory + 'static>(switch: SoftSwitch<M>) -> Started {
     Started {
-        flows: switch.resumed().live.clone(),
         switch: Box::new(switch),
         places: None,
     }

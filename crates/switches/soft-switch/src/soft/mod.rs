@@ -4,6 +4,7 @@
 //! behind them, [`Questions`] the requests that all workers answer. Other threads connect ports and wait for peers;
 //! they send their results as a [`Report`].
 
+mod identities;
 mod instances;
 mod questions;
 mod resume;
@@ -22,7 +23,7 @@ use flow_table::{Ownership, TableConfig};
 use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
-    Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Switch, SwitchError, SwitchEvent,
+    Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Resumed, Switch, SwitchError, SwitchEvent,
     SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
 };
 
@@ -32,10 +33,10 @@ use crate::keep::Keep;
 use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
+use identities::Identities;
 use instances::Instances;
 use questions::Questions;
 use resume::Leftover;
-pub use resume::Resumed;
 use uplinks::Uplinks;
 use workers::Workers;
 
@@ -136,6 +137,8 @@ pub struct SoftSwitch<M: FrameMemory> {
     leftover: Leftover,
     /// Slots that flows of an earlier run are pinned to, and whose instance has not come again.
     unclaimed: BTreeSet<Slot>,
+    /// Which instance each slot has, for the next run.
+    identities: Option<Identities>,
     /// The next check of ports, and of devices.
     look_at: Nanos,
     watch_at: Nanos,
@@ -215,11 +218,19 @@ impl<M: FrameMemory> SoftSwitch<M> {
         let loads = Arc::new(LoadBoard::default());
         let alarm = Arc::new(Alarm::of(std::thread::current()));
         let (report, reports) = mpsc::channel();
+        let identities = match (leftover.identities.take(), &config.keep) {
+            (None, Some(keep)) => {
+                let new = Identities::new(keep);
+                Some(new.map_err(|e| system("memory for the instances of slots", e))?)
+            }
+            (page, _) => page,
+        };
         let mut workers = Workers::start(config, memories, &loads, &alarm, &mut leftover)?;
         let mut switch = SoftSwitch {
             instances: Instances::new(report.clone(), config.keep.clone()),
             uplinks: Uplinks::new(&config.uplinks, &mut workers),
             unclaimed: leftover.pinned(),
+            identities,
             leftover,
             keep: config.keep.clone(),
             workers,
@@ -243,17 +254,20 @@ impl<M: FrameMemory> SoftSwitch<M> {
         Ok(switch)
     }
 
-    /// What was taken over from an earlier run.
-    pub fn resumed(&self) -> &Resumed {
-        &self.leftover.resumed
-    }
-
-    /// The instance of an earlier run whose ports are there, or a new one.
+    /// The instance of an earlier run, with its rings where they are there; or a new one.
     fn attach(&mut self, slot: Slot, port: PortSpec) -> Result<(), SwitchError> {
         let workers = &mut self.workers;
-        if let Some(kept) = self.leftover.ports.remove(&slot) {
-            if kept.socket == port.address && kept.links.len() == usize::from(port.data_ports) {
-                self.unclaimed.remove(&slot);
+        let kept = self.leftover.ports.remove(&slot);
+        let has_flows = self.unclaimed.remove(&slot);
+        let is_kept = kept.as_ref().is_some_and(|kept| kept.socket == port.address);
+        let mut is_same = is_kept;
+        if let Some(page) = &mut self.identities {
+            is_same |= page.is_at(slot, &port.address);
+            // Until flows of another instance are gone from here, nobody is known to have the slot.
+            page.put(slot, (is_same || !has_flows).then_some(&port.address));
+        }
+        if let Some(kept) = kept {
+            if is_kept && kept.links.len() == usize::from(port.data_ports) {
                 return self.instances.attach_again(slot, kept, workers);
             }
             // Its sockets are to be closed, so that the instance takes new links.
@@ -261,7 +275,12 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 keep.forget(&format!("port/{}", slot.0));
             }
         }
-        if self.unclaimed.remove(&slot) {
+        if has_flows && is_same {
+            tracing::info!(
+                slot = slot.0,
+                "an instance is connected anew, without the packets in its rings"
+            );
+        } else if has_flows {
             // It is another instance's flows that are pinned here.
             workers.broadcast(|| Command::PurgeSlot { slot, failed: true })?;
         }
@@ -434,10 +453,11 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if now >= self.look_at {
             self.look_at = now + LOOK_PERIOD;
             self.instances.look(events);
-            if let Some(keep) = &self.keep
-                && !self.leftover.ports.is_empty()
-            {
-                self.leftover.drop_ended(keep);
+            if let Some(keep) = &self.keep {
+                if !self.leftover.ports.is_empty() {
+                    self.leftover.drop_ended(keep);
+                }
+                keep.send_forgotten();
             }
             self.uplinks.look(&mut self.workers, events);
         }
@@ -458,6 +478,10 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
 
     fn keeps_state(&self) -> bool {
         self.keep.is_some()
+    }
+
+    fn resumed(&self) -> Option<&Resumed> {
+        Some(&self.leftover.resumed)
     }
 
     fn leave(&mut self) {

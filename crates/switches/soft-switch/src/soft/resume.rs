@@ -6,35 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use flow_table::{AttachCounts, FlowHasher, FlowTable};
+use flow_table::{FlowHasher, FlowTable};
 use memif::{ControlEvent, Link, LinkState, Unfinished};
 use model::{Slot, UplinkId};
 use serde::de::DeserializeOwned;
-use switch::SwitchError;
+use switch::{Resumed, SwitchError};
 
-use super::tables::KeptTable;
+use super::identities::{self, Identities};
 use super::{SoftSwitchConfig, UplinkDevice, system};
 use crate::keep::{Keep, ListenerNote, PortsNote, WorkerNote};
 use crate::plan::home;
 use crate::table_memory::TableMemory;
 use crate::worker::CommitPage;
-
-/// What a switch took over from an earlier run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resumed {
-    /// What became of the flows, of all workers.
-    pub flows: AttachCounts,
-    /// Tables that were converted: of another size, another number of workers, or another release.
-    pub converted: usize,
-    /// Live flows by slot, for those that have some.
-    pub live: BTreeMap<Slot, u64>,
-    /// Instances whose rings were taken over.
-    pub instances: usize,
-    /// Uplinks whose peer is still connected.
-    pub uplinks: usize,
-    /// What could not be used, and why.
-    pub rejected: Vec<String>,
-}
 
 /// What each worker gets of an earlier run.
 #[derive(Default)]
@@ -64,6 +47,7 @@ pub(super) struct Leftover {
     pub(super) ports: BTreeMap<Slot, KeptPorts>,
     pub(super) peers: BTreeMap<String, KeptPeer>,
     pub(super) listeners: BTreeMap<String, OwnedFd>,
+    pub(super) identities: Option<Identities>,
     pub(super) resumed: Resumed,
 }
 
@@ -107,6 +91,7 @@ impl Leftover {
                 std::io::Error::other(error),
             )
         })?;
+        leftover.resumed.taken_at = clock::monotonic();
         let mut found: Vec<Found> = entries
             .into_iter()
             .map(|entry| Found {
@@ -125,12 +110,12 @@ impl Leftover {
         });
         let mut tables = Vec::new();
         for entry in found {
+            if entry.name.starts_with("table/") {
+                tables.push(entry);
+                continue;
+            }
             let name = entry.name.clone();
-            let done = match name.starts_with("table/") {
-                true => KeptTable::of(entry).map(|table| tables.push(table)),
-                false => leftover.put(entry, config),
-            };
-            if let Err(reason) = done {
+            if let Err(reason) = leftover.put(entry, config) {
                 leftover.reject(&name, &reason, keep);
             }
         }
@@ -142,6 +127,7 @@ impl Leftover {
             }
         }
         let resumed = &mut leftover.resumed;
+        resumed.attached_at = clock::monotonic();
         resumed.instances = leftover.ports.len();
         resumed.uplinks = leftover.peers.len();
         if resumed.flows.flows > 0 || resumed.instances + resumed.uplinks > 0 {
@@ -221,6 +207,10 @@ impl Leftover {
                     return Err("there is no such uplink any more".to_owned());
                 }
                 self.listeners.insert(rest.to_owned(), entry.one_file()?);
+            }
+            _ if name == identities::NAME => {
+                let page = Identities::open(&entry.one_file()?).map_err(|error| error.to_string())?;
+                self.identities = Some(page.ok_or("the page is not of this version")?);
             }
             _ => return Err("this version of inco does not know what it is".to_owned()),
         }

@@ -13,7 +13,7 @@ use crate::keep::Keep;
 use crate::table_memory::TableMemory;
 
 /// A flow table of an earlier run, until all are known.
-pub(super) struct KeptTable {
+struct KeptTable {
     name: String,
     storage: TableMemory,
     found: flow_table::Found,
@@ -21,7 +21,7 @@ pub(super) struct KeptTable {
 
 impl KeptTable {
     /// A table of any size, of a layout that this release can read.
-    pub(super) fn of(mut entry: Found) -> Result<KeptTable, String> {
+    fn of(mut entry: Found) -> Result<KeptTable, String> {
         let name = std::mem::take(&mut entry.name);
         let storage = TableMemory::open(&entry.one_file()?).map_err(|error| error.to_string())?;
         let found = flow_table::inspect(&storage).map_err(|error| error.to_string())?;
@@ -31,7 +31,14 @@ impl KeptTable {
 
 impl Leftover {
     /// Takes the flow tables over: each by its worker if all are as this run would make them, else all are converted.
-    pub(super) fn put_tables(&mut self, tables: Vec<KeptTable>, config: &SoftSwitchConfig, keep: &Keep) {
+    pub(super) fn put_tables(&mut self, entries: Vec<Found>, config: &SoftSwitchConfig, keep: &Keep) {
+        let mut tables = Vec::new();
+        for (name, table) in at_once(entries, |entry| (entry.name.clone(), KeptTable::of(entry))) {
+            match table {
+                Ok(table) => tables.push(table),
+                Err(reason) => self.reject(&name, &reason, keep),
+            }
+        }
         let (usable, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| {
             let of = &table.found.identity;
             (of.boot, of.configuration) == (keep.boot, keep.services)
@@ -51,11 +58,13 @@ impl Leftover {
                 && (found.hasher.key(), found.hasher.ownership()) == (hasher.key(), config.ownership)
         };
         if usable.iter().all(fits) {
-            for KeptTable { name, storage, found } in usable {
-                let attached =
-                    FlowTable::attach(storage, &found.identity, &config.timeouts, clock::monotonic());
-                match attached {
-                    Ok(table) => self.put_table(usize::from(found.identity.worker), table),
+            let attached = at_once(usable, |KeptTable { name, storage, found }| {
+                let table = FlowTable::attach(storage, &found.identity, &config.timeouts, clock::monotonic());
+                (name, usize::from(found.identity.worker), table)
+            });
+            for (name, worker, table) in attached {
+                match table {
+                    Ok(table) => self.put_table(worker, table),
                     Err(error) => self.reject(&name, &error.to_string(), keep),
                 }
             }
@@ -123,6 +132,25 @@ impl Leftover {
     }
 }
 
+/// Does the same with each of several tables, each in a thread of its own: there are as many CPUs as workers, and
+/// packets wait meanwhile.
+fn at_once<T: Send, R: Send>(tables: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    if tables.len() < 2 {
+        return tables.into_iter().map(work).collect();
+    }
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = tables
+            .into_iter()
+            .map(|table| scope.spawn(move || work(table)))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results
+            .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
 /// Whose table a worker's is.
 pub(super) fn identity(config: &SoftSwitchConfig, keep: &Keep, worker: usize) -> Identity {
     Identity {
@@ -153,11 +181,11 @@ mod tests {
     use model::{Direction, FlowKey, FlowKeyV4, Polling, ServiceId, Timeouts, protocol};
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::Signal;
+    use switch::Resumed;
 
     use super::*;
     use crate::frame::{FrameMemory, HeapFrame, HeapMemory};
     use crate::keep::WorkerNote;
-    use crate::soft::resume::Resumed;
     use crate::soft::{SoftSwitch, UplinkConfig, UplinkDevice};
 
     const BOOT: [u8; 16] = [5; 16];

@@ -180,6 +180,8 @@ pub struct Bed {
     /// A share of the frames that no worker has.
     pub memory: HeapMemory,
     pub frames: usize,
+    pub config: SoftSwitchConfig,
+    frame_bytes: usize,
     pub reading: SwitchReading,
     started: Instant,
 }
@@ -199,6 +201,17 @@ pub fn attach(slot: u16, service: u16, port: PortSpec) -> SwitchRequest {
         service: ServiceId(service),
         port,
     }
+}
+
+/// A switch, and a share of the frames that no worker has.
+fn start(config: &SoftSwitchConfig, frame_bytes: usize) -> (SoftSwitch<HeapMemory>, HeapMemory) {
+    let mut memories = HeapMemory::shares(config.workers.len() + 1, FRAMES, frame_bytes);
+    let memory = memories.pop().unwrap();
+    let switch = SoftSwitch::start(config, memories, Vec::new()).unwrap();
+    if let Some(keep) = &config.keep {
+        keep.begin();
+    }
+    (switch, memory)
 }
 
 impl Bed {
@@ -250,9 +263,7 @@ impl Bed {
         };
         change(&mut config);
         let count = services.len();
-        let mut memories = HeapMemory::shares(workers + 1, FRAMES, frame_bytes);
-        let memory = memories.pop().unwrap();
-        let mut switch = SoftSwitch::start(&config, memories, Vec::new()).unwrap();
+        let (mut switch, memory) = start(&config, frame_bytes);
         let plan = Plan {
             generation: Generation(1),
             services,
@@ -277,9 +288,11 @@ impl Bed {
             memory,
             frames: FRAMES,
             reading,
+            frame_bytes,
             started: Instant::now(),
+            config,
         };
-        let wanted = config.uplinks.iter().filter(|u| !u.waits).count();
+        let wanted = bed.config.uplinks.iter().filter(|u| !u.waits).count();
         bed.until("the uplinks are up", |bed| {
             bed.events
                 .iter()
@@ -288,6 +301,20 @@ impl Bed {
                 == wanted
         });
         bed
+    }
+
+    /// Leaves everything to the next run, which takes over what the keeper has, with this configuration. It has the
+    /// plan, and no instances yet.
+    pub fn run_again(&mut self, change: impl FnOnce(&mut SoftSwitchConfig)) {
+        self.switch.leave();
+        change(&mut self.config);
+        (self.switch, self.memory) = start(&self.config, self.frame_bytes);
+        self.reading = SwitchReading::new(
+            self.plan.services.len(),
+            self.uplinks.len(),
+            self.config.workers.len(),
+        );
+        self.publish();
     }
 
     pub fn now(&self) -> Nanos {

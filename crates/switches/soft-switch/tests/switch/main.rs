@@ -18,6 +18,7 @@ mod many;
 #[path = "../../../../ports/memif/tests/raw/mod.rs"]
 mod raw;
 mod relaxed;
+mod restart;
 mod steering;
 mod table;
 mod workers;
