@@ -20,6 +20,7 @@ use super::traffic::Ip;
         "  inco bench react                    time until an added instance serves\n",
         "  inco bench blocked                  packets lost when instances are added and removed\n",
         "  inco bench idle                     CPU use of an idle inco\n",
+        "  inco bench restart                  pause while the next inco takes over after kill -9\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
@@ -47,6 +48,8 @@ pub enum BenchCommand {
     Blocked(BlockedArgs),
     /// CPU use of an idle inco
     Idle(IdleArgs),
+    /// Restart after kill -9: time until the next inco forwards, by number of flows
+    Restart(RestartArgs),
     /// Switch openflow: bursts of new flows, rules at full rate, an interrupted connection, a killed switch
     Openflow(OpenflowArgs),
     /// The process that `steer` measures
@@ -227,6 +230,37 @@ pub struct IdleArgs {
     /// Duration of the measurement, in seconds
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub seconds: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `inco bench restart`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  sudo inco bench restart\n",
+        "  sudo inco bench restart --json --flows 1000000 --rounds 5\n\n",
+        "Containers of inco's own engine need root.",
+    )
+)]
+pub struct RestartArgs {
+    /// Numbers of flows in the table, each measured separately
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N",
+        default_values_t = [1_000_000, 16_000_000],
+        value_parser = clap::value_parser!(u32).range(1..=16_000_000)
+    )]
+    pub flows: Vec<u32>,
+    /// Rounds; the result is their median
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// File for all rounds
+    #[arg(long, value_name = "FILE", default_value = "bench-restart.csv")]
+    pub csv: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -25,6 +25,7 @@ mod openflow;
 mod ovs;
 mod raw;
 mod react;
+mod restart;
 mod setup;
 mod steer;
 mod steering;
@@ -53,6 +54,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::React(args) => react::run(args),
         BenchCommand::Blocked(args) => blocked::run(args),
         BenchCommand::Idle(args) => idle::run(args),
+        BenchCommand::Restart(args) => restart::run(args),
         BenchCommand::Openflow(args) => openflow::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)

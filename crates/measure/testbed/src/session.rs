@@ -214,12 +214,16 @@ impl Service {
 /// A running inco. Dropping it stops it.
 pub struct Session<'g> {
     ground: &'g Environment,
+    /// Its configuration.
+    file: PathBuf,
     child: Child,
     /// `None` only between the start and the first answer.
     client: Option<Client>,
     log: PathBuf,
     seen: HeldResources,
     ended: bool,
+    /// Whether it was killed and not started again: what it left is still there.
+    killed: bool,
 }
 
 /// Resources that running containers hold in the system.
@@ -248,45 +252,61 @@ impl<'g> Session<'g> {
         let file = ground.directory.join(format!("{name}.toml"));
         let log = ground.directory.join("inco.log");
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-        let to_log = || fs::File::options().create(true).append(true).open(&log);
-        let open = to_log().and_then(|out| Ok((out, to_log()?)));
-        let (out, err) = open.with_context(|| format!("cannot write {}", log.display()))?;
-        // The running program, even if its file was replaced meanwhile. It gets a process group of its own, so that
-        // Ctrl-C reaches only this process.
-        let child = Command::new("/proc/self/exe")
-            .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
-            .arg(&file)
-            .env("INCO_RUN_DIR", &ground.directory)
-            // The store that holds the images built for it.
-            .env("INCO_STATE_DIR", Store::state_dir())
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(err)
-            .process_group(0)
-            .spawn()
-            .context("cannot start `inco run`")?;
         let mut session = Session {
             ground,
-            child,
+            child: spawn(&ground.directory, &file, &log)?,
+            file,
             client: None,
             log,
             seen: HeldResources::default(),
             ended: false,
+            killed: false,
         };
+        session.wait_until_ready(instances)?;
+        Ok(session)
+    }
+
+    /// Kills inco with SIGKILL. Its containers, flows and rings wait for [`Session::start_again`].
+    ///
+    /// # Errors
+    /// Returns the system's error.
+    pub fn kill(&mut self) -> Result<()> {
+        self.client = None;
+        (self.ended, self.killed) = (true, true);
+        self.signal(Signal::KILL);
+        self.child.wait().context("cannot wait for `inco run`")?;
+        Ok(())
+    }
+
+    /// Starts inco after [`Session::kill`]. Returns once it is executed; [`Session::wait_until_ready`] waits for it.
+    ///
+    /// # Errors
+    /// Returns the system's error.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.child = spawn(&self.ground.directory, &self.file, &self.log)?;
+        (self.ended, self.killed) = (false, false);
+        Ok(())
+    }
+
+    /// Waits until every service has `instances` active instances.
+    ///
+    /// # Errors
+    /// Returns an error with the end of inco's log if that takes too long.
+    pub fn wait_until_ready(&mut self, instances: u32) -> Result<()> {
         let since = Instant::now();
-        while !session.is_ready(instances) {
-            ground.interrupt.check()?;
-            session.check()?;
+        while !self.is_ready(instances) {
+            self.ground.interrupt.check()?;
+            self.check()?;
             if since.elapsed() > START_LIMIT {
                 bail!(
                     "its instances were not active within {} s{}",
                     START_LIMIT.as_secs(),
-                    session.log_end()
+                    self.log_end()
                 );
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        Ok(session)
+        Ok(())
     }
 
     fn is_ready(&mut self, instances: u32) -> bool {
@@ -393,6 +413,10 @@ impl<'g> Session<'g> {
     }
 
     fn end(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.killed) {
+            let stopped = program(&self.ground.directory).arg("stop").status();
+            stopped.context("cannot start `inco stop`")?;
+        }
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
@@ -468,6 +492,33 @@ impl<'g> Session<'g> {
         }
         end
     }
+}
+
+/// The running program, even if its file was replaced meanwhile.
+fn program(directory: &Path) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    // The store that holds the images built for it.
+    command
+        .env("INCO_RUN_DIR", directory)
+        .env("INCO_STATE_DIR", Store::state_dir())
+        .stdin(Stdio::null());
+    command
+}
+
+/// Starts `inco run` with this configuration. Its output is appended to the log.
+fn spawn(directory: &Path, file: &Path, log: &Path) -> Result<Child> {
+    let to_log = || fs::File::options().create(true).append(true).open(log);
+    let open = to_log().and_then(|out| Ok((out, to_log()?)));
+    let (out, err) = open.with_context(|| format!("cannot write {}", log.display()))?;
+    program(directory)
+        .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
+        .arg(file)
+        .stdout(out)
+        .stderr(err)
+        // So that Ctrl-C reaches only this process.
+        .process_group(0)
+        .spawn()
+        .context("cannot start `inco run`")
 }
 
 impl Drop for Session<'_> {
