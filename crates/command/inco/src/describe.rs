@@ -258,11 +258,13 @@ fn service_text(of: &OfService, all: bool) -> String {
         (
             "pins",
             format!(
-                "{} flows pinned; {} new flows so far, {} beyond capacity, {} moved after failures",
+                "{} flows pinned; {} new flows so far, {} beyond capacity, {} moved after failures, {} recovered by \
+                 their hash",
                 grouped(row.live_flows),
                 grouped(counters.new_flows),
                 grouped(counters.overcommitted_flows),
-                grouped(counters.expected_moves)
+                grouped(counters.expected_moves),
+                grouped(counters.recovered_flows)
             ),
         ),
         (

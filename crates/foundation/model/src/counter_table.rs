@@ -94,6 +94,8 @@ macro_rules! service_counters {
             unpinned: counter => unpinned_packets: u64 "service_unpinned_packets";
             /// New flows that fitted no instance and went to the least loaded one.
             overcommitted: counter => overcommitted_flows: u64 "service_overcommitted_flows";
+            /// Flows of TCP connections that began before this run, of which nothing was kept: picked by their hash.
+            recovered: counter => recovered_flows: u64 "service_recovered_flows";
         }
         others {}
         of_instances {

@@ -10,7 +10,8 @@ use engine::launcher::Launcher;
 use engine::logs::Logs;
 use engine::{ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
 use model::{Nanos, ServiceId};
-use switch::{PortSpec, ServicePlan};
+use scheduling::Scheduler;
+use switch::{PortSpec, Recovery, ServicePlan};
 
 use api::Tcp;
 
@@ -42,8 +43,19 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         fit: service.fit as f32,
         table_full: service.table_full,
         return_counters: service.flow_counters,
+        recovery: None,
         relaxed: service.affinity == Affinity::Relaxed,
     }
+}
+
+/// How flows are picked that began in an earlier run of this boot of the machine and were lost with it.
+pub(super) fn recovery(boot: [u8; 16]) -> Result<Recovery> {
+    let words = boot.as_chunks::<8>().0;
+    let [high, low] = [0, 1].map(|at| words.get(at).map_or(0, |word| u64::from_be_bytes(*word)));
+    Ok(Recovery {
+        scheduler: Scheduler::from_name("maglev")?,
+        key: [high, low, !high, !low],
+    })
 }
 
 /// The order of matches and the fallbacks.

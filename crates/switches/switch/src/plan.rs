@@ -31,9 +31,21 @@ pub struct ServicePlan {
     pub table_full: TableFull,
     /// Whether returned packets are counted per flow.
     pub return_counters: bool,
+    /// Who picks for TCP connections in their middle that the switch does not know. Set where the instances of an
+    /// earlier run go on and its flows were lost. A driver whose flows are not in this process has no use for it.
+    pub recovery: Option<Recovery>,
     /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its
     /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
     pub relaxed: bool,
+}
+
+/// How flows are picked of which nothing is known but that they began earlier.
+#[derive(Clone, Debug)]
+pub struct Recovery {
+    /// A scheduler that goes by the flow's hash, so that a flow has the same instance however often it is picked.
+    pub scheduler: Scheduler,
+    /// The key of that hash: the same in each run.
+    pub key: [u64; 4],
 }
 
 /// An instance in a plan.
@@ -156,6 +168,7 @@ impl ServicePlan {
             fit: 0.8,
             table_full: TableFull::Hash,
             return_counters: false,
+            recovery: None,
             relaxed: false,
         }
     }

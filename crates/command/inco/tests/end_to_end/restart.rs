@@ -323,6 +323,66 @@ fn no_flow_notices_a_kill_9_of_the_launcher_and_then_of_inco() {
     no_flow_notices(Engine::Oci, &[End::KilledAfterItsLauncher]);
 }
 
+/// Nothing is known of the flows any more. Connections are recovered by their hash, so a second time none moves.
+#[test]
+fn connections_are_recovered_after_a_kill_9_of_inco_and_the_launcher_together() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let udp = service("web", 80, "warm");
+    let text = configuration(Engine::Oci, &[udp.replace("proto = \"udp\"", "proto = \"tcp\"")]);
+    let mut inco = place.run(&text);
+    inco.settled(2, 1);
+    let before = pids(&inco);
+    let traffic = place.traffic(
+        &LOAD
+            .replace(
+                "duration = \"1s\"",
+                "duration = \"60s\"\nprotocol = \"tcp\"\nsize = 128",
+            )
+            .replace("flows = 8", "flows = 200")
+            .replace("dst_port = 53", "dst_port = 80")
+            .replace("\"200pps\"", "\"10pps\""),
+    );
+    eventually("all flows are pinned", PATIENCE, || {
+        (live_flows(&inco) >= 200).then_some(())
+    });
+    let mut pins = Vec::new();
+    for _ in 0..2 {
+        // One that is stopped does nothing between the two ends.
+        let launcher = launcher_of(&place)[0];
+        crate::support::kill(launcher, rustix::process::Signal::STOP);
+        drop(inco.kill());
+        crate::support::kill(launcher, rustix::process::Signal::KILL);
+        inco = place.run(&text);
+        inco.settled(2, 1);
+        assert_eq!(pids(&inco), before);
+        eventually("all flows are pinned again", PATIENCE, || {
+            (live_flows(&inco) >= 200).then_some(())
+        });
+        let counters = inco.client().counters().unwrap();
+        assert_eq!(counters.services[0].recovered_flows, 200);
+        let all = api::types::FlowFilter {
+            limit: Some(1_000),
+            ..Default::default()
+        };
+        let mut flows = inco.client().flows(&all).unwrap().flows;
+        assert_eq!(flows.len(), 200);
+        flows.sort_by(|a, b| a.flow.cmp(&b.flow));
+        pins.push(
+            flows
+                .into_iter()
+                .map(|row| (row.flow, row.forward))
+                .collect::<Vec<_>>(),
+        );
+    }
+    assert_eq!(pins[0], pins[1]);
+    traffic.interrupt();
+    drop(traffic);
+    inco.stop(&place);
+}
+
 #[test]
 fn no_flow_notices_a_stop_that_keeps_all() {
     no_flow_notices(Engine::Oci, &[End::Kept, End::Killed]);

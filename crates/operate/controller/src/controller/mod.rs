@@ -245,7 +245,7 @@ impl Controller {
     /// Adopts the containers of an earlier run, found by [`Settings::label`]; each keeps its id. Removes containers
     /// that have exited, that belong to a service that no longer exists, or whose id is taken. Each keeps its slot
     /// where that is free. `resumed` is what the switch took over: instances that have flows are Active before
-    /// others. Call it before the first step.
+    /// others. A service of which no container is adopted has no flows to recover. Call it before the first step.
     pub fn adopt(&mut self, containers: &[engine::Container], resumed: &Resumed, now: Nanos) {
         self.now = now;
         let mut adopted = 0;
@@ -308,6 +308,9 @@ impl Controller {
                 .filter(|i| i.service == id && i.for_active)
                 .count() as u32;
             let service = &mut self.services[index];
+            if !self.instances.iter().any(|i| i.service == id) {
+                service.settings.plan.recovery = None;
+            }
             let settings = &service.settings;
             // A warm pool runs like the active instances: it was full, or is filled first.
             let pool = if settings.standby_mode == StandbyMode::Warm {

@@ -179,9 +179,22 @@ impl ControlLoop {
         }
         let nothing = Resumed::default();
         let resumed = switch.resumed().unwrap_or(&nothing);
+        let has_lost_flows = keep.is_some() && resumed.live.is_empty();
+        if has_lost_flows {
+            let recovery = wiring::recovery(host::boot_id()?)?;
+            for service in &mut services {
+                service.plan.recovery = Some(recovery.clone());
+            }
+        }
         let shell = Shell::new(Controller::new(settings, services), engine, resumed, now)
             .context("the engine does not list the running containers")?;
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
+        if has_adopted && has_lost_flows {
+            tracing::warn!(
+                "containers of an earlier run go on, but nothing is known of its flows: TCP connections are recovered \
+                 by their hash, all other flows are scheduled again"
+            );
+        }
         let journal = Journal::start(&configuration, events)?;
         match raise_priority() {
             // Threads it starts later, for a fit or a link's handshake, may run for long.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use flow_table::{FlowTable, Full};
-use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId};
-use packet::PacketInfo;
+use flow_table::{FlowHasher, FlowTable, Full};
+use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol};
+use packet::{PacketInfo, TcpFlags};
 use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use switch::{PickRecord, Plan, ServicePlan, SlotPlan};
@@ -32,6 +32,8 @@ struct ServiceState {
     expected: f32,
     /// A requested record of the next decision.
     record: Option<Box<PickRecord>>,
+    /// Who picks for connections that began before this run, with the hash that it goes by.
+    recovery: Option<(Scheduler, FlowHasher)>,
 }
 
 /// The packet that opens a flow.
@@ -44,6 +46,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) uplink: UplinkId,
     /// Whether it is an ICMP error that quotes the flow.
     pub(crate) is_icmp_error: bool,
+    /// Whether it belongs to a TCP connection that began with an earlier packet.
+    pub(crate) is_mid_connection: bool,
 }
 
 /// The pins of a flow whose instance was picked.
@@ -119,6 +123,8 @@ impl SetUp {
                     candidates: Candidates::new(),
                     expected: 0.0,
                     record: None,
+                    recovery: (service.recovery.as_ref())
+                        .map(|of| (of.scheduler.clone(), FlowHasher::new(of.key))),
                 });
             }
         }
@@ -209,6 +215,9 @@ impl SetUp {
             dscp: info.dscp,
             uplink,
             is_icmp_error: info.is_icmp_error,
+            is_mid_connection: missed.entry.is_none()
+                && info.key.protocol() == protocol::TCP
+                && info.tcp_flags.0 & TcpFlags::SYN == 0,
         };
         // The rate of a flow that lost its instance is known if it is an elephant.
         let rate = missed.entry.and_then(|_| lookup.elephants.rate(&info.key, hash));
@@ -282,7 +291,10 @@ impl SetUp {
         } else {
             take_destination(&mut self.destinations, key, &state.candidates)
         };
-        let pick = if state.record.is_none() {
+        let pick = if opening.is_mid_connection && state.recovery.is_some() {
+            counters.services[service_id].recovered.add(1);
+            recovering_pick(state, flow)
+        } else if state.record.is_none() {
             state.scheduler.pick(&flow, &state.candidates)
         } else {
             recorded_pick(state, &flow, &mut cx.events, counters)
@@ -327,6 +339,16 @@ impl SetUp {
             service: service_id,
         }
     }
+}
+
+/// Picks the instance of a connection of which nothing is known but its addresses.
+#[cold]
+fn recovering_pick(state: &mut ServiceState, flow: NewFlow<'_>) -> Pick {
+    let Some((scheduler, hasher)) = &mut state.recovery else {
+        return Pick::None;
+    };
+    let hash = hasher.hash(flow.key);
+    scheduler.pick(&NewFlow { hash, ..flow }, &state.candidates)
 }
 
 /// Picks an instance, records the decision, and sends it to the control plane.

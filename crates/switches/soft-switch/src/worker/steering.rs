@@ -191,6 +191,7 @@ impl<M: FrameMemory> Worker<M> {
             dscp: self.parser.headers.dscp(place),
             uplink,
             is_icmp_error: false,
+            is_mid_connection: false,
         };
         let (now, table) = (self.cx.now, &mut self.lookup.table);
         self.set_up.open(&opening, None, &mut self.cx, |to| {

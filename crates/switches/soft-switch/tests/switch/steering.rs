@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use model::{DropReason, Fallback, InstanceState, Match, Prefix, UplinkId};
 use packet::TcpFlags;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
-use switch::{FlowFilter, SwitchRequest};
+use scheduling::Scheduler;
+use switch::{FlowFilter, Recovery, SwitchRequest};
 
 use crate::bed::{Bed, cross, echo, service, stamp, udp_flows, udp_packet, unstamped};
 
@@ -455,4 +456,60 @@ fn without_an_instance_packets_are_dropped_and_counted_with_their_service() {
     bed.send(0, slices(&udp_flows(5)));
     bed.until("ten are unserved", |bed| bed.reading.services[0].unserved == 10);
     bed.finish();
+}
+
+/// The instance of each of 64 TCP flows, by a packet with these flags, and how many flows were recovered.
+fn instances_of_tcp(flags: u8, recovery: Option<Recovery>, hash_key: [u64; 4]) -> (Vec<u8>, u64) {
+    let mut service = service(0, &[0], Match::default());
+    service.recovery = recovery;
+    let mut bed = Bed::with(1, 1, vec![service], |config| config.hash_key = hash_key);
+    for slot in 0..4 {
+        bed.add(slot, 0, 1, echo);
+    }
+    let frames: Vec<Vec<u8>> = (0..64_u16)
+        .map(|flow| {
+            let from = std::net::SocketAddr::from(([10, 0, 0, 1], 1000 + flow));
+            let to = "198.51.100.1:80".parse().unwrap();
+            let frame = Frame::tcp(from, to, TcpFlags(flags), b"a stamp has its place here").unwrap();
+            frame.to_vec().unwrap()
+        })
+        .collect();
+    let mut instances = Vec::new();
+    for frame in &frames {
+        bed.send(0, [frame.as_slice()]);
+        instances.push(stamp(&bed.take_all(0, 1)[0]));
+    }
+    let recovered = bed.reading.services[0].recovered;
+    // Each flow is pinned from now on.
+    bed.send(0, slices(&frames));
+    let again: Vec<u8> = bed.take_all(0, 64).iter().map(|frame| stamp(frame)).collect();
+    assert_eq!(again.len(), 64);
+    assert_eq!(bed.reading.services[0].recovered, recovered);
+    bed.finish();
+    (instances, recovered)
+}
+
+#[test]
+fn connections_that_were_lost_go_to_the_same_instances_in_each_run() {
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    let recovery = |key| {
+        Some(Recovery {
+            scheduler: Scheduler::from_name("maglev").unwrap(),
+            key: [key; 4],
+        })
+    };
+    let (first, recovered) = instances_of_tcp(ACK, recovery(7), [1, 2, 3, 4]);
+    assert_eq!(recovered, 64);
+    assert_eq!(
+        instances_of_tcp(ACK, recovery(7), [5, 6, 7, 8]),
+        (first.clone(), 64)
+    );
+    assert_ne!(instances_of_tcp(ACK, recovery(8), [1, 2, 3, 4]).0, first);
+    // A new connection, and any where nothing was lost, has the instance that the scheduler picks.
+    let is_in_turn = |of: &[u8]| (0..60).all(|at| of[at] == of[at + 4]) && of[..4] != [of[0]; 4];
+    let (new, recovered) = instances_of_tcp(SYN, recovery(7), [1, 2, 3, 4]);
+    assert!(is_in_turn(&new) && recovered == 0, "{new:?}");
+    let (known, recovered) = instances_of_tcp(ACK, None, [1, 2, 3, 4]);
+    assert!(is_in_turn(&known) && recovered == 0, "{known:?}");
 }
