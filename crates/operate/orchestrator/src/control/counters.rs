@@ -8,7 +8,7 @@ use api::counters::{
 };
 use clock::unix_ms;
 use model::{DropReason, InstanceState};
-use switch::SlotCounters;
+use switch::{Resumed, SlotCounters};
 
 use super::ControlLoop;
 
@@ -63,7 +63,10 @@ impl ControlLoop {
             events: self.journal.counts(),
             actions: self.apply.counts(),
             event_log: self.journal.file_counters(),
-            resumed: self.resumed().unwrap_or_default(),
+            // With nothing taken over each kind is there, with 0.
+            resumed: self
+                .resumed()
+                .unwrap_or_else(|| resumed_counters(&Resumed::default())),
             // The API counts its own requests.
             api: Default::default(),
         }
@@ -72,19 +75,7 @@ impl ControlLoop {
     /// What the switch took over from an earlier run; [`None`] if there was nothing.
     pub(super) fn resumed(&self) -> Option<ResumedCounters> {
         let of = self.publish.switch.resumed().filter(|of| !of.is_empty())?;
-        let by_kind =
-            |kinds: [(&'static str, u64); 6]| kinds.map(|(kind, count)| (kind.to_owned(), count)).into();
-        Some(ResumedCounters {
-            flows: of.flows.flows,
-            converted_tables: of.converted as u64,
-            instances: of.instances as u64,
-            uplinks: of.uplinks as u64,
-            repaired: by_kind(of.flows.repaired()),
-            rejected: by_kind(of.flows.rejected()),
-            unusable: of.rejected.clone(),
-            taken_at_ns: of.taken_at.0,
-            attached_at_ns: of.attached_at.0,
-        })
+        Some(resumed_counters(of))
     }
 
     fn uplink_counters(&self) -> Vec<UplinkCounters> {
@@ -214,5 +205,22 @@ impl ControlLoop {
             reloads: self.apply.reloads.0,
             reloads_refused: self.apply.reloads.1,
         }
+    }
+}
+
+/// What a switch took over, as the API tells it.
+fn resumed_counters(of: &Resumed) -> ResumedCounters {
+    let by_kind =
+        |kinds: [(&'static str, u64); 6]| kinds.map(|(kind, count)| (kind.to_owned(), count)).into();
+    ResumedCounters {
+        flows: of.flows.flows,
+        converted_tables: of.converted as u64,
+        instances: of.instances as u64,
+        uplinks: of.uplinks as u64,
+        repaired: by_kind(of.flows.repaired()),
+        rejected: by_kind(of.flows.rejected()),
+        unusable: of.rejected.clone(),
+        taken_at_ns: of.taken_at.0,
+        attached_at_ns: of.attached_at.0,
     }
 }
