@@ -10,7 +10,7 @@ use engine::launcher::Launcher;
 use engine::logs::Logs;
 use engine::{ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
 use model::{Nanos, ServiceId};
-use scheduling::Scheduler;
+use scheduling::{Scheduler, Settings};
 use switch::{PortSpec, Recovery, ServicePlan};
 
 use api::Tcp;
@@ -52,8 +52,14 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
 pub(super) fn recovery(boot: [u8; 16]) -> Result<Recovery> {
     let words = boot.as_chunks::<8>().0;
     let [high, low] = [0, 1].map(|at| words.get(at).map_or(0, |word| u64::from_be_bytes(*word)));
+    let maglev = Scheduler::from_name("maglev")?;
+    // Where a flow goes must not depend on the load of its instance.
+    let settings = Settings {
+        spill: false,
+        ..*maglev.settings()
+    };
     Ok(Recovery {
-        scheduler: Scheduler::from_name("maglev")?,
+        scheduler: maglev.with_settings(settings),
         key: [high, low, !high, !low],
     })
 }
