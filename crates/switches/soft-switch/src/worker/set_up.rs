@@ -291,8 +291,8 @@ impl SetUp {
         } else {
             take_destination(&mut self.destinations, key, &state.candidates)
         };
-        let pick = if opening.is_mid_connection && state.recovery.is_some() {
-            counters.services[service_id].recovered.add(1);
+        let is_recovered = opening.is_mid_connection && state.recovery.is_some();
+        let pick = if is_recovered {
             recovering_pick(state, flow)
         } else if state.record.is_none() {
             state.scheduler.pick(&flow, &state.candidates)
@@ -328,6 +328,9 @@ impl SetUp {
         state.candidates.pin(index, &flow);
         self.pinned[slot] += flow.expected;
         counters.slots[slot].new_flows.add(1);
+        if is_recovered {
+            counters.services[service_id].recovered.add(1);
+        }
         if moved {
             counters.slots[slot].expected_moves.add(1);
         }

@@ -463,9 +463,6 @@ fn instances_of_tcp(flags: u8, recovery: Option<Recovery>, hash_key: [u64; 4]) -
     let mut service = service(0, &[0], Match::default());
     service.recovery = recovery;
     let mut bed = Bed::with(1, 1, vec![service], |config| config.hash_key = hash_key);
-    for slot in 0..4 {
-        bed.add(slot, 0, 1, echo);
-    }
     let frames: Vec<Vec<u8>> = (0..64_u16)
         .map(|flow| {
             let from = std::net::SocketAddr::from(([10, 0, 0, 1], 1000 + flow));
@@ -474,6 +471,13 @@ fn instances_of_tcp(flags: u8, recovery: Option<Recovery>, hash_key: [u64; 4]) -
             frame.to_vec().unwrap()
         })
         .collect();
+    // What no instance takes is not recovered.
+    bed.send(0, [frames[0].as_slice()]);
+    bed.until("it is unserved", |bed| bed.reading.services[0].unserved == 1);
+    assert_eq!(bed.reading.services[0].recovered, 0);
+    for slot in 0..4 {
+        bed.add(slot, 0, 1, echo);
+    }
     let mut instances = Vec::new();
     for frame in &frames {
         bed.send(0, [frame.as_slice()]);
