@@ -28,8 +28,11 @@ const NEW_FLOWS_PER_S: u64 = 200_000;
 /// What a gap may last: a turn by the clock, from one poll of an uplink to the next or to its sleep.
 const LIMIT_US: f64 = 1000.0;
 /// Rounds of measuring, each with four containers made and removed. One in which another machine had the CPU says
-/// nothing of inco.
-const ROUNDS: u32 = 10;
+/// nothing of inco. In the others, the median of the longest gaps is what the containers cost: one round can have an
+/// interrupt, or a page that the kernel or a hypervisor was slow to give, and no clock tells these apart.
+const ROUNDS: u32 = 12;
+/// How many rounds are enough.
+const ENOUGH: usize = 5;
 
 /// Fills the table with flows of a service that returns nothing.
 fn fill(place: &Place, inco: &Inco, flows: u64) {
@@ -86,7 +89,7 @@ ring = {{ slots = 8192 }}
     });
     let gap = || inco.status().workers[0].longest_gap_us;
     let worker = Preferred::thread("inco-worker-0", inco.status().pid);
-    let mut without_theft = 0;
+    let mut gaps = Vec::new();
     for round in 1..=ROUNDS {
         // What is told is the longest of the last seconds: those before this round have to go by.
         eventually("gaps that are the worker's own", PATIENCE, || {
@@ -103,17 +106,25 @@ ring = {{ slots = 8192 }}
         );
         assert!(longest > 0.0, "no gap is reported");
         if stolen == 0.0 {
-            assert!(longest < LIMIT_US, "{longest} us");
-            without_theft += 1;
+            gaps.push(longest);
         }
         place.must(&["scale", "forward", "1"]);
         inco.settled(2, 0);
-        if without_theft == 3 {
+        if gaps.len() == ENOUGH {
             break;
         }
     }
     drop(worker);
-    assert!(without_theft > 0, "other machines had the CPUs in every round");
+    assert!(
+        gaps.len() >= 3,
+        "other machines had the CPUs in nearly every round: {gaps:?}"
+    );
+    gaps.sort_by(f64::total_cmp);
+    let median = gaps[gaps.len() / 2];
+    assert!(
+        median < LIMIT_US,
+        "the median of the longest gaps is {median} us, of {gaps:?}"
+    );
     traffic.interrupt();
     assert_clean(&traffic.report());
     inco.stop(&place);
