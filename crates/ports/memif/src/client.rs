@@ -433,6 +433,7 @@ fn agree(config: &ClientConfig, socket: &Socket, deadline: Instant) -> Result<Ag
         offset: layout.ring_at(number) as u32,
         log2_slots,
         first_buffer: layout.buffer_at(number, 0) as u64,
+        peer_buffer: 0,
     };
     let state = LinkState {
         interface_id: config.interface_id,

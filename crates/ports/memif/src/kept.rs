@@ -44,6 +44,10 @@ pub(crate) struct RingState {
     /// Where this side is the client: the ring's first buffer.
     #[serde(default)]
     pub(crate) first_buffer: u64,
+    /// Where this side is the server, of a ring to the client: the length of the client's buffers when it connected.
+    /// 0: they differed, or the note is of a release that did not keep it.
+    #[serde(default)]
+    pub(crate) peer_buffer: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +174,8 @@ impl Link {
             let (tx_redo, rx_redo) = (redo(tx_redo, &tx.ring), redo(rx_redo, &rx.ring));
             let memory = || Arc::clone(&memory);
             QueuePair {
-                tx: TxQueue::new(tx.ring, tx.slots, tx.buffers, tx_interrupt, memory()).resume(tx_redo),
+                tx: TxQueue::new(tx.ring, tx.slots, tx.buffers, tx_interrupt, memory())
+                    .resume(tx_redo, tx.peer_buffer),
                 rx: RxQueue::new(rx.ring, rx.slots, rx.buffers, rx_interrupt, memory()).resume(rx_redo),
             }
         };
@@ -193,6 +198,7 @@ struct Part {
     ring: Ring,
     slots: u16,
     buffers: Buffers,
+    peer_buffer: u32,
 }
 
 type RingEnd = (Part, Interrupt);
@@ -218,6 +224,7 @@ fn part(of: &RingState, buffers: Option<&BuffersState>, memory: &Memory) -> Resu
             ring,
             slots: slots as u16,
             buffers,
+            peer_buffer: of.peer_buffer,
         });
     };
     // A region of a client has all its buffers in one: no product of these overflows.
@@ -236,5 +243,6 @@ fn part(of: &RingState, buffers: Option<&BuffersState>, memory: &Memory) -> Resu
             stride: stride as usize,
             capacity,
         },
+        peer_buffer: 0,
     })
 }

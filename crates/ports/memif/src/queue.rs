@@ -220,7 +220,8 @@ impl TxQueue {
     }
 
     /// The same, on a ring that an earlier run of this program left. `redo`: what it was about to publish.
-    pub(crate) fn resume(mut self, redo: Option<u16>) -> TxQueue {
+    /// `peer_buffer`: the length of a client's buffers, if it is known.
+    pub(crate) fn resume(mut self, redo: Option<u16>, peer_buffer: u32) -> TxQueue {
         let (own, theirs) = indices(&self.ring, &self.buffers);
         let slots = self.written.len();
         let mut index = own.load(Ordering::Acquire);
@@ -232,7 +233,7 @@ impl TxQueue {
         }
         self.producer = self.producer.resumed(index, theirs.load(Ordering::Acquire));
         if matches!(self.buffers, Buffers::Peer) {
-            self.restore_lengths();
+            self.restore_lengths(peer_buffer);
         }
         // The run that published these frames may have ended before it woke the peer. A peer that is awake takes no
         // harm.
@@ -244,20 +245,28 @@ impl TxQueue {
     }
 
     /// Frames that were filled in and not published have left their length in the peer's descriptors, where it had
-    /// the length of its buffer. Free buffers get the length of the longest among them back, if none then reaches
-    /// into the next one.
-    fn restore_lengths(&self) {
+    /// the length of its buffer. Free buffers get the `known` length back, else that of the longest among them: the
+    /// first of the two with which none reaches into the next one or out of its region.
+    fn restore_lengths(&self, known: u32) {
         let (next, free) = (self.producer.next(), self.producer.known_free());
         let indices = || (0..free).map(|ahead| next.wrapping_add(ahead));
         let mut buffers: Vec<Descriptor> = indices().map(|index| self.ring.descriptor(index)).collect();
-        let length = buffers.iter().map(|buffer| buffer.length).max().unwrap_or(0);
+        let longest = buffers.iter().map(|buffer| buffer.length).max().unwrap_or(0);
         buffers.sort_by_key(|buffer| (buffer.region, buffer.offset));
-        let apart = buffers.windows(2).all(|pair| match pair {
-            [a, b] => a.region != b.region || u64::from(b.offset - a.offset) >= u64::from(length),
-            _ => true,
-        });
-        let fits = |buffer: &Descriptor| peer_place(&self.memory, Descriptor { length, ..*buffer }).is_some();
-        if apart && buffers.iter().all(fits) {
+        let is_possible = |length: u32| {
+            let mut pairs = buffers.windows(2);
+            let fits =
+                |buffer: &Descriptor| peer_place(&self.memory, Descriptor { length, ..*buffer }).is_some();
+            let are_apart = pairs.all(|pair| match pair {
+                [a, b] => a.region != b.region || u64::from(b.offset - a.offset) >= u64::from(length),
+                _ => true,
+            });
+            are_apart && buffers.iter().all(fits)
+        };
+        let length = [known.max(longest), longest]
+            .into_iter()
+            .find(|length| is_possible(*length));
+        if let Some(length) = length {
             for index in indices() {
                 let region = self.ring.descriptor(index).region;
                 self.ring.set_first_word(index, 0, region, length);

@@ -176,6 +176,13 @@ impl Ring {
         }
     }
 
+    /// The length in all descriptors, or 0 if they differ.
+    pub(crate) fn common_length(&self) -> u32 {
+        let length = self.descriptor(0).length;
+        let is_common = (0..=self.mask).all(|slot| self.descriptor(slot).length == length);
+        if is_common { length } else { 0 }
+    }
+
     /// Reads only flags and length.
     #[inline(always)]
     pub(crate) fn flags_and_length(&self, index: u16) -> (u16, u32) {

@@ -122,6 +122,7 @@ impl Announced {
             offset: self.offset,
             log2_slots: self.log2_slots,
             first_buffer: 0,
+            peer_buffer: 0,
         }
     }
 }
@@ -546,7 +547,7 @@ impl Listener {
             .collect::<Result<Vec<Mapping>, Error>>()?;
         let memory = Arc::new(Memory { regions });
         let states = |rings: &[Announced]| rings.iter().map(Announced::state).collect();
-        let state = LinkState {
+        let mut state = LinkState {
             interface_id,
             peer_name: peer_name.clone(),
             peer_interface: peer_interface.clone(),
@@ -572,6 +573,10 @@ impl Listener {
             .enumerate()
             .map(place)
             .collect::<Result<_, _>>()?;
+        // Before a frame takes the place of a buffer's length.
+        for (of, (ring, ..)) in state.to_client.iter_mut().zip(&to_client) {
+            of.peer_buffer = ring.common_length();
+        }
         let queues = to_server
             .into_iter()
             .zip(to_client)
