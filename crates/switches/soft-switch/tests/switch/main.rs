@@ -13,6 +13,8 @@ mod changes;
 mod contract;
 mod failures;
 mod fragments;
+#[path = "../kept/mod.rs"]
+mod kept;
 mod load;
 mod many;
 #[path = "../../../../ports/memif/tests/raw/mod.rs"]

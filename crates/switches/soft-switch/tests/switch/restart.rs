@@ -4,91 +4,28 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use keeper::{Keeper, Order, Server};
 use model::{InstanceState, Match, Polling, UplinkId};
-use rustix::event::{PollFd, PollFlags, poll};
-use soft_switch::Keep;
 use switch::{Switch as _, SwitchRequest};
 
 use crate::bed::{Bed, Function, echo, service, stamp, udp_flows, unstamped};
+use crate::kept::Kept;
 
 const FLOWS: u32 = 90;
 
-/// A keeper's server in a thread.
-struct Kept {
-    directory: tempfile::TempDir,
-    stop: Arc<AtomicBool>,
-    /// While set, it answers nothing.
-    hangs: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+fn has(kept: &Kept, name: &str) -> bool {
+    let entries = kept.client().take().unwrap();
+    entries.iter().any(|entry| entry.name == name)
 }
 
-impl Kept {
-    fn start() -> Kept {
-        let directory = tempfile::tempdir().unwrap();
-        let mut server = Server::bind(directory.path()).unwrap();
-        let (stop, hangs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (is_over, waits) = (Arc::clone(&stop), Arc::clone(&hangs));
-        let step = Duration::from_millis(5);
-        let thread = std::thread::spawn(move || {
-            while !is_over.load(Ordering::Relaxed) {
-                if waits.load(Ordering::Relaxed) {
-                    std::thread::sleep(step);
-                    continue;
-                }
-                assert_eq!(server.serve(), Order::None);
-                let files = server.files();
-                let mut fds: Vec<_> = files
-                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-                    .collect();
-                poll(&mut fds, Some(&step.try_into().unwrap())).unwrap();
-            }
-        });
-        Kept {
-            directory,
-            stop,
-            hangs,
-            thread: Some(thread),
-        }
-    }
-
-    fn client(&self) -> Keeper {
-        Keeper::connect(self.directory.path()).unwrap().unwrap()
-    }
-
-    /// What a run has.
-    fn run(&self) -> Option<Keep> {
-        Some(Keep::new(Arc::new(self.client()), 77, [5; 16]).in_hugepages(false))
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.client()
-            .take()
-            .unwrap()
-            .iter()
-            .any(|entry| entry.name == name)
-    }
-
-    /// As where there were no descriptors left for it.
-    fn lose(&self, name: &str) {
-        assert!(self.has(name));
-        let client = self.client();
-        client.forget(name);
-        // The answer comes after it.
-        client.entries().unwrap();
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-    }
+/// As where there were no descriptors left for it.
+fn lose(kept: &Kept, name: &str) {
+    assert!(has(kept, name));
+    let client = kept.client();
+    client.forget(name);
+    // The answer comes after it.
+    client.entries().unwrap();
 }
 
 /// A packet of each flow goes there and back: by flow, the number of the function that had it.
@@ -129,8 +66,8 @@ fn an_instance_whose_rings_were_not_kept_is_connected_anew_and_keeps_its_flows()
         bed.add(slot, 0, 1, echo);
     }
     let before = served(&mut bed);
-    kept.lose("port/1");
-    kept.lose("port/2");
+    lose(&kept, "port/1");
+    lose(&kept, "port/2");
     bed.run_again(|config| config.keep = kept.run());
     // One listens again. In the other's place comes a new one.
     replace(&mut bed, 1, 1);
@@ -159,7 +96,7 @@ fn an_instance_whose_rings_were_not_kept_is_connected_anew_and_keeps_its_flows()
     bed.assert_accounts_close();
     assert_eq!(moves(&bed), moved as u64);
     // The run after that knows them, too, though nothing of their rings is left.
-    (0..3).for_each(|slot| kept.lose(&format!("port/{slot}")));
+    (0..3).for_each(|slot| lose(&kept, &format!("port/{slot}")));
     bed.run_again(|config| config.keep = kept.run());
     for (place, number) in [(0, 0), (1, 1), (2, 7)] {
         replace(&mut bed, place, number);
