@@ -30,6 +30,8 @@ const SYS_RESOURCE: u32 = 24;
 const MEMLOCK_BYTES: u64 = 256 << 20;
 /// Descriptors for 256 instances, with about eight each: socket, two shared memories, eventfds.
 const OPEN_FILES: u64 = 2048;
+/// Flow tables for which the size of pages matters: of about 4 million flows.
+const LARGE_TABLES_MIB: u64 = 256;
 /// Maximum time for a reply of Open vSwitch's database.
 const OVS_TIME: Duration = Duration::from_secs(2);
 const OVS_SOCKET: &str = "/run/openvswitch/db.sock";
@@ -49,6 +51,7 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
         memlock(host),
         open_files(host, purpose),
     ];
+    findings.extend(flow_tables(host, purpose));
     findings.extend(user_namespaces(host, purpose));
     findings.extend(kernel(host));
     findings.push(control_groups(host));
@@ -235,6 +238,32 @@ fn hugepages(host: &Host) -> Finding {
             "run `mkdir -p /dev/hugepages && mount -t hugetlbfs none /dev/hugepages`",
         )
     }
+}
+
+/// Whether large flow tables can lie in hugepages.
+fn flow_tables(host: &Host, purpose: &Purpose) -> Option<Finding> {
+    const CHECK: &str = "flow tables";
+    let mib = purpose.tables_mib;
+    if mib < LARGE_TABLES_MIB {
+        return None;
+    }
+    let pages = |of: &str| -> u64 {
+        let file = format!("sys/kernel/mm/hugepages/hugepages-2048kB/{of}");
+        host.read(&file).and_then(|text| text.parse().ok()).unwrap_or(0)
+    };
+    let (all, free_mib) = (pages("nr_hugepages"), 2 * pages("free_hugepages"));
+    if free_mib >= mib {
+        return Some(Finding::ok(CHECK, format!("{mib} MiB, in hugepages")));
+    }
+    let wanted = all + (mib - free_mib).div_ceil(2);
+    Some(Finding::warn(
+        CHECK,
+        format!(
+            "{mib} MiB, in ordinary pages: {free_mib} MiB of hugepages are free. A restart that takes the flows over \
+             takes twice as long"
+        ),
+        format!("run `sysctl vm.nr_hugepages={wanted}` before inco starts, or boot with hugepages={wanted}"),
+    ))
 }
 
 fn memlock(host: &Host) -> Finding {
@@ -700,6 +729,32 @@ mod tests {
             workers: workers.to_vec(),
             ..Purpose::default()
         }
+    }
+
+    #[test]
+    fn large_flow_tables_want_hugepages() {
+        let machine = |all: &str, free: &str| {
+            let of = "sys/kernel/mm/hugepages/hugepages-2048kB";
+            machine_with(&[
+                (&format!("{of}/nr_hugepages"), all),
+                (&format!("{of}/free_hugepages"), free),
+            ])
+        };
+        let with = |tables_mib| Purpose {
+            tables_mib,
+            ..Purpose::default()
+        };
+        let some = machine("300", "100");
+        assert_eq!(flow_tables(&some.1, &with(200)), None, "small ones");
+        let finding = flow_tables(&some.1, &with(1_000)).unwrap();
+        assert_eq!(finding.health, Health::Warn);
+        let change = finding.change.unwrap();
+        assert!(change.contains("vm.nr_hugepages=700`"), "{change}");
+        let none = machine_with(&[]);
+        let finding = flow_tables(&none.1, &with(1_000)).unwrap();
+        assert!(finding.change.unwrap().contains("vm.nr_hugepages=500`"));
+        let enough = machine("700", "500");
+        assert_eq!(flow_tables(&enough.1, &with(1_000)).unwrap().health, Health::Ok);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{Configuration, EngineDriver, PortKind, check_facts};
+use configuration::{Configuration, EngineDriver, Hugepages, PortKind, check_facts};
 use serde::Serialize;
 
 use display::output;
@@ -87,6 +87,8 @@ struct Purpose {
     workers: Vec<u16>,
     /// Whether uplinks need DPDK.
     needs_dpdk: bool,
+    /// MiB of the flow tables, where they may lie in hugepages.
+    tables_mib: u64,
 }
 
 impl Default for Purpose {
@@ -96,6 +98,7 @@ impl Default for Purpose {
             docker_host: engine::DEFAULT_HOST.to_owned(),
             workers: Vec::new(),
             needs_dpdk: false,
+            tables_mib: 0,
         }
     }
 }
@@ -110,6 +113,10 @@ impl Purpose {
             needs_dpdk: uplinks
                 .iter()
                 .any(|uplink| !matches!(uplink.device, configuration::Device::Memif(_))),
+            tables_mib: match configuration.switch.hugepages {
+                Hugepages::Off => 0,
+                Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),
+            },
         }
     }
 }

@@ -36,6 +36,7 @@ use crate::leftovers::Mark;
 use control::ControlLoop;
 pub(crate) use control::Summary;
 pub use control::{raise_priority, secret};
+pub use drivers::flow_tables_mib;
 pub use log::LogFormat;
 
 /// Paths of an orchestrator's sockets and state.

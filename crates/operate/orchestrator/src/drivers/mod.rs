@@ -13,6 +13,8 @@ use controller::PortPlace;
 use soft_switch::Keep;
 use switch::{Capabilities, Switch};
 
+pub use soft::flow_tables_mib;
+
 /// A switch driver.
 pub(super) trait Driver: Sync {
     /// The capabilities of its switch.

@@ -1,8 +1,8 @@
 //! The driver for inco's own switch.
 
 use anyhow::Result;
-use configuration::{Configuration, Device, Service};
-use flow_table::{Ownership, TableConfig};
+use configuration::{Configuration, Device, Service, SwitchDriver};
+use flow_table::{Line, Ownership, TableConfig};
 use soft_switch::{
     CAPABILITIES, FrameMemory, HeapMemory, Keep, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
 };
@@ -43,6 +43,27 @@ fn frame_bytes(configuration: &Configuration) -> usize {
     usize::from(longest.unwrap_or(1518)) + FRAME_SPARE
 }
 
+/// The flow table of each worker.
+fn table(configuration: &Configuration) -> TableConfig {
+    let of = &configuration.switch;
+    TableConfig {
+        ipv4_flows: of.flows as usize,
+        ipv6_flows: of.flows_ipv6 as usize,
+        return_counters: configuration.services.iter().any(Service::counts_flows),
+        pin_times: true,
+    }
+}
+
+/// MiB of the flow tables of all workers, in pages of 2 MiB; 0 where a switch has the flows.
+pub fn flow_tables_mib(configuration: &Configuration) -> u64 {
+    let of = &configuration.switch;
+    if of.driver != SwitchDriver::Soft {
+        return 0;
+    }
+    let bytes = table(configuration).lines_needed().unwrap_or(0) * Line::BYTES;
+    (of.workers.len().max(1) * bytes.div_ceil(2 << 20) * 2) as u64
+}
+
 fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started> {
     let of = &configuration.switch;
     let workers: Vec<Option<usize>> = if of.workers.is_empty() {
@@ -71,12 +92,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     }
     let config = SoftSwitchConfig {
         polling: of.poll,
-        table: TableConfig {
-            ipv4_flows: of.flows as usize,
-            ipv6_flows: of.flows_ipv6 as usize,
-            return_counters: configuration.services.iter().any(Service::counts_flows),
-            pin_times: true,
-        },
+        table: table(configuration),
         timeouts: of.timeouts,
         uplinks,
         hash_key: secret,
