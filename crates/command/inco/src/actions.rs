@@ -17,6 +17,7 @@ use crate::client_commands::{connect, unknown_service};
 use crate::logs;
 use crate::selector::Selector;
 use crate::target::Target;
+use crate::upgrade::{self, UpgradeArgs};
 use crate::wait;
 
 /// Time limit of `inco stop`: enough for 8 programs that ignore SIGTERM; draining is not included.
@@ -52,6 +53,8 @@ pub(crate) enum ActionCommand {
     DryRun(HoldBackArgs),
     /// Reload the configuration of a running inco: apply all changes, or none
     Reload(ReloadArgs),
+    /// Have another program take over from a running inco; no flow moves
+    Upgrade(UpgradeArgs),
     /// Stop a running inco and remove its containers
     Stop(StopArgs),
 }
@@ -90,6 +93,7 @@ impl ActionCommand {
             }
             ActionCommand::DryRun(args) => hold_back(args, |service, on| Action::DryRun { service, on }),
             ActionCommand::Reload(args) => reload(args),
+            ActionCommand::Upgrade(args) => upgrade::run(args),
             ActionCommand::Stop(args) => stop(args),
         }?;
         Ok(ExitCode::SUCCESS)
@@ -137,6 +141,7 @@ fn action_in_words(action: &Action) -> &'static str {
         | Action::Exec { .. }
         | Action::Undrain { .. }
         | Action::Reload { .. }
+        | Action::Upgrade { .. }
         | Action::Stop { .. } => action.name(),
     }
 }

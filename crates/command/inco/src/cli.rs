@@ -8,6 +8,7 @@ use api::{Endpoint, Remote, run_dir};
 use clap::{Args, Parser, Subcommand};
 use display::output::WrongUsage;
 use images::EngineName;
+use orchestrator::upgrade::HandOver;
 
 use crate::actions::ActionCommand;
 use crate::selector::Selector;
@@ -114,6 +115,9 @@ pub(crate) struct RunArgs {
     /// Shut down when this process ends
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) with_process: Option<i32>,
+    /// What the run says from which this one takes over
+    #[arg(long, hide = true, value_name = "JSON", value_parser = HandOver::parse)]
+    pub(crate) hand_over: Option<HandOver>,
 }
 
 impl RunArgs {

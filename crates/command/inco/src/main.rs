@@ -17,6 +17,7 @@ mod shell;
 mod sim_command;
 mod target;
 mod traffic_command;
+mod upgrade;
 mod wait;
 
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ use clap::Parser as _;
 
 use cli::{Cli, Command};
 use display::output::{self, Interrupted, OutputClosed, WrongUsage};
+use orchestrator::upgrade::GUARD;
 
 fn main() -> ExitCode {
     // The launcher forks, so it must run before anything is started or read.
@@ -34,6 +36,12 @@ fn main() -> ExitCode {
     {
         return launcher();
     }
+    if std::env::args_os().nth(1).is_some_and(|first| first == GUARD) {
+        return orchestrator::upgrade::guard().unwrap_or_else(|error| {
+            output::complain(&format!("inco: {}", output::explain(&error)));
+            ExitCode::FAILURE
+        });
+    }
     let cli = Cli::parse();
     if let Some(warning) = std::env::args().nth(1).as_deref().and_then(actions::old_name) {
         output::complain(&format!("inco: {warning}"));
@@ -41,7 +49,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::Run(args) if args.dry_run => check::run(&args.check()),
-        Command::Run(args) => orchestrator::daemon::run(&args.file, args.log_format, args.with_process),
+        Command::Run(args) => {
+            orchestrator::daemon::run(&args.file, args.log_format, args.with_process, args.hand_over)
+        }
         Command::Check(args) => check::run(&args),
         Command::Doctor(args) => doctor::run(args.file.as_deref(), args.json),
         Command::Completions(args) => shell::completions(&args),

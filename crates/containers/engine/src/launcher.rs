@@ -51,8 +51,6 @@ use crate::stage::Stage;
 use crate::wire::{Channel, Notice, Order, Received, VERSION};
 use crate::{EngineError, MAX_COMMAND_OUTPUT_BYTES, OPEN_FILES, Owner, seccomp};
 
-/// How long a launcher of another version may take to leave.
-const REPLACEMENT: Duration = Duration::from_secs(5);
 /// The variables of its environment: its run directory, and the argument that has the program clean up.
 const RUN_DIR: &str = "INCO_LAUNCHER_RUN_DIR";
 const CLEAN_UP: &str = "INCO_LAUNCHER_CLEAN_UP";
@@ -114,32 +112,26 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left. One of another
-    /// version is replaced: the new one gets what it kept. Must be called before the program has threads or much
-    /// memory.
+    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left. One that runs
+    /// another program is replaced: the new one takes what it keeps. Must be called before the program has threads or
+    /// much memory.
     ///
     /// # Errors
     /// [`EngineError::Io`] if it cannot be started; [`EngineError::Unavailable`] if it does not answer, for example
     /// because another program with the same run directory uses it.
     pub fn start(command: LauncherCommand, run_dir: &Path) -> Result<Launcher, EngineError> {
         fs::create_dir_all(run_dir).map_err(|e| EngineError::io("make directory", run_dir, &e))?;
-        match adopt(run_dir)? {
-            Found::None => Launcher::spawn(command, run_dir),
-            Found::Same(channel, pid) => Ok(Launcher {
-                channel,
-                command,
-                run_dir: run_dir.to_path_buf(),
-                pid,
-                child: None,
-                keeper: None,
-            }),
-            Found::Other(version) => {
-                let kept = dismiss(run_dir, version)?;
-                let launcher = Launcher::spawn(command, run_dir)?;
-                kept.give_again().map_err(|error| lost(&error))?;
-                Ok(launcher)
-            }
-        }
+        let Some((channel, pid)) = adopt(run_dir, &command)? else {
+            return Launcher::spawn(command, run_dir);
+        };
+        Ok(Launcher {
+            channel,
+            command,
+            run_dir: run_dir.to_path_buf(),
+            pid,
+            child: None,
+            keeper: None,
+        })
     }
 
     fn spawn(command: LauncherCommand, run_dir: &Path) -> Result<Launcher, EngineError> {
@@ -298,18 +290,12 @@ fn hello(channel: &Channel) -> Result<Hello, EngineError> {
     }
 }
 
-/// The launcher that an earlier run left waiting.
-enum Found {
-    None,
-    Same(Channel, u32),
-    /// One that speaks this version.
-    Other(u32),
-}
-
-fn adopt(run_dir: &Path) -> Result<Found, EngineError> {
+/// Connects to the launcher that an earlier run left waiting. [`None`] if there is none, or one that runs another
+/// program: the new launcher's keeper replaces it.
+fn adopt(run_dir: &Path, command: &LauncherCommand) -> Result<Option<(Channel, u32)>, EngineError> {
     let path = run_dir.join(SOCKET);
     if !path.exists() {
-        return Ok(Found::None);
+        return Ok(None);
     }
     let at = |errno| EngineError::Io {
         action: "connect to",
@@ -322,45 +308,30 @@ fn adopt(run_dir: &Path) -> Result<Found, EngineError> {
     match connect(&socket, &address) {
         Ok(()) => {}
         // It was killed.
-        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(Found::None),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(at(errno)),
     }
     let channel = Channel(socket);
     match hello(&channel) {
-        Ok(Hello {
-            version: VERSION,
-            pid,
-        }) => Ok(Found::Same(channel, pid)),
-        Ok(Hello { version, .. }) => Ok(Found::Other(version)),
+        Ok(Hello { version, pid }) if version == VERSION && is_same_program(pid, command) => {
+            Ok(Some((channel, pid)))
+        }
+        Ok(Hello { version, pid }) => {
+            tracing::info!(version, pid, "the launcher runs another program: it is replaced");
+            Ok(None)
+        }
         // It was just leaving, since it keeps nothing.
-        Err(EngineError::Unavailable { reason }) if reason == ENDED => Ok(Found::None),
+        Err(EngineError::Unavailable { reason }) if reason == ENDED => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Takes what a launcher of another version keeps, and has it leave.
-fn dismiss(run_dir: &Path, version: u32) -> Result<Keeper, EngineError> {
-    let stays = |reason: String| EngineError::Unavailable {
-        reason: format!("a launcher of another version of inco ({version}) runs: {reason}"),
-    };
-    let keeper = Keeper::connect(run_dir)
-        .map_err(|error| stays(error.to_string()))?
-        .ok_or_else(|| {
-            stays("it is too old to hand over what it keeps: end it and start again".to_owned())
-        })?;
-    keeper.take().map_err(|error| stays(error.to_string()))?;
-    keeper.dismiss().map_err(|error| stays(error.to_string()))?;
-    let deadline = Instant::now() + REPLACEMENT;
-    while run_dir.join(SOCKET).exists() {
-        if Instant::now() > deadline {
-            return Err(stays(format!(
-                "it has not ended within {} s",
-                REPLACEMENT.as_secs()
-            )));
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(keeper)
+/// Whether that launcher runs the program of the command: the same file, also if that has been removed.
+fn is_same_program(launcher: u32, command: &LauncherCommand) -> bool {
+    let file = |path: &Path| fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
+    let running = file(Path::new(&format!("/proc/{launcher}/exe")));
+    // One that may not be looked at is taken as it is.
+    running.is_none() || running == file(&command.program)
 }
 
 fn lost(error: &keeper::Error) -> EngineError {
@@ -508,9 +479,14 @@ pub fn main() -> Result<(), EngineError> {
         running: BTreeMap::new(),
         early: BTreeMap::new(),
         keeper: run_dir.as_deref().and_then(keep_in),
-        alone_since: None,
+        alone_since: Some(Instant::now()),
     };
-    service.greet(parent)?;
+    // What it has taken over waits for the next run where the program has died meanwhile.
+    if let Err(error) = service.greet(parent)
+        && service.keeper.as_ref().is_none_or(keeper::Server::is_empty)
+    {
+        return Err(error);
+    }
     let served = service.serve();
     // Before the launcher's own socket, whose end says that all is gone.
     drop(service.keeper.take());
@@ -572,6 +548,7 @@ impl Service {
             EngineError::Unavailable { reason }
         })?;
         self.parent = Some(parent);
+        self.alone_since = None;
         Ok(())
     }
 
@@ -606,7 +583,6 @@ impl Service {
         {
             // One that has hung up already is no parent.
             if self.greet(Channel(socket)).is_ok() {
-                self.alone_since = None;
                 return;
             }
         }

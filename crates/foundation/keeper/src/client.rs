@@ -131,6 +131,20 @@ impl Keeper {
         })
     }
 
+    /// One entry of the server; [`None`] if it has none of that name.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    pub fn take_one(&self, name: &str) -> Result<Option<Entry>, Error> {
+        self.patiently(|connection| {
+            let name = name.to_owned();
+            Ok(match connection.ask(&Ask::Fetch { name: name.clone() }, &[])? {
+                (Answer::Entry { note }, files) => Some(Entry { name, note, files }),
+                _ => None,
+            })
+        })
+    }
+
     /// Has descriptors kept under a name; an entry of that name is replaced.
     ///
     /// # Errors

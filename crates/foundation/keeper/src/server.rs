@@ -14,7 +14,7 @@ use rustix::net::{
 
 use crate::message::{Answer, Ask, Received, borrowed, check_peer, receive, send};
 use crate::store::Store;
-use crate::{Error, MAX_CLIENTS, SOCKET};
+use crate::{Error, Keeper, MAX_CLIENTS, SOCKET};
 
 /// Messages of one client that are answered before others have their turn.
 const AT_ONCE: usize = 64;
@@ -45,28 +45,41 @@ fn inode(path: &Path) -> Option<u64> {
 }
 
 impl Server {
-    /// Listens in this run directory. Replaces the socket of a server that was there before: the caller sees to it
-    /// that there is one at a time.
+    /// Listens in this run directory. A server that listens there already is replaced: this one takes all that it
+    /// keeps, and the other one's process is told to end. Whenever one of the two dies, the socket is that of a server
+    /// that has everything.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] where the socket cannot be made.
+    /// [`Error::Unreachable`] where the socket cannot be made, or the server that is there does not answer. That one
+    /// goes on then.
     pub fn bind(run_dir: &Path) -> Result<Server, Error> {
         let path = run_dir.join(SOCKET);
-        let address = SocketAddrUnix::new(&path).map_err(Error::unreachable)?;
+        let before = Keeper::connect(run_dir)?;
+        let mut store = Store::default();
+        for entry in before.as_ref().map_or(Ok(Vec::new()), Keeper::take)? {
+            store.keep(entry.name, entry.note, entry.files)?;
+        }
+        // No longer than the name in the end.
+        let fresh = run_dir.join(format!(".{}", std::process::id()));
+        let address = SocketAddrUnix::new(&fresh).map_err(Error::unreachable)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(Error::unreachable)?;
         // Nothing may be there.
-        let _ = std::fs::remove_file(&path);
+        let _ = std::fs::remove_file(&fresh);
         bind(&listener, &address).map_err(Error::unreachable)?;
-        rustix::fs::chmod(&path, Mode::RUSR | Mode::WUSR).map_err(Error::unreachable)?;
+        rustix::fs::chmod(&fresh, Mode::RUSR | Mode::WUSR).map_err(Error::unreachable)?;
         listen(&listener, MAX_CLIENTS as i32).map_err(Error::unreachable)?;
+        rustix::fs::rename(&fresh, &path).map_err(Error::unreachable)?;
+        if let Some(Err(error)) = before.as_ref().map(Keeper::dismiss) {
+            tracing::warn!(%error, "the keeper before may stay");
+        }
         Ok(Server {
             inode: inode(&path),
             path,
             listener,
             clients: Vec::new(),
-            store: Store::default(),
+            store,
             linger: None,
             order: Order::None,
         })

@@ -107,6 +107,14 @@ pub enum Action {
         /// Program and arguments. The time limit is 8 s.
         command: Vec<String>,
     },
+    /// Has another program take over from this one: flows, rings, sockets and containers. Only for root on this
+    /// machine, over the unix socket.
+    Upgrade {
+        /// Path of the program, from the root.
+        binary: String,
+        /// If it does not serve within so many seconds, 1 to 600, the program that runs now goes on.
+        deadline_s: u32,
+    },
     /// Stops inco.
     Stop {
         /// Whether containers keep running, so that the next run adopts them.
@@ -147,6 +155,7 @@ impl Action {
             Action::DryRun { .. } => "dry_run",
             Action::Reload { .. } => "reload",
             Action::Exec { .. } => "exec",
+            Action::Upgrade { .. } => "upgrade",
             Action::Stop { .. } => "stop",
         }
     }
@@ -166,7 +175,7 @@ impl Action {
             | Action::Move { instance, .. }
             | Action::Exec { instance, .. } => (None, Some(*instance)),
             Action::Purge { instance, .. } => (None, *instance),
-            Action::Reload { .. } | Action::Stop { .. } => (None, None),
+            Action::Reload { .. } | Action::Upgrade { .. } | Action::Stop { .. } => (None, None),
         }
     }
 }

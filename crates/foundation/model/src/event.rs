@@ -6,7 +6,7 @@ use crate::{InstanceId, InstanceState, Nanos, RolloutState};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Event {
-    /// Counts from 1 for each run of inco; without gaps.
+    /// Counts from 1 for each run of inco, and goes on after an upgrade; without gaps.
     pub sequence: u64,
     /// Monotonic time.
     pub at: Nanos,
@@ -67,6 +67,15 @@ kinds! {
     Stopping = "stopping" {
         /// Whether the containers keep running.
         keep: bool,
+    },
+    /// This program took over from the one before. An upgrade that failed is a `failure` of `upgrade`.
+    Upgraded = "upgraded" {
+        /// The version before.
+        from: String,
+        /// This version.
+        to: String,
+        /// From the last packet that the program before took to the first that this one could take, in milliseconds.
+        pause_ms: u64,
     },
     /// An instance changed its state.
     State = "state" {

@@ -48,6 +48,7 @@ function sentence(event) {
   switch (event.event) {
     case "started": return about + "inco started" + (event.adopted ? ` and adopted ${event.adopted} containers` : "")
       + (event.flows ? ` and took over ${event.flows} flows` : "");
+    case "upgraded": return about + `inco ${event.to} took over from ${event.from} after ${event.pause_ms} ms`;
     case "stopping": return about + (event.keep ? "inco stops; the containers keep running" : "inco stops");
     case "state": return about + `${event.from} → ${event.to} (${event.reason})`;
     case "scaled": return about + `${event.from} → ${event.to} instances wanted by ${event.policy} (${event.reason})`;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
@@ -99,6 +100,8 @@ pub struct Tcp {
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
+    /// A duplicate of its listener; [`None`] once that was handed over.
+    listener: Option<StdUnixListener>,
     tcp: Option<SocketAddr>,
     end: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -119,8 +122,36 @@ impl Server {
         events: EventLog,
     ) -> Result<Server, ApiError> {
         let secured = tcp.map(Secured::open).transpose()?;
+        Server::start_on(listen(socket)?, socket, secured, limits, asker, events)
+    }
+
+    /// The same on a listener that the server before [handed over](Server::hand_over): clients that connected
+    /// meanwhile wait there.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn take_over(
+        listener: OwnedFd,
+        socket: &Path,
+        tcp: Option<&Tcp>,
+        limits: &Limits,
+        asker: RequestSender,
+        events: EventLog,
+    ) -> Result<Server, ApiError> {
+        let secured = tcp.map(Secured::open).transpose()?;
+        Server::start_on(listener.into(), socket, secured, limits, asker, events)
+    }
+
+    fn start_on(
+        listener: StdUnixListener,
+        socket: &Path,
+        secured: Option<Secured>,
+        limits: &Limits,
+        asker: RequestSender,
+        events: EventLog,
+    ) -> Result<Server, ApiError> {
         let address = secured.as_ref().map(|secured| secured.address);
-        let listener = listen(socket)?;
+        let duplicate = listener.try_clone().map_err(system("listen on", socket))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -133,10 +164,16 @@ impl Server {
             .map_err(system("start the thread for", socket))?;
         Ok(Server {
             socket: socket.to_owned(),
+            listener: Some(duplicate),
             tcp: address,
             end: Some(end),
             thread: Some(thread),
         })
+    }
+
+    /// Ends the server without its unix socket, and gives the listener for the next one.
+    pub fn hand_over(mut self) -> Option<OwnedFd> {
+        self.listener.take().map(OwnedFd::from)
     }
 
     /// The path of its unix socket.
@@ -152,7 +189,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.socket);
+        if self.listener.is_some() {
+            let _ = std::fs::remove_file(&self.socket);
+        }
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -95,6 +95,13 @@ fn actions_have_these_shapes() {
             json!({"action": "exec", "instance": 3, "command": ["/bin/ls", "/"]}),
         ),
         (
+            Action::Upgrade {
+                binary: "/usr/bin/inco".to_owned(),
+                deadline_s: 10,
+            },
+            json!({"action": "upgrade", "binary": "/usr/bin/inco", "deadline_s": 10}),
+        ),
+        (
             Action::Stop { keep: true },
             json!({"action": "stop", "keep": true}),
         ),

@@ -36,6 +36,9 @@ pub fn event_sentence(event: &Event) -> String {
         }
         EventKind::Stopping { keep: false } => "inco stops".to_owned(),
         EventKind::Stopping { keep: true } => "inco stops; the containers keep running".to_owned(),
+        EventKind::Upgraded { from, to, pause_ms } => {
+            format!("inco {to} took over from {from} after {}", span_ms(*pause_ms))
+        }
         EventKind::State { from, to, reason } => format!("{} -> {} ({reason})", from.name(), to.name()),
         EventKind::Scaled {
             from,

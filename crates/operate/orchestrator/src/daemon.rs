@@ -20,16 +20,22 @@ use crate::log::{self, LogFormat};
 use crate::machine::Machine;
 use crate::privileges;
 use crate::service_manager::{self, ServiceManager};
+use crate::upgrade::{self, HandOver};
 use crate::{Orchestrator, Place, Reloader, StopRequest};
 use api::run_dir::{api_socket, run_dir};
 use display::output;
 
 /// Runs the orchestrator with the configuration in `file` until it is stopped. With `with_process`, stops when that
-/// process exits.
+/// process exits. `hand_over`: of the run from which this one takes over, in an upgrade.
 ///
 /// # Errors
 /// The configuration is invalid, this machine lacks something it needs, or something could not be removed at the end.
-pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Result<()> {
+pub fn run(
+    file: &Path,
+    log_format: LogFormat,
+    with_process: Option<i32>,
+    hand_over: Option<HandOver>,
+) -> Result<()> {
     let configuration = load::load_for_this_machine(file, &Machine::now())?;
     let launcher = start_launcher(&configuration)?;
     raise_open_files();
@@ -43,7 +49,7 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     let services: Vec<_> = configuration.services.iter().map(|s| s.name.clone()).collect();
     let uplinks: Vec<_> = configuration.uplinks.iter().map(|u| u.name.clone()).collect();
     let socket = place.socket.clone();
-    let orchestrator = Orchestrator::start(configuration, place, launcher)?;
+    let orchestrator = Orchestrator::start(configuration, place, launcher, hand_over)?;
     listen_to_signals(orchestrator.stopper(), orchestrator.reloader())?;
     if let Some(pid) = with_process {
         stop_with(pid, orchestrator.stopper())?;
@@ -63,13 +69,17 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     let watched = orchestrator.stopper();
     let mut manager = ServiceManager::ready();
     while !orchestrator.is_finished() {
-        std::thread::sleep(Duration::from_millis(50));
-        if watched.asked().is_some() {
+        let is_urgent = watched.upgrade().is_some();
+        std::thread::sleep(Duration::from_millis(if is_urgent { 1 } else { 50 }));
+        if watched.asked().is_some() && watched.upgrade().is_none() {
             manager.stopping();
         }
         manager.turned(watched.turns());
     }
     let summary = orchestrator.wait()?;
+    if let (Some(upgrade), Some(hand_over)) = (watched.upgrade(), summary.hand_over) {
+        return Err(upgrade::become_guard(upgrade, socket, hand_over));
+    }
     if !summary.left.is_empty() {
         bail!(
             "some containers could not be removed within a minute; `inco run` adopts them, `inco stop` tries again. \

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use configuration::{Configuration, EngineDriver};
 use engine::launcher::Launcher;
 use engine::{DockerEngine, Engine, EngineEvent, OciConfig, OciEngine, Request, Ticket};
+use keeper::Keeper;
 use model::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -82,7 +83,7 @@ impl Running {
     }
 }
 
-/// The sockets of uplinks that the last run left open in its launcher, for the next one; none while an inco runs.
+/// The sockets that the last run left open in its launcher, for the next one; none while an inco runs.
 pub(crate) fn kept_sockets(run_dir: &Path) -> Vec<PathBuf> {
     let record = File::open(run_dir.join(FILE)).ok().and_then(|file| {
         let is_over = file.try_lock_shared().is_ok();
@@ -91,7 +92,10 @@ pub(crate) fn kept_sockets(run_dir: &Path) -> Vec<PathBuf> {
             .filter(|_| is_over)
     });
     match record {
-        Some(record) if is_listened_on(&run_dir.join(keeper::SOCKET)) => record.uplinks,
+        // The kernel's list has the name that the socket was bound to, which is another one.
+        Some(record) if matches!(Keeper::connect(run_dir), Ok(Some(_))) => {
+            record.uplinks.into_iter().chain([record.socket]).collect()
+        }
         _ => Vec::new(),
     }
 }

@@ -17,11 +17,13 @@ pub mod machine;
 mod pool;
 mod privileges;
 mod service_manager;
+pub mod upgrade;
 mod wiring;
 
 use model::Action;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -33,6 +35,7 @@ use configuration::Configuration;
 use engine::launcher::Launcher;
 
 use crate::leftovers::Mark;
+use crate::upgrade::{HandOver, Upgrade};
 use control::ControlLoop;
 pub(crate) use control::Summary;
 pub use control::{raise_priority, secret};
@@ -77,6 +80,7 @@ pub(crate) struct StopRequest {
     stop: AtomicBool,
     keep: AtomicBool,
     lingers: AtomicBool,
+    upgrade: OnceLock<Upgrade>,
     turns: AtomicU64,
 }
 
@@ -92,6 +96,20 @@ impl StopRequest {
     pub(crate) fn ask_to_linger(&self) {
         self.lingers.store(true, Ordering::Relaxed);
         self.ask(true);
+    }
+
+    /// Requests the shutdown for another program, which takes over. False if one was requested already.
+    pub(crate) fn ask_to_upgrade(&self, upgrade: Upgrade) -> bool {
+        let is_first = self.asked().is_none() && self.upgrade.set(upgrade).is_ok();
+        if is_first {
+            self.ask(true);
+        }
+        is_first
+    }
+
+    /// The program that is to take over.
+    pub(crate) fn upgrade(&self) -> Option<&Upgrade> {
+        self.upgrade.get()
     }
 
     /// Whether what is kept is to be removed if no next run comes.
@@ -118,14 +136,15 @@ impl StopRequest {
 
 impl Orchestrator {
     /// Starts all parts. Returns once the switch forwards and the API answers; instances follow. `launcher` must have
-    /// been started before this process had threads.
+    /// been started before this process had threads. `hand_over`: of the run from which this one takes over.
     ///
     /// # Errors
     /// The engine, a socket, a device or memory is not available. Nothing runs then.
     pub(crate) fn start(
         configuration: Configuration,
         place: Place,
-        launcher: Option<Launcher>,
+        mut launcher: Option<Launcher>,
+        hand_over: Option<HandOver>,
     ) -> Result<Orchestrator> {
         std::fs::create_dir_all(&place.run_dir).with_context(|| {
             format!(
@@ -138,13 +157,16 @@ impl Orchestrator {
         // First, because it detects another running inco.
         let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
         let limits = Limits::default();
-        let server = Server::start(
-            &place.socket,
-            tcp.as_ref(),
-            &limits,
-            asker.clone(),
-            events.clone(),
-        )?;
+        let (socket, tcp) = (&place.socket, tcp.as_ref());
+        let listener = match &mut launcher {
+            Some(launcher) => upgrade::take_listener(launcher, socket)?,
+            None => None,
+        };
+        let (asker_of_api, events_of_api) = (asker.clone(), events.clone());
+        let server = match listener {
+            Some(listener) => Server::take_over(listener, socket, tcp, &limits, asker_of_api, events_of_api),
+            None => Server::start(socket, tcp, &limits, asker_of_api, events_of_api),
+        }?;
         let mark = Mark::set(&place.run_dir, &place.socket, &configuration)?;
         let stop = Arc::new(StopRequest::default());
         let (ready, started) = mpsc::channel();
@@ -153,12 +175,15 @@ impl Orchestrator {
             .spawn({
                 let stop = Arc::clone(&stop);
                 move || {
-                    let _server = server;
-                    let control = ControlLoop::start(configuration, &place, launcher, inbox, events, stop);
+                    let from = (inbox, events, hand_over);
+                    let control = ControlLoop::start(configuration, &place, launcher, from, stop);
                     match control {
                         Ok(mut control) => {
                             let _waiting = ready.send(Ok(()));
                             let summary = control.run()?;
+                            if summary.hand_over.is_some() {
+                                control.hand_over(server);
+                            }
                             if summary.left.is_empty() && !summary.kept {
                                 mark.remove();
                             }

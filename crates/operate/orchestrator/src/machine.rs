@@ -210,7 +210,7 @@ impl Facts for Machine {
 
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable> {
         let socket = run_dir::api_socket(socket);
-        if self.is_own(&socket) {
+        if self.is_own(&socket) || self.kept.contains(&socket) {
             return Ok(());
         }
         // Before its rename the socket has another name in the kernel's list. Connecting does not disturb an API.

@@ -51,7 +51,7 @@ impl ServiceManager {
     }
 }
 
-fn tell(state: NotifyState<'_>) {
+pub(crate) fn tell(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "cannot send the status to systemd");
     }

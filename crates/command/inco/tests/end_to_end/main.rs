@@ -41,6 +41,7 @@ mod small_machines;
 mod soak;
 mod support;
 mod testpmd;
+mod upgrade;
 
 mod scaling;
 mod scheduling;

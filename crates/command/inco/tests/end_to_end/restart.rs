@@ -13,7 +13,7 @@ use crate::support::{
     Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, launcher_of, text as text_of,
 };
 
-fn service(name: &str, port: u16, standby_mode: &str) -> String {
+pub(crate) fn service(name: &str, port: u16, standby_mode: &str) -> String {
     format!(
         r#"
 [service.{name}]
@@ -31,12 +31,12 @@ ring = {{ slots = 8192 }}
     )
 }
 
-fn configuration(engine: Engine, services: &[String]) -> String {
+pub(crate) fn configuration(engine: Engine, services: &[String]) -> String {
     let uplink = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
     format!("{uplink}{}{}", services.concat(), engine.toml())
 }
 
-const LOAD: &str = r#"
+pub(crate) const LOAD: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
 settle = "2s"
@@ -48,7 +48,7 @@ rate_per_flow = "200pps"
 "#;
 
 /// Ids and processes.
-fn pids(inco: &Inco) -> BTreeMap<InstanceId, u32> {
+pub(crate) fn pids(inco: &Inco) -> BTreeMap<InstanceId, u32> {
     inco.instances().iter().map(|i| (i.id, i.pid.unwrap())).collect()
 }
 
@@ -141,7 +141,7 @@ fn is_taken_over(engine: Engine, end: &End, standby_mode: &str) {
 }
 
 /// Live flows of all instances.
-fn live_flows(inco: &Inco) -> u64 {
+pub(crate) fn live_flows(inco: &Inco) -> u64 {
     inco.instances().iter().map(|i| i.live_flows).sum()
 }
 

@@ -2,6 +2,8 @@
 //! When it is done or refused, the requester gets an answer and the journal an event.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use api::counters::ActionCount;
 use api::types::{Outcome, Refusal};
@@ -16,6 +18,7 @@ use super::journal::new_event;
 use super::reload::FileReader;
 use super::request::{Asked, flow_key};
 use crate::case::Case;
+use crate::upgrade::Upgrade;
 
 /// The state of this part.
 #[derive(Default)]
@@ -47,6 +50,8 @@ enum Course {
     Reload,
     /// The engine, in a container.
     Exec,
+    /// Before its next turn the loop leaves everything to another program.
+    Upgrade,
 }
 
 impl Apply {
@@ -107,6 +112,10 @@ impl ControlLoop {
             }
             Ok(Course::Reload) => self.begin_reload(asked, now),
             Ok(Course::Exec) => self.begin_command(asked, now),
+            Ok(Course::Upgrade) => {
+                let outcome = self.begin_upgrade(&asked);
+                self.conclude(asked, outcome);
+            }
             Err(refusal) => self.conclude(asked, Err(refusal)),
         }
     }
@@ -154,8 +163,39 @@ impl ControlLoop {
             Action::Move { flow, instance } => Course::Move(self.begin_move(flow, *instance)?),
             Action::Reload { .. } => Course::Reload,
             Action::Exec { .. } => Course::Exec,
+            Action::Upgrade { .. } => Course::Upgrade,
             _ => Course::Controller(action.clone().into()),
         })
+    }
+
+    /// Asks for the end of this run, and for the program that takes over.
+    fn begin_upgrade(&self, asked: &Asked) -> Result<Outcome, Refusal> {
+        let Action::Upgrade { binary, deadline_s } = &asked.action else {
+            return Err(Refusal::new("this action is not an upgrade", ""));
+        };
+        if !asked.caller.is_root {
+            return Err(Refusal::new(
+                format!("{} is not permitted to upgrade inco", asked.caller.name),
+                "run `inco upgrade` as root on inco's machine",
+            ));
+        }
+        let upgrade = Upgrade {
+            program: PathBuf::from(binary),
+            deadline: Duration::from_secs(u64::from((*deadline_s).clamp(1, 600))),
+        };
+        if !upgrade.program.is_absolute() {
+            return Err(Refusal::new(
+                format!("{binary:?} is not a path from the root"),
+                "write the whole path of the program",
+            ));
+        }
+        match self.stop.ask_to_upgrade(upgrade) {
+            true => Ok(Outcome::new(format!("{binary} takes over"))),
+            false => Err(Refusal::new(
+                "inco is stopping or being upgraded",
+                "wait until that has ended",
+            )),
+        }
     }
 
     /// Looks up the flow that an action moves.

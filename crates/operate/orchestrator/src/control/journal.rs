@@ -29,17 +29,17 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Continues the files of the event log.
+    /// Continues the files of the event log, after event number `newest`.
     ///
     /// # Errors
     /// The files cannot be written.
-    pub(super) fn start(configuration: &Configuration, log: EventLog) -> Result<Journal> {
+    pub(super) fn start(configuration: &Configuration, log: EventLog, newest: u64) -> Result<Journal> {
         let of = &configuration.event_log;
         let directory = in_run_dir(of.directory.as_deref().unwrap_or(Path::new("events")));
         Ok(Journal {
             log,
             files: EventFiles::start(&directory, of.file_bytes, of.files)?,
-            sequence: 0,
+            sequence: newest,
             counts: BTreeMap::new(),
             decisions: BTreeMap::new(),
         })
@@ -82,9 +82,9 @@ impl Journal {
         }
     }
 
-    /// The number of the newest event in memory.
+    /// The number of the newest event.
     pub(super) fn newest(&self) -> u64 {
-        self.log.newest()
+        self.sequence
     }
 
     /// Number of events by kind; contains every kind.

@@ -21,11 +21,12 @@ mod request;
 mod rows;
 mod uplink_events;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use api::{EventLog, RequestReceiver};
+use api::{EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
 use controller::{Controller, Settings, Shell};
@@ -45,6 +46,7 @@ use publish::Publish;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
+use crate::upgrade::{HandOver, keep_listener};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
 const IDLE_AFTER: Nanos = Nanos::from_secs(1);
@@ -62,6 +64,8 @@ pub(crate) struct Summary {
     pub(crate) left: Vec<String>,
     /// Whether the containers were kept running.
     pub(crate) kept: bool,
+    /// For the program that is to take over, if one is.
+    pub(crate) hand_over: Option<HandOver>,
 }
 
 /// The control loop with all of its parts.
@@ -75,6 +79,8 @@ pub(super) struct ControlLoop {
     containers: Containers,
     journal: Journal,
     started: Instant,
+    /// The API's socket.
+    socket: PathBuf,
     /// Delays of turns.
     lag: Histogram,
     stop: Arc<StopRequest>,
@@ -111,8 +117,7 @@ impl ControlLoop {
         configuration: Configuration,
         place: &Place,
         mut launcher: Option<Launcher>,
-        inbox: RequestReceiver,
-        events: EventLog,
+        (inbox, events, hand_over): (RequestReceiver, EventLog, Option<HandOver>),
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
         let (keep, is_new) = match &mut launcher {
@@ -122,14 +127,16 @@ impl ControlLoop {
             }
             None => (None, false),
         };
-        let started = ControlLoop::start_parts(
-            configuration,
-            place,
-            (launcher, keep.clone()),
+        let from = (
             inbox,
             events,
-            stop,
+            hand_over.as_ref().map_or(0, |before| before.events),
         );
+        let mut started =
+            ControlLoop::start_parts(configuration, place, (launcher, keep.clone()), from, stop);
+        if let (Ok(control), Some(before)) = (&mut started, hand_over) {
+            control.journal.add(before.event());
+        }
         match (&started, &keep) {
             (Ok(_), Some(keep)) => keep.begin(),
             // What was there before stays for the next attempt.
@@ -143,8 +150,7 @@ impl ControlLoop {
         configuration: Configuration,
         place: &Place,
         (launcher, keep): (Option<Launcher>, Option<Keep>),
-        inbox: RequestReceiver,
-        events: EventLog,
+        (inbox, events, newest_event): (RequestReceiver, EventLog, u64),
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
         let secret = secret()?;
@@ -195,7 +201,7 @@ impl ControlLoop {
                  by their hash, all other flows are scheduled again"
             );
         }
-        let journal = Journal::start(&configuration, events)?;
+        let journal = Journal::start(&configuration, events, newest_event)?;
         match raise_priority() {
             // Threads it starts later, for a fit or a link's handshake, may run for long.
             Ok(()) => {
@@ -215,6 +221,7 @@ impl ControlLoop {
             journal,
             configuration,
             started: Instant::now(),
+            socket: place.socket.clone(),
             lag: Histogram::default(),
             stop,
             keep,
@@ -230,10 +237,12 @@ impl ControlLoop {
         loop {
             self.lag.note(pace.begin(monotonic()));
             if self.stop.asked() == Some(true) && !self.decide.is_stopping() && self.leave() {
+                let next = self.stop.upgrade();
                 return Ok(Summary {
                     reading: self.gather.reading.clone(),
                     left,
                     kept: true,
+                    hand_over: next.map(|_| HandOver::now(self.journal.newest())),
                 });
             }
             self.turn(pace.is_fast());
@@ -270,6 +279,7 @@ impl ControlLoop {
             reading: reading.clone(),
             left,
             kept: self.stop.asked() == Some(true) && !self.stop.lingers(),
+            hand_over: None,
         })
     }
 
@@ -280,7 +290,14 @@ impl ControlLoop {
 
     /// Leaves everything as it is for the next run: containers, flows, rings and sockets. False if nobody keeps it.
     fn leave(&mut self) -> bool {
-        let Some(keep) = &self.keep else { return false };
+        let Some(keep) = &self.keep else {
+            // What the switch itself keeps is there for a program that takes over at once.
+            let is_upgraded = self.stop.upgrade().is_some();
+            if is_upgraded {
+                self.journal.add(EventKind::Stopping { keep: true });
+            }
+            return is_upgraded;
+        };
         if self.stop.lingers()
             && let Err(error) = keep
                 .keeper()
@@ -293,6 +310,18 @@ impl ControlLoop {
         self.publish.switch.leave();
         self.journal.add(EventKind::Stopping { keep: true });
         true
+    }
+
+    /// Ends without undoing anything, for the program that takes over. It gets the API's listener.
+    pub(super) fn hand_over(self, server: Server) {
+        let listener = server.hand_over();
+        let Some(keep) = &self.keep else {
+            // The switch's rules stay, as after `kill -9`: this process is about to execute another program.
+            return std::mem::forget(self);
+        };
+        if let Some(listener) = listener {
+            keep_listener(keep.keeper(), &self.socket, listener);
+        }
     }
 
     /// One turn. `is_fast`: the next turn follows sooner than usual.

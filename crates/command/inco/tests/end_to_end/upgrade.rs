@@ -1,0 +1,250 @@
+//! `inco upgrade`: another program takes over beside traffic, and the one before goes on where it does not serve.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use model::EventKind;
+
+use crate::restart::{LOAD, configuration, live_flows, pids, service};
+use crate::support::{
+    Engine, Inco, PATIENCE, Place, Traffic, assert_clean, eventually, launcher_of, text as text_of,
+};
+
+const FLOWS: u64 = 12_000;
+
+/// A copy of inco: the same release in another file.
+fn copy_of_inco(place: &Place, name: &str) -> PathBuf {
+    let copy = place.path(name);
+    std::fs::copy(env!("CARGO_BIN_EXE_inco"), &copy).unwrap();
+    copy
+}
+
+/// A program that seems to be an inco, and does this when it is to run.
+fn script(place: &Place, does: &str) -> PathBuf {
+    let text = format!("#!/bin/sh\ncase $1 in --version) echo inco 9.9.9;; check) ;; *) {does};; esac\n");
+    let file = place.file("seems-to-be-inco", &text);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    file
+}
+
+fn program_of(pid: u32) -> PathBuf {
+    std::fs::read_link(format!("/proc/{pid}/exe")).unwrap()
+}
+
+/// 12,000 flows, all pinned.
+fn with_traffic(place: &Place, inco: &Inco) -> Traffic {
+    let load = LOAD
+        .replace("duration = \"1s\"", "duration = \"60s\"")
+        .replace("flows = 8", &format!("flows = {FLOWS}"))
+        .replace("\"200pps\"", "\"0.2pps\"");
+    let traffic = place.traffic(&load);
+    eventually("all flows are pinned", PATIENCE, || {
+        (live_flows(inco) >= FLOWS).then_some(())
+    });
+    traffic
+}
+
+/// Packets flow, and each flow and container is there.
+fn goes_on(inco: &Inco, before: &std::collections::BTreeMap<model::InstanceId, u32>) {
+    inco.settled(2, 1);
+    assert_eq!(pids(inco), *before);
+    assert!(live_flows(inco) >= FLOWS, "{}", inco.told());
+    let returned = inco.status().accounting.returned;
+    eventually("many packets flow", PATIENCE, || {
+        (inco.status().accounting.returned > returned + 1_000).then_some(())
+    });
+    let status = inco.status();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+}
+
+fn ends_clean(place: &Place, inco: Inco, traffic: Traffic) {
+    traffic.interrupt();
+    let report = traffic.report();
+    assert_eq!(report.counts.lost_in_restarts, 0, "{:#?}", report.counts);
+    assert_clean(&report);
+    inco.stop(place);
+}
+
+fn no_flow_notices(engine: Engine) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let text = configuration(engine, &[service("dns", 53, "warm")]).replace("capacity = \"10kpps\"", "");
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    let containers = pids(&inco);
+    let traffic = with_traffic(&place, &inco);
+    for name in ["first", "second"] {
+        let program = copy_of_inco(&place, name);
+        let (before, first) = (inco.status(), launcher_of(&place));
+        let said = place.must(&["upgrade", "--program", program.to_str().unwrap()]);
+        print!("{said}");
+        assert!(
+            said.contains("took over from") && said.contains("adopted 3 containers"),
+            "{said}"
+        );
+        let status = inco.status();
+        assert_ne!(status.pid, before.pid);
+        assert_eq!(program_of(status.pid), program);
+        goes_on(&inco, &containers);
+        let now = launcher_of(&place);
+        assert_eq!(now.len(), 1, "{now:?} {first:?}");
+        assert_eq!(program_of(now[0]), program);
+        // Its events follow those of the run before.
+        let events = inco.events();
+        assert!(events[0].sequence > before.events, "{}", inco.told());
+        assert!(
+            events
+                .windows(2)
+                .all(|pair| pair[0].sequence + 1 == pair[1].sequence)
+        );
+        let resumed = status.resumed.expect("there was an earlier run");
+        assert!(
+            resumed.flows >= FLOWS && resumed.unusable.is_empty(),
+            "{resumed:?}"
+        );
+    }
+    ends_clean(&place, inco, traffic);
+}
+
+#[test]
+fn no_flow_notices_an_upgrade_oci() {
+    no_flow_notices(Engine::Oci);
+}
+
+#[test]
+fn no_flow_notices_an_upgrade_docker() {
+    no_flow_notices(Engine::Docker);
+}
+
+/// The program before goes on, with all flows.
+#[test]
+fn a_program_that_does_not_serve_is_rolled_back() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let text = configuration(Engine::Oci, &[service("dns", 53, "warm")]).replace("capacity = \"10kpps\"", "");
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    let containers = pids(&inco);
+    let traffic = with_traffic(&place, &inco);
+    let pid = inco.status().pid;
+    for (does, why) in [
+        ("exit 3", "ended before it served: exit status: 3"),
+        ("exec sleep 100", "did not serve within 2 s"),
+    ] {
+        let newest = inco.status().events;
+        let program = script(&place, does);
+        let output = place.output(&[
+            "upgrade",
+            "--deadline",
+            "2",
+            "--program",
+            program.to_str().unwrap(),
+        ]);
+        let said = text_of(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("the upgrade is undone") && said.contains(why),
+            "{said}"
+        );
+        assert_eq!(inco.status().pid, pid);
+        goes_on(&inco, &containers);
+        let events = inco.events();
+        assert!(events[0].sequence > newest, "{}", inco.told());
+        let is_told = |kind: &EventKind| matches!(kind, EventKind::Failure { what, .. } if what == "upgrade");
+        assert!(events.iter().any(|event| is_told(&event.kind)), "{}", inco.told());
+    }
+    ends_clean(&place, inco, traffic);
+}
+
+/// Nothing has happened.
+#[test]
+fn a_program_that_cannot_take_over_is_refused() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&configuration(Engine::Oci, &[service("dns", 53, "warm")]));
+    inco.settled(2, 1);
+    let before = inco.status();
+    let refused = |program: &Path, why: &str| {
+        let output = place.output(&["upgrade", "--program", program.to_str().unwrap()]);
+        let said = text_of(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(why), "{said}");
+    };
+    refused(&place.path("none"), "cannot find");
+    refused(&place.file("text", "no program"), "is not a program");
+    refused(Path::new("/bin/true"), "is not an inco");
+    let open = copy_of_inco(&place, "open");
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    refused(&open, "other users can change");
+    // The file has been changed since the start.
+    place.file("inco.toml", "[service.dns]\nnonsense = 1\n");
+    refused(&copy_of_inco(&place, "next"), "does not accept the configuration");
+    let after = inco.status();
+    assert_eq!(
+        (after.pid, after.events),
+        (before.pid, before.events),
+        "{}",
+        inco.told()
+    );
+    inco.stop(&place);
+}
+
+/// systemd is told the new process, and the one before ends.
+#[test]
+fn systemd_learns_which_process_is_the_main_one() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let notify = UnixDatagram::bind(place.path("notify")).unwrap();
+    notify.set_read_timeout(Some(PATIENCE)).unwrap();
+    let file = place.file(
+        "inco.toml",
+        &configuration(Engine::Oci, &[service("dns", 53, "warm")]),
+    );
+    let mut child = place
+        .inco(&["run", "-f", file.to_str().unwrap()])
+        .env("NOTIFY_SOCKET", place.path("notify"))
+        .env("INVOCATION_ID", "1")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let hears = |wanted: &str| loop {
+        let mut text = [0; 256];
+        let bytes = notify.recv(&mut text).expect(wanted);
+        let text = text_of(&text[..bytes]);
+        assert!(!text.contains("STOPPING"), "{text}");
+        if let Some(value) = text.trim().strip_prefix(wanted) {
+            return value.to_owned();
+        }
+    };
+    hears("READY=1");
+    eventually("its containers serve", PATIENCE, || {
+        let listed = text_of(&place.output(&["instances"]).stdout);
+        (listed.matches(" active ").count() == 2 && listed.contains(" standby ")).then_some(())
+    });
+    let program = copy_of_inco(&place, "next");
+    place.must(&["upgrade", "--program", program.to_str().unwrap()]);
+    let pid: u32 = hears("MAINPID=").parse().unwrap();
+    assert_eq!(program_of(pid), program);
+    assert!(child.wait().unwrap().success());
+    let said = place.must(&["status"]);
+    assert!(said.contains(&format!("process {pid}")), "{said}");
+    place.must(&["stop"]);
+    eventually("everything is removed", PATIENCE, || {
+        let there = std::fs::read_dir(place.run_dir()).unwrap().flatten();
+        let there: Vec<_> = there.map(|entry| entry.file_name()).collect();
+        there
+            .iter()
+            .all(|name| name == "events" || name == "instances")
+            .then_some(())
+    });
+}

@@ -1,0 +1,330 @@
+//! `inco upgrade`: another program takes over from the one that runs.
+//!
+//! 1. The control loop leaves flows, rings, sockets and containers to the next run, as for `inco stop --keep`. The
+//!    listener of the API goes to the launcher, so that clients wait and are not refused.
+//! 2. This process becomes a guard: it executes its own program again as `inco guard`. Its threads, memory and devices
+//!    are gone then, and it still has its process id.
+//! 3. The guard starts the new program beside itself, which takes everything over.
+//! 4. Once the new program's API answers, systemd is told its process id, and the guard ends. Without systemd the
+//!    guard passes signals on and ends as the new program does.
+//! 5. If the new program ends or does not answer by the deadline, the guard ends it and executes the old program
+//!    again, which takes everything over in turn.
+//!
+//! A guard that is killed is a crash like any other: the next run takes over.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use api::Client;
+use clock::monotonic;
+use engine::launcher::Launcher;
+use keeper::Keeper;
+use model::{EventKind, Nanos};
+use rustix::process::{Pid, Signal, kill_process};
+use sd_notify::NotifyState;
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::service_manager::{self, tell};
+
+/// The argument that makes the program a guard.
+pub const GUARD: &str = "guard";
+/// The option of `inco run` with what the run before says.
+const HAND_OVER: &str = "--hand-over";
+/// The API's listener, among what the launcher keeps.
+const LISTENER: &str = "api";
+/// How often the guard looks.
+const LOOK: Duration = Duration::from_millis(5);
+/// How often the guard shows systemd that it lives.
+const LIFE_SIGN: Duration = Duration::from_secs(1);
+/// This program, also if its file has been replaced.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Upgrade {
+    pub(crate) program: PathBuf,
+    /// By when it must serve.
+    pub(crate) deadline: Duration,
+}
+
+/// What a run says to the one that takes over from it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HandOver {
+    /// Its version.
+    from: String,
+    /// The number of its last event.
+    pub(crate) events: u64,
+    /// When its workers had stopped.
+    left: Nanos,
+    /// Why the program that was to take over did not: this one has run before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+}
+
+impl HandOver {
+    /// From a run whose last event has that number, now.
+    pub(crate) fn now(events: u64) -> HandOver {
+        HandOver {
+            from: env!("CARGO_PKG_VERSION").to_owned(),
+            events,
+            left: monotonic(),
+            failure: None,
+        }
+    }
+
+    /// Reads the value of the option.
+    ///
+    /// # Errors
+    /// It is none of an inco.
+    pub fn parse(text: &str) -> Result<HandOver, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// The event of the run that took over.
+    pub(crate) fn event(&self) -> EventKind {
+        match &self.failure {
+            None => EventKind::Upgraded {
+                from: self.from.clone(),
+                to: env!("CARGO_PKG_VERSION").to_owned(),
+                pause_ms: monotonic().since(self.left).as_millis(),
+            },
+            Some(reason) => EventKind::Failure {
+                what: "upgrade".to_owned(),
+                reason: format!("{reason}; inco {} goes on", self.from),
+            },
+        }
+    }
+
+    fn arguments(&self) -> Result<[OsString; 2]> {
+        Ok([HAND_OVER.into(), serde_json::to_string(self)?.into()])
+    }
+}
+
+/// Has the launcher keep the API's listener for the next run.
+pub(crate) fn keep_listener(keeper: &Keeper, socket: &Path, listener: OwnedFd) {
+    let path = socket.display().to_string();
+    if let Err(error) = keeper.keep(LISTENER, &path, &[listener.as_fd()]) {
+        tracing::warn!(%error, "the API's socket is made again: clients are refused until then");
+    }
+}
+
+/// The API's listener that the run before left, if it is that of this socket.
+pub(crate) fn take_listener(launcher: &mut Launcher, socket: &Path) -> Result<Option<OwnedFd>> {
+    let keeper = launcher.keeper()?;
+    let kept = keeper.take_one(LISTENER)?;
+    keeper.forget(LISTENER);
+    let path = socket.display().to_string();
+    Ok(kept
+        .filter(|entry| entry.note == path)
+        .and_then(|mut entry| entry.files.pop()))
+}
+
+/// What the guard is to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Order {
+    program: PathBuf,
+    deadline: Duration,
+    /// The API's socket.
+    socket: PathBuf,
+    hand_over: HandOver,
+}
+
+/// Makes this process the guard of an upgrade. Returns only if that fails.
+pub(crate) fn become_guard(upgrade: &Upgrade, socket: PathBuf, hand_over: HandOver) -> anyhow::Error {
+    let order = Order {
+        program: upgrade.program.clone(),
+        deadline: upgrade.deadline,
+        socket,
+        hand_over,
+    };
+    let order = match serde_json::to_string(&order) {
+        Ok(order) => order,
+        Err(error) => return error.into(),
+    };
+    let error = Command::new(THIS_PROGRAM)
+        .args([GUARD, &order])
+        .args(own_arguments())
+        .exec();
+    anyhow::Error::new(error)
+        .context("cannot become the guard of an upgrade; `inco run` takes over what is kept")
+}
+
+/// The arguments of this `inco run`, as its user wrote them.
+fn own_arguments() -> Vec<OsString> {
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    if let Some(at) = arguments.iter().position(|argument| argument == HAND_OVER) {
+        arguments.truncate(at);
+    }
+    arguments
+}
+
+/// The guard: what `inco guard ORDER run ...` does. Becomes the old program where the new one does not serve.
+///
+/// # Errors
+/// The order is none, or the old program cannot be executed again.
+pub fn guard() -> Result<ExitCode> {
+    let mut arguments = std::env::args_os().skip(2);
+    let order = arguments.next().unwrap_or_default();
+    let order: Order = serde_json::from_str(&order.to_string_lossy())
+        .context("the guard of an upgrade is run by inco, not by hand")?;
+    let arguments: Vec<_> = arguments.collect();
+    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen for signals")?;
+    let started = Command::new(&order.program)
+        .args(&arguments)
+        .args(order.hand_over.arguments()?)
+        // Its life signs are asked for under its own process id.
+        .env_remove("WATCHDOG_PID")
+        // Each signal comes by the guard, once.
+        .process_group(0)
+        .spawn();
+    let failure = match started {
+        Ok(child) => match (New { child, signals }).watched(&order) {
+            Ok(status) => return status,
+            Err(failure) => failure,
+        },
+        Err(error) => format!("cannot start {}: {error}", order.program.display()),
+    };
+    let hand_over = HandOver {
+        failure: Some(failure),
+        ..order.hand_over
+    };
+    let error = Command::new(THIS_PROGRAM)
+        .args(arguments)
+        .args(hand_over.arguments()?)
+        .exec();
+    Err(error).context("cannot go back to the program before; `inco run` takes over what is kept")
+}
+
+/// The new program.
+struct New {
+    child: Child,
+    signals: Signals,
+}
+
+impl New {
+    /// Waits until it serves, and then until the guard may end. Fails with the reason to go back.
+    fn watched(mut self, order: &Order) -> Result<Result<ExitCode>, String> {
+        let (serves, since) = (answers(order.socket.clone()), Instant::now());
+        let mut told = Instant::now();
+        let mut is_to_stop = false;
+        let program = order.program.display();
+        loop {
+            match serves.recv_timeout(LOOK) {
+                Ok(()) => return Ok(self.goes_on()),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK),
+            }
+            is_to_stop |= self.pass_signals_on();
+            match self.child.try_wait() {
+                Ok(Some(status)) if is_to_stop => return Ok(stopped(status)),
+                Ok(Some(status)) => return Err(format!("{program} ended before it served: {status}")),
+                Ok(None) => {}
+                Err(error) => return Err(format!("cannot wait for {program}: {error}")),
+            }
+            if since.elapsed() > order.deadline && !is_to_stop {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                let seconds = order.deadline.as_secs();
+                return Err(format!("{program} did not serve within {seconds} s"));
+            }
+            if told.elapsed() > LIFE_SIGN {
+                told = Instant::now();
+                tell(NotifyState::Watchdog);
+            }
+        }
+    }
+
+    /// It serves.
+    fn goes_on(mut self) -> Result<ExitCode> {
+        if service_manager::may_start_again() {
+            tell(NotifyState::MainPid(self.child.id()));
+            return Ok(ExitCode::SUCCESS);
+        }
+        let pid = self.child.id();
+        std::thread::spawn(move || self.signals.forever().for_each(|signal| pass_on(pid, signal)));
+        let status = self.child.wait().context("cannot wait for the new program")?;
+        Ok(as_exit_code(status))
+    }
+
+    /// Whether one of them is to stop inco.
+    fn pass_signals_on(&mut self) -> bool {
+        let pid = self.child.id();
+        let mut stops = false;
+        for signal in self.signals.pending() {
+            stops |= signal != SIGHUP;
+            pass_on(pid, signal);
+        }
+        stops
+    }
+}
+
+fn pass_on(pid: u32, signal: i32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
+        // One that has ended is noticed elsewhere.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// As a shell says how a program ended.
+fn as_exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// It was stopped before it served. If it had not come so far as to clean up, this is done here. For systemd, which
+/// may start inco again, everything stays.
+fn stopped(status: ExitStatus) -> Result<ExitCode> {
+    if status.signal().is_none() || service_manager::may_start_again() {
+        return Ok(as_exit_code(status));
+    }
+    Err(Command::new(THIS_PROGRAM).arg("stop").exec()).context("cannot clean up: run `inco stop`")
+}
+
+/// Says when the API on that socket answers.
+fn answers(socket: PathBuf) -> Receiver<()> {
+    let (says, serves) = mpsc::channel();
+    std::thread::spawn(move || {
+        while Client::connect(&socket)
+            .and_then(|client| client.status())
+            .is_err()
+        {
+            std::thread::sleep(LOOK);
+        }
+        let _waiting = says.send(());
+    });
+    serves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hand_over_is_read_as_it_was_written() {
+        let before = HandOver::now(7);
+        let [option, text] = before.arguments().unwrap();
+        assert_eq!(option, HAND_OVER);
+        let after = HandOver::parse(text.to_str().unwrap()).unwrap();
+        assert_eq!((after.events, &after.from), (7, &before.from));
+        assert!(matches!(after.event(), EventKind::Upgraded { .. }));
+        // A newer release may say more.
+        let more = r#"{"from":"9.0.0","events":1,"left":5,"failure":"it hung","more":true}"#;
+        let EventKind::Failure { what, reason } = HandOver::parse(more).unwrap().event() else {
+            panic!("it failed");
+        };
+        assert_eq!(
+            (what.as_str(), reason.as_str()),
+            ("upgrade", "it hung; inco 9.0.0 goes on")
+        );
+        assert!(HandOver::parse("{").is_err());
+    }
+}
