@@ -66,12 +66,13 @@ impl DataPort {
     }
 
     /// What its uplink has carried at least since this was asked the last time. `probes_back`: at most so many of
-    /// what came back are probes.
-    pub(super) fn newly_carried(&mut self, probes_back: u64) -> Carried {
+    /// what came back are probes. `has_failed`: what its instance still gives is sent on no more, or soon will not be.
+    pub(super) fn newly_carried(&mut self, probes_back: u64, has_failed: bool) -> Carried {
         let probes = self.probes - self.probes_before;
         let received = self.given().saturating_sub(self.given_before + probes);
         let back = self.counters.received_packets.total();
         let back = back.saturating_sub(self.back_before + probes_back);
+        let back = if has_failed { 0 } else { back };
         let new = Carried {
             received: received.saturating_sub(self.carried.received),
             sent_or_dropped: back.saturating_sub(self.carried.sent_or_dropped),
@@ -357,9 +358,8 @@ mod tests {
         of.ports[0].counters.read(&stats, at);
     }
 
-    #[test]
-    fn probes_that_were_lost_with_the_switch_are_not_taken_for_packets_later() {
-        let mut of = Attachment {
+    fn attached() -> Attachment {
+        Attachment {
             service: ServiceId(0),
             ports: vec![DataPort::default()],
             phase: Phase::Up,
@@ -373,7 +373,24 @@ mod tests {
             watch: Watch::default(),
             connects_until: Nanos::ZERO,
             introductions: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn what_a_failed_instance_gives_back_is_carried_by_no_uplink() {
+        let mut of = attached();
+        read(&mut of, 1000, 100, 60);
+        let carried = of.ports[0].newly_carried(0, false);
+        assert_eq!((carried.received, carried.sent_or_dropped), (100, 60));
+        // It has failed, and goes on with what it had.
+        read(&mut of, 1010, 103, 100);
+        let carried = of.ports[0].newly_carried(0, true);
+        assert_eq!((carried.received, carried.sent_or_dropped), (3, 0));
+    }
+
+    #[test]
+    fn probes_that_were_lost_with_the_switch_are_not_taken_for_packets_later() {
+        let mut of = attached();
         read(&mut of, 1000, 100, 95);
         // Three probes: one came back, one was lost with the switch, one waits to be sent.
         of.ports[0].probes = 3;
@@ -393,6 +410,6 @@ mod tests {
         );
         assert_eq!(totals.probes_back - base.probes_back, 1);
         assert_eq!((of.before, of.excess, of.probes_dropped), (counted, 0, 0));
-        assert_eq!(of.ports[0].newly_carried(1).received, 7);
+        assert_eq!(of.ports[0].newly_carried(1, false).received, 7);
     }
 }

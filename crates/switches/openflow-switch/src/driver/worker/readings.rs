@@ -258,7 +258,7 @@ impl Worker {
             for (port, uplink) in (attachment.ports.iter_mut()).zip(service.map_or(&[][..], |of| &of.uplinks))
             {
                 if let Some(carried) = self.ports.carried.get_mut(usize::from(uplink.0)) {
-                    *carried += port.newly_carried(back_later);
+                    *carried += port.newly_carried(back_later, attachment.failed);
                 }
             }
             let Some(place) = counters.slots.get_mut(slot.index()) else {
