@@ -45,6 +45,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         return_counters: service.flow_counters,
         recovery: None,
         relaxed: service.affinity == Affinity::Relaxed,
+        stall_after: stall_after(service),
     }
 }
 
@@ -159,7 +160,8 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         capacity,
         autoscaler,
         ring,
-        // In `stall_after`, and in `container` below.
+        // In `stall_after`, the CPUs also in `container` below.
+        stall_after: _,
         cpus: _,
         // In `service_plan`.
         matches: _,
@@ -214,12 +216,12 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
     })
 }
 
-/// max(100 ms, three quota periods): a throttled function consumes nothing for most of a period.
+/// At least three quota periods: a throttled function consumes nothing for most of a period.
 fn stall_after(service: &Service) -> Nanos {
     let periods = service.cpus.map_or(Nanos::ZERO, |cpus| {
         Nanos::from_micros(3 * u64::from(CpuQuota::of_cpus(cpus).period_us))
     });
-    controller::STALL_AFTER.max(periods)
+    service.stall_after.max(periods)
 }
 
 /// A container of the service, without a name. `is_here`: it runs on this machine.

@@ -392,6 +392,11 @@ tables! {
             "duration", "\"30s\"",
             "Time from the start of the program until it must be ready; an instance that is not ready by then has \
              failed.";
+        // Shorter pauses are the scheduling of a busy machine.
+        stall_after: span(Nanos::from_millis(10), Nanos::from_secs(60)), [= "\"100ms\""], Applies,
+            "duration, 10 ms to 60 s", "\"500ms\"",
+            "Time after which an instance that takes no packet although some wait for it has failed. With a CPU \
+             limit, three of its periods if that is longer; with `driver = \"openflow\"`, at least 1 s.";
         instances: instances,
             [or "the defaults of its keys" => instances_table(reader, section.key("instances"), None, &[])], Applies,
             "table, or a number", "{ min = 3, max = 8, standby = 1, standby_mode = \"warm\" }",
@@ -457,7 +462,7 @@ tables! {
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, ready, ready_deadline, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, ready, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
             affinity, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
         }
     }

@@ -447,7 +447,11 @@ pub(crate) fn span(low: Nanos, high: Nanos) -> impl Fn(At<'_>) -> Result<Nanos, 
         let text = at.value.as_str();
         let span = units::span(text.ok_or_else(|| at.wrong_kind("a duration", units))?)?;
         if span < low {
-            return Err(ValueError::new("the duration is 0", "write a longer duration"));
+            let what = match low {
+                Nanos(1) => "the duration is 0".to_owned(),
+                _ => format!("the duration is less than {}", units::show_span(low)),
+            };
+            return Err(ValueError::new(what, "write a longer duration"));
         }
         if span > high {
             let what = format!("the duration is more than {}", units::show_span(high));

@@ -302,6 +302,8 @@ pub struct Service {
     pub ready: Ready,
     /// Longest time from the program's start until the instance is ready.
     pub ready_deadline: Nanos,
+    /// An instance that takes no packet for this long although some wait has failed.
+    pub stall_after: Nanos,
     /// The number of instances.
     pub instances: Instances,
     /// CPUs that one container may use, 0.1 for a tenth; `None` for no limit.

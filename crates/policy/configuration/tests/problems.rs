@@ -452,6 +452,14 @@ fn each_problem_is_reported() {
             "service.a.drain_deadline: the duration is 0",
         ),
         (
+            "stall_after = '5ms'",
+            "service.a.stall_after: the duration is less than 10ms",
+        ),
+        (
+            "stall_after = '2m'",
+            "service.a.stall_after: the duration is more than 1m",
+        ),
+        (
             "memory = '1MiB'",
             "service.a.memory: 1048576 is less than 6291456",
         ),

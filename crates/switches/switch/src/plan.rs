@@ -37,6 +37,9 @@ pub struct ServicePlan {
     /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its
     /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
     pub relaxed: bool,
+    /// How long an instance may take no packet although some wait for it. A driver that counts what instances take
+    /// has no use for it: the control plane judges them itself.
+    pub stall_after: Nanos,
 }
 
 /// How flows are picked of which nothing is known but that they began earlier.
@@ -170,6 +173,7 @@ impl ServicePlan {
             return_counters: false,
             recovery: None,
             relaxed: false,
+            stall_after: Nanos::ZERO,
         }
     }
 

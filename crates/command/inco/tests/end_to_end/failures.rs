@@ -201,3 +201,30 @@ fn an_instance_that_hangs_is_noticed_and_replaced_docker() {
     let limit = limit(Duration::from_millis(150));
     is_noticed_and_replaced(Engine::Docker, Signal::STOP, limit, &["it stalled"]);
 }
+
+#[test]
+fn a_service_says_for_how_long_an_instance_may_hang() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let text = configuration(Engine::Oci).replace("ready =", "stall_after = \"2s\"\nready =");
+    let inco = place.run(&text);
+    let rows = inco.settled(3, 1);
+    let victim = rows
+        .iter()
+        .find(|row| row.state == InstanceState::Active)
+        .unwrap();
+    let traffic = place.traffic(LOAD);
+    kill(victim.pid.unwrap(), Signal::STOP);
+    let (_, why) = eventually("it is given up", Duration::from_secs(20), || {
+        failure(&inco, victim.id)
+    });
+    let waited = why
+        .strip_prefix("it stalled: its ring is not empty and it consumed nothing for ")
+        .and_then(|rest| rest.strip_suffix(" ms")?.parse::<u64>().ok());
+    assert!(waited.is_some_and(|ms| ms >= 2_000), "{why}");
+    assert_undisturbed(&traffic.report_with_moves());
+    inco.at_rest();
+    inco.stop(&place);
+}

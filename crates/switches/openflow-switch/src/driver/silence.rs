@@ -10,7 +10,7 @@ use model::Nanos;
 const ASK_AFTER: Nanos = Nanos::from_millis(200);
 /// How often it is asked.
 const ASK_EVERY: Nanos = Nanos::from_millis(50);
-/// Without anything back for so long it counts as stalled. A machine that has much to do lets a program wait for tens
+/// Without anything back for so long it counts as stalled, or longer where the service allows more. A machine that has much to do lets a program wait for tens
 /// of milliseconds, and the poller of Open vSwitch beside it.
 const STALLED_AFTER: Nanos = Nanos::from_millis(1_000);
 /// How much of the time between two readings counts at most: where more passed, the reading thread did not run, and
@@ -44,8 +44,15 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Takes a reading: packets and probes that were given to it, and those that came back. Where it need not take
-    /// any, since it is frozen or about to go, `may_be_silent`.
-    pub(super) fn look(&mut self, given: u64, back: u64, may_be_silent: bool, now: Nanos) -> Silence {
+    /// any, since it is frozen or about to go, `may_be_silent`. `stall_after`: what its service allows.
+    pub(super) fn look(
+        &mut self,
+        given: u64,
+        back: u64,
+        may_be_silent: bool,
+        stall_after: Nanos,
+        now: Nanos,
+    ) -> Silence {
         let since = self.read.replace(now).map_or(Nanos::ZERO, |read| now.since(read));
         if may_be_silent || back != self.back {
             *self = Watch {
@@ -60,7 +67,7 @@ impl Watch {
             return Silence::None;
         }
         self.silent = self.silent + Nanos(since.0.min(READING_LIMIT.0));
-        if self.silent >= STALLED_AFTER {
+        if self.silent >= STALLED_AFTER.max(stall_after) {
             // Told again after as long.
             self.asked = Nanos::ZERO;
             return Silence::Stalled(std::mem::take(&mut self.silent));
@@ -79,12 +86,12 @@ mod tests {
 
     /// Readings each 10 ms for that long, of an instance that is given a packet between any two; how often it was
     /// asked, and when it counted as stalled.
-    fn watched(ms: u64, mut back: impl FnMut(u64, u64) -> u64) -> (u64, Option<u64>) {
+    fn watched(ms: u64, stall_after: Nanos, mut back: impl FnMut(u64, u64) -> u64) -> (u64, Option<u64>) {
         let mut watch = Watch::default();
         let (mut asked, mut given) = (0, 0);
         for at in (0..ms).step_by(10) {
             given += 1;
-            match watch.look(given, back(at, asked), false, Nanos::from_millis(at)) {
+            match watch.look(given, back(at, asked), false, stall_after, Nanos::from_millis(at)) {
                 Silence::None => {}
                 Silence::Ask => {
                     asked += 1;
@@ -96,45 +103,66 @@ mod tests {
         (asked, None)
     }
 
+    /// Of a service that allows no more than anyhow.
+    fn look(of: &mut Watch, given: u64, back: u64, may_be_silent: bool, now: Nanos) -> Silence {
+        of.look(given, back, may_be_silent, Nanos::ZERO, now)
+    }
+
     #[test]
     fn an_instance_that_returns_packets_gets_no_probe() {
-        assert_eq!(watched(10_000, |at, _| at / 150), (0, None));
+        assert_eq!(watched(10_000, Nanos::ZERO, |at, _| at / 150), (0, None));
     }
 
     #[test]
     fn one_that_keeps_packets_gives_probes_back() {
-        let (asked, stalled) = watched(10_000, |_, asked| asked);
+        let (asked, stalled) = watched(10_000, Nanos::ZERO, |_, asked| asked);
         assert_eq!(stalled, None);
         assert!((40..=50).contains(&asked), "{asked}");
     }
 
     #[test]
     fn one_that_gives_nothing_back_has_stalled() {
-        let (asked, stalled) = watched(10_000, |at, _| at.min(3_000));
+        let (asked, stalled) = watched(10_000, Nanos::ZERO, |at, _| at.min(3_000));
         assert_eq!((asked, stalled), (16, Some(4_000)));
+        // Its service allows more, or less than can be told here.
+        let patient = Nanos::from_millis(2_500);
+        assert_eq!(watched(10_000, patient, |at, _| at.min(3_000)).1, Some(5_500));
+        assert_eq!(
+            watched(10_000, Nanos::from_millis(10), |at, _| at.min(3_000)).1,
+            Some(4_000)
+        );
     }
 
     #[test]
     fn without_packets_there_is_nothing_to_give_back() {
         let mut watch = Watch::default();
         for at in 0..10_000 {
-            assert_eq!(watch.look(7, 7, false, Nanos::from_millis(at)), Silence::None);
+            assert_eq!(
+                look(&mut watch, 7, 7, false, Nanos::from_millis(at)),
+                Silence::None
+            );
         }
         // Given one while it was frozen.
-        assert_eq!(watch.look(8, 7, true, Nanos::from_millis(10_000)), Silence::None);
-        assert_eq!(watch.look(8, 7, false, Nanos::from_millis(20_000)), Silence::None);
+        assert_eq!(
+            look(&mut watch, 8, 7, true, Nanos::from_millis(10_000)),
+            Silence::None
+        );
+        assert_eq!(
+            look(&mut watch, 8, 7, false, Nanos::from_millis(20_000)),
+            Silence::None
+        );
     }
 
     #[test]
     fn time_without_readings_does_not_count() {
         let mut watch = Watch::default();
-        assert_eq!(watch.look(1, 1, false, Nanos::ZERO), Silence::None);
+        assert_eq!(look(&mut watch, 1, 1, false, Nanos::ZERO), Silence::None);
         for second in 1..20 {
-            let said = watch.look(2, 1, false, Nanos::from_secs(second));
+            let said = look(&mut watch, 2, 1, false, Nanos::from_secs(second));
             assert!(!matches!(said, Silence::Stalled(_)), "after {second} s");
         }
         assert!(matches!(
-            watch.look(2, 1, false, Nanos::from_secs(20)),
+            look(&mut watch, 2, 1, false, Nanos::from_secs(20)),
             Silence::Stalled(_)
         ));
     }

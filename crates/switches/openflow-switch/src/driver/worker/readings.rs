@@ -231,7 +231,10 @@ impl Worker {
             let connects = is_left && now < attachment.connects_until;
             let may_be_silent = !serves || totals.probes_back == 0 || connects;
             let given = totals.sent_packets + totals.dropped;
-            match (attachment.watch).look(given, totals.received_packets, may_be_silent, now) {
+            let service = (self.wanted.plan.services.iter()).find(|of| of.id == attachment.service);
+            let stall_after = service.map_or(Nanos::ZERO, |of| of.stall_after);
+            let back = totals.received_packets;
+            match (attachment.watch).look(given, back, may_be_silent, stall_after, now) {
                 Silence::None => {}
                 // Nobody is there who could take a probe.
                 Silence::Ask if is_unconnected => {}
@@ -244,12 +247,6 @@ impl Worker {
                 }
                 Silence::Stalled(silent) => stalled.push((*slot, silent)),
             }
-            let service = self
-                .wanted
-                .plan
-                .services
-                .iter()
-                .find(|of| of.id == attachment.service);
             // A probe may be in the port's counter of what came back before it is here.
             let under_way = totals.probes.saturating_sub(totals.probes_back);
             let is_fresh = now.since(attachment.probed) < PROBE_LIMIT;
