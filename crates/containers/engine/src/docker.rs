@@ -915,11 +915,26 @@ impl Service {
             }
         }
         self.entries.borrow_mut().remove(name);
-        self.groups
+        let group = self
+            .groups
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(name);
+        if let Some(group) = group {
+            self.remove_group(&group).await?;
+        }
         self.remove_exchange(name)
+    }
+
+    /// Docker leaves the control group of a container that it has removed where it was killed meanwhile, or found a
+    /// process in it which something else had put there.
+    async fn remove_group(&self, group: &Cgroup) -> Result<(), EngineError> {
+        let deadline = monotonic() + Nanos(KILL_LIMIT.as_nanos() as u64);
+        while !group.remove()? && monotonic() < deadline {
+            group.kill()?;
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
     }
 
     async fn execute(&self, name: &str, command: Vec<String>, limit: Nanos) -> Result<Executed, EngineError> {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use clock::monotonic;
+use engine::cgroup::{Hierarchy, ROOT, Version};
 use engine::logs::{Logs, MAX_LOG_BYTES};
 use engine::{
     ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Execution, Exit, FakeConfig, FakeEngine,
@@ -273,6 +274,29 @@ fn ends_are_reported_once_and_in_time(subject: &mut dyn Subject) {
         subject.told().remove(&spec.name).unwrap();
     }
     assert_eq!(subject.told().events, vec![]);
+}
+
+/// As a tool of the host does that counts towards the container.
+fn a_process_in_its_control_group_goes_with_the_container(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "guest", &["sleep"]);
+    let pid = subject.told().create(&spec);
+    let hierarchy = Hierarchy::at(ROOT).unwrap();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let group = hierarchy.group_of(&text).unwrap();
+    let tree = match hierarchy.version() {
+        Version::V1 => Path::new(ROOT).join("freezer"),
+        Version::V2 => PathBuf::from(ROOT),
+    };
+    let mut guest = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let procs = tree.join(group.path()).join("cgroup.procs");
+    std::fs::write(procs, guest.id().to_string()).unwrap();
+    subject.kill(&spec.name, pid);
+    subject.told().exit_of(&spec.name);
+    subject.told().remove(&spec.name).unwrap();
+    let is_there = group.exists();
+    let _ended = guest.kill();
+    guest.wait().unwrap();
+    assert!(!is_there, "{} stays", group.path());
 }
 
 fn commands_run_beside_the_program(subject: &mut dyn Subject) {
@@ -879,7 +903,8 @@ mod oci {
     suite!(subject;
         a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
-        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
+        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program,
+        a_process_in_its_control_group_goes_with_the_container);
 
     #[test]
     fn limits_hold() {
@@ -996,7 +1021,8 @@ mod docker {
     suite!(subject;
         a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
-        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
+        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program,
+        a_process_in_its_control_group_goes_with_the_container);
 
     #[test]
     fn output_is_kept_up_to_its_limit_and_after_the_end() {
