@@ -441,6 +441,23 @@ fn stop_removes_what_is_left(engine: Engine, end: &End) {
 }
 
 #[test]
+fn nothing_stays_of_a_test_that_fails_without_an_inco() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let (killed, traces) = std::sync::mpsc::channel();
+    let failed = std::thread::spawn(move || {
+        let place = Place::new();
+        let inco = place.run(&configuration(Engine::Oci, &[service("dns", 53, "warm")]));
+        inco.settled(2, 1);
+        killed.send(inco.kill()).unwrap();
+        assert_eq!(launcher_of(&place).len(), 0, "it keeps the containers");
+    });
+    assert!(failed.join().is_err());
+    traces.recv().unwrap().assert_nothing_left();
+}
+
+#[test]
 fn stop_removes_what_a_killed_inco_left_oci() {
     stop_removes_what_is_left(Engine::Oci, &End::Killed);
 }

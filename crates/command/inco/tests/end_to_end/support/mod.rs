@@ -362,6 +362,10 @@ impl Place {
 impl Drop for Place {
     /// A directory that cannot be removed is in use: by a mount or a process.
     fn drop(&mut self) {
+        if std::thread::panicking() && self.directory.is_some() {
+            // The launcher keeps what a killed inco had until somebody stops it.
+            let _stopped = self.inco(&["stop"]).output();
+        }
         let Some(directory) = self.directory.take() else {
             return;
         };
