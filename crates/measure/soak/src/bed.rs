@@ -26,6 +26,9 @@ use crate::process::{self, Process};
 pub(crate) const SERVICE: &str = "forward";
 /// The uplink's socket, in the run directory.
 pub(crate) const UPLINK_SOCKET: &str = "wan.sock";
+/// For how long an instance may take no packet, in ms: on a machine that is busy with other programs one waits for a
+/// CPU for longer than the default of 100 ms.
+const STALL_AFTER_MS: u64 = 500;
 /// Memory limit of a container, in MiB.
 pub(crate) const CONTAINER_MIB: u64 = 64;
 /// Size of the file system of the image store and of that of the event log, in MiB: the faults fill them.
@@ -226,6 +229,7 @@ impl Bed {
         text += &format!(
             "[service.{SERVICE}]\nimage = \"inco/forward\"\ncommand = [\"/inco-nf\", \"forward\", \"--stamp\"]\n\
              memory = \"{CONTAINER_MIB}MiB\"\ncapacity = \"20kpps\"\nready_deadline = \"30s\"\n\
+             stall_after = \"{STALL_AFTER_MS}ms\"\n\
              instances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \"fixed\"\n\
              scheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nring = {{ slots = 4096 }}\n"
         );
@@ -430,7 +434,9 @@ impl Bed {
             self.interrupt.check()?;
             self.network()?.check()?;
             let (serial, interval) = self.network()?.newest();
-            if serial >= from && counts.replace(interval.counts) != Some(interval.counts) {
+            let is_still =
+                self.network()?.is_taken() && counts.replace(interval.counts) == Some(interval.counts);
+            if serial >= from && !is_still {
                 from = serial;
             }
             let is_quiet = serial >= from + REST_INTERVALS;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use api::types::Accounting;
+use model::DropReason;
 use traffic::{Counts, FlowNow};
 
 /// One bed at rest: nothing is sent, nothing is under way.
@@ -123,11 +124,14 @@ pub(crate) fn judge(
         let missing = |of: &FlowNow| of.offered_packets - of.returned_packets;
         stray_losses += missing(flow).saturating_sub(missing(was));
     }
+    let drops = drops_between(before, after);
     let explained_losses = match excuse.losses {
         Losses::All => lost,
         Losses::UnderWay => a.lost_in_restarts - b.lost_in_restarts,
-        Losses::None if explained.is_empty() => 0,
-        Losses::None => dropped(before, after),
+        Losses::None if !explained.is_empty() => drops.values().sum(),
+        // Flows of an instance that failed by an earlier fault still wait for another one.
+        Losses::None if late_moves > 0 => drops.get(DropReason::NoInstance.name()).copied().unwrap_or(0),
+        Losses::None => 0,
     };
     let unexplained = lost.saturating_sub(explained_losses);
     let unaccounted_before = match before.pid == after.pid {
@@ -152,12 +156,8 @@ pub(crate) fn judge(
     }
 }
 
-/// Packets that inco dropped between two readings. A new process counts from 0.
-fn dropped(before: &Reading, after: &Reading) -> u64 {
-    drops_between(before, after).values().sum()
-}
-
-/// The same by reason, without reasons that did not grow.
+/// Packets that inco dropped between two readings by reason, without reasons that did not grow. A new process counts
+/// from 0.
 pub(crate) fn drops_between(before: &Reading, after: &Reading) -> BTreeMap<String, u64> {
     let mut all: BTreeMap<String, u64> = BTreeMap::new();
     let mut add = |pid: u32, drops: &BTreeMap<String, u64>| {
@@ -277,6 +277,24 @@ mod tests {
         let again = reading(vec![flow(0, 3, 30, 28), flow(1, 2, 40, 40)], 2, 2);
         let found = super::judge(&later, &again, &none, &Excuse::default(), &mut gone);
         assert_eq!(found.unexpected_moves, 1, "{found:?}");
+    }
+
+    #[test]
+    fn while_no_instance_has_replaced_a_failed_one_its_flows_lose_what_is_dropped_for_that() {
+        let at = |missing: u64, dropped, reason: DropReason| Reading {
+            drops: [(reason.name().to_owned(), dropped)].into(),
+            ..reading(vec![flow(0, 1, 20, 20 - missing)], 0, 0)
+        };
+        let (before, none) = (at(2, 2, DropReason::NoInstance), BTreeSet::new());
+        let later = |gone: &[u32], after: &Reading| {
+            let mut gone = gone.iter().copied().collect();
+            super::judge(&before, after, &none, &Excuse::default(), &mut gone)
+        };
+        assert!(later(&[1], &at(9, 9, DropReason::NoInstance)).is_clean());
+        // One packet more than was dropped; another reason; the flow's instance has not failed.
+        assert_eq!(later(&[1], &at(10, 9, DropReason::NoInstance)).unaccounted, 1);
+        assert_eq!(later(&[1], &at(9, 9, DropReason::InstanceLost)).unaccounted, 7);
+        assert_eq!(later(&[2], &at(9, 9, DropReason::NoInstance)).unaccounted, 7);
     }
 
     #[test]

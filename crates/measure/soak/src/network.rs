@@ -34,13 +34,15 @@ const GARBAGE_BURST: u64 = 16;
 /// Longest frame of garbage, in bytes.
 const GARBAGE_BYTES: usize = 1500;
 
-/// What the generator is asked to do to its link.
+/// What the generator is asked to do to its link, and what it tells of it.
 #[derive(Debug, Default)]
 struct Orders {
     /// Leave the peer, for this many ms.
     away_ms: AtomicU64,
     /// Frames of garbage to send.
     garbage: AtomicU64,
+    /// Slots that the peer had not emptied a moment ago.
+    untaken: AtomicU64,
 }
 
 /// The uplink's peer. It can leave, and send garbage.
@@ -123,6 +125,8 @@ impl Port for NetworkPort {
         self.away_until = None;
         self.memif.maintain();
         self.send_garbage();
+        let untaken = self.memif.untaken();
+        self.orders.untaken.store(untaken.into(), Ordering::Relaxed);
     }
 }
 
@@ -265,6 +269,11 @@ impl Network {
         self.control.hold(hold);
     }
 
+    /// Whether the peer has taken everything that was sent: a switch that waits for a CPU takes it later.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.orders.untaken.load(Ordering::Relaxed) == 0
+    }
+
     /// At rest: outages are measured anew.
     pub(crate) fn begin_outages(&self) {
         let mut seen = lock(&self.seen);
@@ -383,6 +392,33 @@ mod tests {
             let lasting = profile.phases.iter().take_while(|phase| phase.arrivals.is_none());
             assert_eq!(lasting.count(), usize::from(LASTING_PHASES));
         }
+    }
+
+    #[test]
+    fn what_the_peer_has_not_taken_is_under_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("wan.sock");
+        let listening = std::thread::spawn({
+            let socket = socket.clone();
+            move || MemifPort::listen(&socket, CONNECT_LIMIT).unwrap()
+        });
+        let network = Network::start(&socket, 1, Duration::from_secs(60)).unwrap();
+        let mut peer = listening.join().unwrap();
+        let until = |what: &str, is_so: &mut dyn FnMut() -> bool| {
+            let since = Instant::now();
+            while !is_so() {
+                assert!(since.elapsed() < CONNECT_LIMIT, "{what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until("packets wait", &mut || !network.is_taken());
+        network.hold(true);
+        let mut buffer = [0; 2048];
+        until("the peer takes them", &mut || {
+            while peer.receive(&mut buffer).is_some() {}
+            peer.release();
+            network.is_taken()
+        });
     }
 
     #[test]

@@ -115,6 +115,11 @@ impl MemifPort {
         self.link = None;
     }
 
+    /// Slots with frames that the peer has not taken.
+    pub fn untaken(&mut self) -> u32 {
+        self.link.as_mut().map_or(0, |link| link.queues[0].tx.occupancy())
+    }
+
     /// Whether the link is up.
     pub fn is_up(&self) -> bool {
         self.link.is_some()
