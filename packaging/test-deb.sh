@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs a package, runs what it brings, by systemd too where this machine has it, and removes it again, in a copy of
-# a private view of this machine's file system: a mount namespace with an overlay in memory.
+# Installs a package, runs what it brings, by systemd too where this machine has it, upgrades it beside traffic, and
+# removes it again, in a copy of a private view of this machine's file system: a mount namespace with an overlay in
+# memory.
 #
 #   packaging/test-deb.sh inco_VERSION_amd64.deb      as root
 set -euo pipefail
-[ $# = 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 if [ -z "${INCO_DEB_TEST:-}" ]; then
     exec unshare --mount --mount-proc --pid --fork env INCO_DEB_TEST=1 "$0" "$(realpath "$1")"
 fi
@@ -22,6 +23,10 @@ mount -t tmpfs none "$root/tmp"
 cp "$package" "$root/tmp/inco.deb"
 inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@"; }
 fail() { echo "test-deb: $*" >&2; exit 1; }
+failed() { # a log, and what has failed
+    cat "$1" >&2
+    fail "$2"
+}
 
 # Only on this copy: the machine's own installation, if any, is out of the way.
 rm -rf "$root/usr/local/bin/inco" "$root/usr/local/bin/inco-nf" "$root/etc/inco" "$root/var/lib/inco"
@@ -43,8 +48,17 @@ fi
 
 mkdir -p "$root/etc/inco"
 
-# The unit, by a systemd of its own with nothing else to do: it starts, reloads, comes back after a crash and after a hang
-# with the containers that it had, and stops.
+# A later version of the package, with the same content in new files.
+later() { # the package, the file to make
+    local tree=$top/later
+    dpkg-deb --raw-extract "$1" "$tree"
+    sed -i 's/^Version: .*/&+later/' "$tree/DEBIAN/control"
+    dpkg-deb --root-owner-group -z0 --build "$tree" "$2" >/dev/null
+    rm -rf "$tree"
+}
+
+# The unit, by a systemd of its own with nothing else to do: it starts, reloads, is upgraded, comes back after a crash
+# and after a hang with the containers that it had, and stops.
 by_systemd() {
     local init group tree unit parent
     inside inco image build forward >/dev/null
@@ -55,6 +69,7 @@ device = "memif:wan.sock"
 [service.dns]
 match = { proto = "udp" }
 image = "inco/forward"
+command = ["/inco-nf", "forward", "--stamp"]
 cpus = 0.1
 memory = "64MiB"
 capacity = "10kpps"
@@ -116,7 +131,7 @@ UNIT
     done
     within() {
         nsenter --target "$init" --mount --pid --root="/proc/$init/root" --wd="/proc/$init/root" \
-            env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin INCO_RUN_DIR=/run/inco-test "$@"
+            env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin INCO_RUN_DIR=/run/inco-test INCO_STATE_DIR=/var/lib/inco "$@"
     }
     become() { # what is expected, and a command that holds then
         local what=$1
@@ -132,6 +147,45 @@ UNIT
     both_serve() { [ "$(within inco instances | grep -c ' active ')" = 2 ]; }
     came_back() { [ "$(within systemctl show -p NRestarts --value inco)" = "$1" ] && within inco events | grep -q 'adopted'; }
     main() { within systemctl show -p MainPID --value inco; }
+    containers() { within pgrep -x inco-nf | sort -n; }
+    has_flows() { [ "$(within inco flows --json --limit 1000 | grep -o '"flow":' | wc -l)" = 200 ]; }
+    # A later version of the package is installed while packets flow: the main process is a new one, no flow moves.
+    upgraded_beside_traffic() {
+        local before after nf traffic
+        later "$package" "$root/var/tmp/later.deb"
+        cat >"$root/var/tmp/load.toml" <<'TOML'
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "120s"
+flows = 200
+rate_per_flow = "2pps"
+TOML
+        within inco traffic --json -f /var/tmp/load.toml --uplink memif:wan.sock >"$top/traffic" 2>"$top/log" &
+        traffic=$!
+        become 'all flows are pinned' has_flows
+        before=$(main)
+        nf=$(containers)
+        within dpkg --no-triggers -i /var/tmp/later.deb >"$top/upgrade" 2>&1 || failed "$top/upgrade" 'it is not upgraded'
+        case $(within dpkg-query -W -f '${Version}' inco) in
+        *+later) ;;
+        *) fail 'the later version is not installed' ;;
+        esac
+        after=$(main)
+        within inco events | grep -q 'took over from' || failed "$top/upgrade" 'the new program has not taken over'
+        [ "$after" != "$before" ] || fail 'the main process is the one before'
+        within inco status | grep -q "process $after" || fail "systemd takes $after for the main process"
+        [ "$(within readlink "/proc/$after/exe")" = /usr/bin/inco ] || fail 'the main process is not the new program'
+        within systemctl is-active --quiet inco || fail 'systemd says that it does not run after the upgrade'
+        [ "$(within systemctl show -p NRestarts --value inco)" = 0 ] || fail 'systemd restarted it for the upgrade'
+        [ "$(containers)" = "$nf" ] || fail 'the upgrade has not kept the containers'
+        kill -0 "$traffic" || failed "$top/log" 'the traffic has ended before the upgrade'
+        within pkill -INT -f '^inco traffic'
+        wait "$traffic" || failed "$top/log" 'the traffic has failed'
+        for count in lost mis_steered expected_moves lost_in_restarts duplicated reordered; do
+            grep -Eq "\"$count\": ?0(,|}|$)" "$top/traffic" || failed "$top/traffic" "in the upgrade: $count is not 0"
+        done
+    }
     become 'it starts' within systemctl is-active --quiet inco
     become 'two containers serve' both_serve
     within systemctl reload inco || fail 'systemctl reload fails'
@@ -139,6 +193,7 @@ UNIT
     if within systemctl reload inco 2>/dev/null; then fail 'systemctl reload takes a wrong file'; fi
     sed -i 's/max = "x"/max = 2/' "$root/etc/inco/inco.toml"
     within systemctl is-active --quiet inco || fail 'a wrong file ended it'
+    upgraded_beside_traffic
     within kill -KILL "$(main)"
     become 'it comes back after a crash' came_back 1
     become 'the containers serve again' both_serve
