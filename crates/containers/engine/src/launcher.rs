@@ -147,7 +147,7 @@ impl Launcher {
             None,
         )
         .map_err(at)?;
-        let child = Command::new(&command.program)
+        let mut child = Command::new(&command.program)
             .args(&command.arguments)
             .env(RUN_DIR, run_dir)
             .envs(command.clean_up.iter().map(|argument| (CLEAN_UP, argument)))
@@ -158,7 +158,12 @@ impl Launcher {
             .spawn()
             .map_err(|e| EngineError::io("start", &command.program, &e))?;
         let channel = Channel(ours);
-        let Hello { pid, .. } = hello(&channel)?;
+        let Hello { pid, .. } = hello(&channel).inspect_err(|_| {
+            // It died, or it is of no use.
+            let _ = child.kill();
+            let _ = child.wait();
+            keeper::Server::remove_unfinished(run_dir, child.id());
+        })?;
         Ok(Launcher {
             channel,
             command,

@@ -329,7 +329,7 @@ fn unexpected(answer: Answer) -> Error {
     Error::Refused { reason }
 }
 
-fn open(path: &Path) -> Result<OwnedFd, Error> {
+pub(crate) fn open(path: &Path) -> Result<OwnedFd, Error> {
     let address = SocketAddrUnix::new(path).map_err(Error::unreachable)?;
     let flags = SocketFlags::CLOEXEC;
     let socket =

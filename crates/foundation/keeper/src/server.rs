@@ -12,6 +12,7 @@ use rustix::net::{
     socket_with,
 };
 
+use crate::client::open;
 use crate::message::{Answer, Ask, Received, borrowed, check_peer, receive, send};
 use crate::store::Store;
 use crate::{Error, Keeper, MAX_CLIENTS, SOCKET};
@@ -44,6 +45,27 @@ fn inode(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().map(|data| data.ino())
 }
 
+/// The socket of a server before it has its name: no longer than that.
+fn unfinished(run_dir: &Path, process: u32) -> PathBuf {
+    run_dir.join(format!(".{process}"))
+}
+
+/// Replaces the socket of a run directory by one that this process listens on.
+fn listen_in(run_dir: &Path) -> Result<OwnedFd, Error> {
+    let fresh = unfinished(run_dir, std::process::id());
+    let address = SocketAddrUnix::new(&fresh).map_err(Error::unreachable)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(Error::unreachable)?;
+    // Nothing may be there.
+    let _ = std::fs::remove_file(&fresh);
+    bind(&listener, &address).map_err(Error::unreachable)?;
+    rustix::fs::chmod(&fresh, Mode::RUSR | Mode::WUSR).map_err(Error::unreachable)?;
+    listen(&listener, MAX_CLIENTS as i32).map_err(Error::unreachable)?;
+    rustix::fs::rename(&fresh, run_dir.join(SOCKET)).map_err(Error::unreachable)?;
+    Ok(listener)
+}
+
 impl Server {
     /// Listens in this run directory. A server that listens there already is replaced: this one takes all that it
     /// keeps, and the other one's process is told to end. Whenever one of the two dies, the socket is that of a server
@@ -59,18 +81,7 @@ impl Server {
         for entry in before.as_ref().map_or(Ok(Vec::new()), Keeper::take)? {
             store.keep(entry.name, entry.note, entry.files)?;
         }
-        // No longer than the name in the end.
-        let fresh = run_dir.join(format!(".{}", std::process::id()));
-        let address = SocketAddrUnix::new(&fresh).map_err(Error::unreachable)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(Error::unreachable)?;
-        // Nothing may be there.
-        let _ = std::fs::remove_file(&fresh);
-        bind(&listener, &address).map_err(Error::unreachable)?;
-        rustix::fs::chmod(&fresh, Mode::RUSR | Mode::WUSR).map_err(Error::unreachable)?;
-        listen(&listener, MAX_CLIENTS as i32).map_err(Error::unreachable)?;
-        rustix::fs::rename(&fresh, &path).map_err(Error::unreachable)?;
+        let listener = listen_in(run_dir)?;
         if let Some(Err(error)) = before.as_ref().map(Keeper::dismiss) {
             tracing::warn!(%error, "the keeper before may stay");
         }
@@ -83,6 +94,12 @@ impl Server {
             linger: None,
             order: Order::None,
         })
+    }
+
+    /// Removes what a process left that died in [`Server::bind`].
+    pub fn remove_unfinished(run_dir: &Path, process: u32) {
+        // Most die elsewhere: nothing is there.
+        let _ = std::fs::remove_file(unfinished(run_dir, process));
     }
 
     /// The descriptors to wait for: [`Server::serve`] has something to do when one is readable.
@@ -109,7 +126,28 @@ impl Server {
                 self.clients.push(client);
             }
         }
+        self.stay_reachable();
         self.order
+    }
+
+    /// The socket may be that of a server that was to replace this one. Where that has died since, this one listens
+    /// again. Where it lives and has let go of this one, this one is of no use: the other has all entries.
+    fn stay_reachable(&mut self) {
+        if inode(&self.path) == self.inode || self.is_empty() {
+            return;
+        }
+        match open(&self.path) {
+            Ok(_) if self.clients.is_empty() => self.order = Order::Leave,
+            Ok(_) | Err(Error::Stranger { .. }) => {}
+            Err(_) => {
+                let listener = self.path.parent().map(listen_in);
+                // Where that fails, another attempt follows within a second.
+                if let Some(Ok(listener)) = listener {
+                    self.listener = listener;
+                    self.inode = inode(&self.path);
+                }
+            }
+        }
     }
 
     fn welcome(&mut self) {

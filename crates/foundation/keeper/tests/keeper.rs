@@ -1,6 +1,10 @@
 //! A server, its clients, and what a client may do to it.
 
-#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "what goes wrong here fails the test"
+)]
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -152,6 +156,73 @@ fn another_server_gets_everything_again() {
     let server = third.end();
     assert!(server.is_empty());
     assert_eq!(server.linger(), Some(Duration::from_secs(30)));
+}
+
+fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..1000 {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{what}: not within 5 s");
+}
+
+/// A successor dies when its socket is in place, before it has told the server to end.
+#[test]
+fn a_server_whose_successor_died_is_found_again() {
+    let place = tempfile::tempdir().unwrap();
+    let server = Running::start(place.path());
+    let keeper = Keeper::connect(place.path()).unwrap().unwrap();
+    keeper.keep("one", "", &[file("one").as_fd()]).unwrap();
+    let successor = Keeper::connect(place.path()).unwrap().unwrap();
+    let socket = place.path().join(keeper::SOCKET);
+    let dead = place.path().join("dead");
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+    std::fs::rename(&dead, &socket).unwrap();
+    drop(successor);
+    let next = eventually("it listens again", || Keeper::connect(place.path()).unwrap());
+    assert_eq!(next.entries().unwrap(), 1);
+    // The connections from before are as they were.
+    assert_eq!(keeper.entries().unwrap(), 1);
+    drop(server.end());
+    assert!(!socket.exists());
+}
+
+/// A successor has everything, and could not tell the server to end.
+#[test]
+fn a_server_without_clients_leaves_its_place_to_its_successor() {
+    let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = places.each_ref().map(|place| {
+        let server = Running::start(place.path());
+        let keeper = Keeper::connect(place.path()).unwrap().unwrap();
+        keeper.keep("one", "", &[file("one").as_fd()]).unwrap();
+        (server, keeper)
+    });
+    let [from, to] = [1, 0].map(|at: usize| places[at].path().join(keeper::SOCKET));
+    std::fs::rename(from, &to).unwrap();
+    // It may still be asked.
+    assert_eq!(first.1.entries().unwrap(), 1);
+    assert!(!first.0.thread.as_ref().unwrap().is_finished());
+    drop(first.1);
+    eventually("it has left", || {
+        first.0.thread.as_ref().unwrap().is_finished().then_some(())
+    });
+    drop(first.0.end());
+    assert!(to.exists(), "it is the other one's");
+    drop(second);
+}
+
+/// What a process left that died while it made its socket.
+#[test]
+fn an_unfinished_socket_is_removed() {
+    let place = tempfile::tempdir().unwrap();
+    let unfinished = place.path().join(".77");
+    drop(std::os::unix::net::UnixListener::bind(&unfinished).unwrap());
+    Server::remove_unfinished(place.path(), 78);
+    assert!(unfinished.exists());
+    Server::remove_unfinished(place.path(), 77);
+    assert!(!unfinished.exists());
 }
 
 /// An entry is forgotten while the connection is in use, and another one of the same name is kept before that was sent.
