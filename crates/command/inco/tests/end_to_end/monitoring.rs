@@ -3,8 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +14,9 @@ use packet::build::Frame;
 use packet::capture::{CaptureWriter, Captured};
 use serde_json::Value;
 
-use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, available, eventually, text};
+use crate::support::{
+    ApiOverTls, Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, available, eventually, free_port, text,
+};
 
 const CONFIGURATION: &str = r#"
 FORWARD
@@ -25,47 +26,6 @@ autoscaler = "fixed"
 scheduler = { policy = "best-fit", slow_start = "0s" }
 ring = { slots = 8192 }
 "#;
-
-const ADMIN: &str = "0123456789abcdef0123456789abcdef";
-const READ: &str = "fedcba9876543210fedcba9876543210";
-
-/// An API over TLS at a port of this machine.
-struct Tls {
-    address: String,
-    certificate: PathBuf,
-    /// Its part of a configuration.
-    toml: String,
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
-
-/// A file that only its owner may read.
-fn secret_file(place: &Place, name: &str, text: &str) -> PathBuf {
-    let path = place.file(name, text);
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    path
-}
-
-fn tls(place: &Place) -> Tls {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-    let address = format!("localhost:{}", free_port());
-    let certificate = place.file("api.pem", &made.cert.pem());
-    let key = secret_file(place, "api.key", &made.signing_key.serialize_pem());
-    let tokens = format!("admin ops {ADMIN}\nread prometheus {READ}\n");
-    let tokens = secret_file(place, "tokens", &tokens);
-    let toml = format!(
-        "[api]\nlisten = \"{}\"\ncertificate = {certificate:?}\nkey = {key:?}\ntokens = {tokens:?}\n",
-        address.replace("localhost", "127.0.0.1"),
-    );
-    Tls {
-        address,
-        certificate,
-        toml,
-    }
-}
 
 /// The repository's folder.
 fn root() -> &'static Path {
@@ -81,9 +41,9 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn start(place: &Place, tls: &Tls) -> Prometheus {
+    fn start(place: &Place, tls: &ApiOverTls) -> Prometheus {
         let deploy = root().join("deploy/prometheus");
-        let token = secret_file(place, "inco.token", READ);
+        let token = place.secret_file("inco.token", ApiOverTls::READ);
         let given = std::fs::read_to_string(deploy.join("scrape.yml")).unwrap();
         let configuration = given
             .replace("/etc/prometheus/inco.token", token.to_str().unwrap())
@@ -146,7 +106,7 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
         return;
     }
     let place = Place::new();
-    let tls = tls(&place);
+    let tls = ApiOverTls::new(&place);
     // With a quota, so that every metric has something to tell.
     let text = CONFIGURATION
         .replace("FORWARD\n", FORWARD)
@@ -267,7 +227,7 @@ fn schemathesis_finds_no_answer_outside_the_description() {
         return;
     }
     let place = Place::new();
-    let tls = tls(&place);
+    let tls = ApiOverTls::new(&place);
     let inco = place.run(&(CONFIGURATION.replace("FORWARD\n", FORWARD) + &tls.toml));
     inco.settled(2, 0);
     let report = place
@@ -278,7 +238,10 @@ fn schemathesis_finds_no_answer_outside_the_description() {
     assert_clean(&report);
     let output = Command::new(program)
         .args(["run", &format!("https://{}/v1/openapi.json", tls.address)])
-        .args(["--header", &format!("Authorization: Bearer {ADMIN}")])
+        .args([
+            "--header",
+            &format!("Authorization: Bearer {}", ApiOverTls::ADMIN),
+        ])
         .args(["--tls-verify", tls.certificate.to_str().unwrap()])
         .args(["--phases", "examples,coverage,fuzzing"])
         .args(["--max-examples", "20", "--seed", "1"])

@@ -1,16 +1,15 @@
 //! inco ends (killed, stopped or told to keep its containers), and the next run adopts the containers.
 
 use std::collections::BTreeMap;
-use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Instant;
 
 use api::types::FlowFilter;
 use model::{EventKind, InstanceId};
 
 use crate::support::{
-    Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, launcher_of, text as text_of,
+    Engine, IMAGE, Inco, PATIENCE, Place, Systemd, assert_clean, eventually, launcher_of, text as text_of,
 };
 
 pub(crate) fn service(name: &str, port: u16, standby_mode: &str) -> String {
@@ -440,8 +439,8 @@ fn stop_removes_what_is_left(engine: Engine, end: &End) {
     );
 }
 
-#[test]
-fn nothing_stays_of_a_test_that_fails_without_an_inco() {
+/// A test fails after its inco was killed.
+fn nothing_stays_of_a_test_that(fails: fn(&Place)) {
     if !Engine::Oci.is_here() {
         return;
     }
@@ -451,10 +450,33 @@ fn nothing_stays_of_a_test_that_fails_without_an_inco() {
         let inco = place.run(&configuration(Engine::Oci, &[service("dns", 53, "warm")]));
         inco.settled(2, 1);
         killed.send(inco.kill()).unwrap();
-        assert_eq!(launcher_of(&place).len(), 0, "it keeps the containers");
+        assert_eq!(launcher_of(&place).len(), 1);
+        fails(&place);
     });
     assert!(failed.join().is_err());
     traces.recv().unwrap().assert_nothing_left();
+}
+
+#[test]
+fn nothing_stays_of_a_test_that_fails_without_an_inco() {
+    nothing_stays_of_a_test_that(|place| {
+        assert_eq!(launcher_of(place).len(), 0, "it keeps the containers");
+    });
+}
+
+#[test]
+fn nothing_stays_of_a_test_whose_second_inco_does_not_start() {
+    nothing_stays_of_a_test_that(|place| drop(place.run("nonsense = 1")));
+}
+
+/// It has taken over what the first one left, and does not answer in time.
+#[test]
+fn nothing_stays_of_a_test_whose_second_inco_hangs() {
+    nothing_stays_of_a_test_that(|place| {
+        let inco = place.run(&configuration(Engine::Oci, &[service("dns", 53, "warm")]));
+        crate::support::kill(inco.pid(), rustix::process::Signal::STOP);
+        panic!("it answers nothing");
+    });
 }
 
 #[test]
@@ -547,30 +569,17 @@ fn what_systemd_stops_waits_for_the_next_inco_and_then_is_removed() {
         return;
     }
     let place = Place::new();
-    let notify = UnixDatagram::bind(place.path("notify")).unwrap();
+    let systemd = Systemd::new(&place);
     let text = |linger: &str| {
         // In the last section, which is that of the engine.
         let engine = format!("linger = \"{linger}\"\n");
         configuration(Engine::Oci, &[service("dns", 53, "warm")]) + &engine
     };
-    let run = |linger: &str| {
-        let file = place.file("inco.toml", &text(linger));
-        let child = place
-            .inco(&["run", "-f", file.to_str().unwrap()])
-            .env("NOTIFY_SOCKET", place.path("notify"))
-            .env("INVOCATION_ID", "1")
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        eventually("its containers serve", PATIENCE, || {
-            let output = place.output(&["instances"]);
-            (text_of(&output.stdout).matches(" active ").count() == 2).then_some(())
-        });
-        child
-    };
+    let run = |linger: &str| systemd.start(&text(linger), 2, 1);
     let end = |mut child: Child| {
         crate::support::kill(child.id(), rustix::process::Signal::TERM);
         assert!(child.wait().unwrap().success());
+        systemd.hears("STOPPING=1");
     };
     let containers = || std::fs::read_dir(place.run_dir().join("oci/containers")).map_or(0, Iterator::count);
     end(run("60s"));
@@ -580,10 +589,5 @@ fn what_systemd_stops_waits_for_the_next_inco_and_then_is_removed() {
     assert!(said.contains("adopted 3 containers"), "{said}");
     end(second);
     assert_eq!(containers(), 3);
-    eventually("everything is removed", PATIENCE, || {
-        let there = std::fs::read_dir(place.run_dir()).unwrap().flatten();
-        let there: Vec<_> = there.map(|entry| entry.file_name()).collect();
-        (there == ["events"]).then_some(())
-    });
-    drop(notify);
+    place.is_left_clean();
 }

@@ -6,6 +6,7 @@ mod keys;
 mod leftovers;
 mod namespace;
 mod ovs;
+mod systemd;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -20,11 +21,12 @@ use traffic::Report;
 
 pub(crate) use dockerd::PrivateDockerd;
 pub(crate) use function::{FileFunction, Function};
-pub(crate) use keys::{Authority, free_port};
+pub(crate) use keys::{ApiOverTls, Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
+pub(crate) use systemd::Systemd;
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -222,6 +224,27 @@ impl Place {
         let path = self.path(name);
         std::fs::write(&path, text).unwrap();
         path
+    }
+
+    /// The same, which only its owner may read.
+    pub(crate) fn secret_file(&self, name: &str, text: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = self.file(name, text);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    /// Waits until what happened is all that is left in the run directory.
+    pub(crate) fn is_left_clean(&self) {
+        let mut there = Vec::new();
+        let clean = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("everything is removed", PATIENCE, || {
+                let entries = std::fs::read_dir(self.run_dir()).unwrap().flatten();
+                there = entries.map(|entry| entry.file_name()).collect();
+                (there == ["events"]).then_some(())
+            });
+        }));
+        assert!(clean.is_ok(), "left in the run directory: {there:?}");
     }
 
     /// The program in this place.
