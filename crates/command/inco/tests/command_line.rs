@@ -11,7 +11,7 @@ use api::types::{
     CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
     ServiceRow, Snapshot, Status,
 };
-use api::{ControlRequest, EventLog, Limits, Server, request_queue};
+use api::{ControlRequest, EventLog, Server, ServerSettings, request_queue};
 use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
 
 fn inco(arguments: &[&str]) -> Command {
@@ -478,9 +478,7 @@ impl Fake {
         });
         let events = EventLog::default();
         let server = Server::start(
-            &directory.path().join("api.sock"),
-            None,
-            &Limits::default(),
+            ServerSettings::on(&directory.path().join("api.sock")),
             asker,
             events.clone(),
         )

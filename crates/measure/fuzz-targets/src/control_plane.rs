@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use api::{ControlRequest, EventLog, Limits, Server, request_queue};
+use api::{ControlRequest, EventLog, Limits, Server, ServerSettings, request_queue};
 use model::{Nanos, ServiceId, Slot};
 use openflow::{Field, Message, Session, Version, decode, encode};
 use openflow_switch::{InstanceTerms, Part, ServiceRules, Settings, Side, Spread, Steering};
@@ -142,7 +142,15 @@ pub(crate) fn http(bytes: &[u8]) {
             head_time: Duration::from_millis(200),
             ..Limits::default()
         };
-        Server::start(&scratch("api.sock"), None, &limits, asker, EventLog::default()).unwrap()
+        Server::start(
+            ServerSettings {
+                limits,
+                ..ServerSettings::on(&scratch("api.sock"))
+            },
+            asker,
+            EventLog::default(),
+        )
+        .unwrap()
     });
     let mut stream = UnixStream::connect(SERVER.socket()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

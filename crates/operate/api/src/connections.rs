@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::Limits;
 
@@ -26,6 +26,8 @@ pub(crate) struct Connections {
     /// An authenticated connection has closed or become idle.
     room: Notify,
     streams: Arc<Semaphore>,
+    /// Whether further ones must wait for another server.
+    is_closed: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +43,8 @@ struct Row {
     /// Its network; [`None`] for a unix socket.
     network: Option<IpAddr>,
     is_authenticated: bool,
+    /// Whether a request has come.
+    has_asked: bool,
     /// Requests without a complete answer.
     under_way: u32,
     /// The tick since which it is idle.
@@ -82,7 +86,29 @@ impl Connections {
             table: Mutex::default(),
             room: Notify::new(),
             streams: Arc::new(Semaphore::new(limits.streams)),
+            is_closed: watch::Sender::new(false),
         })
+    }
+
+    /// Ends [`Connections::until_closed`].
+    pub(crate) fn close(&self) {
+        self.is_closed.send_replace(true);
+    }
+
+    /// The outcome of `accept`; [`None`] once they are closed.
+    pub(crate) async fn until_closed<T>(&self, accept: impl Future<Output = T>) -> Option<T> {
+        let mut closed = self.is_closed.subscribe();
+        tokio::select! {
+            biased;
+            _ = closed.wait_for(|is_closed| *is_closed) => None,
+            accepted = accept => Some(accepted),
+        }
+    }
+
+    /// Whether each connection has asked, and has its answers.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let table = self.table();
+        table.rows.values().all(|row| row.has_asked && row.under_way == 0)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -95,6 +121,7 @@ impl Connections {
         let row = Row {
             network,
             is_authenticated: network.is_none(),
+            has_asked: false,
             under_way: 0,
             idle_since: id,
             leave: Arc::clone(&leave),
@@ -198,6 +225,7 @@ impl ConnectionPermit {
     /// Begins a request, which ends when the guard is dropped.
     pub(crate) fn request(self: &Arc<ConnectionPermit>) -> RequestGuard {
         if let Some(row) = self.connections.table().rows.get_mut(&self.id) {
+            row.has_asked = true;
             row.under_way += 1;
         }
         RequestGuard(Arc::clone(self))
@@ -335,6 +363,32 @@ mod tests {
         assert!(admitted.as_mut().poll(&mut context).is_ready() && late.is_authenticated());
         assert!(leaves(&a) && !leaves(&c));
         drop(other);
+    }
+
+    #[test]
+    fn connections_rest_once_each_has_its_answer() {
+        let connections = connections();
+        assert!(connections.is_at_rest());
+        let (a, b) = (
+            connections.unauthenticated(address(1)),
+            connections.unauthenticated(address(2)),
+        );
+        let asking = a.request();
+        drop(b.request());
+        assert!(!connections.is_at_rest(), "one has no answer yet");
+        drop(asking);
+        assert!(connections.is_at_rest());
+        let c = connections.unauthenticated(address(3));
+        assert!(!connections.is_at_rest(), "one has not asked yet");
+        drop(c);
+        assert!(connections.is_at_rest());
+        let accepts = |of: &Connections| {
+            let accepted = std::pin::pin!(of.until_closed(std::future::ready(1)));
+            accepted.poll(&mut Context::from_waker(std::task::Waker::noop()))
+        };
+        assert_eq!(accepts(&connections), Poll::Ready(Some(1)));
+        connections.close();
+        assert_eq!(accepts(&connections), Poll::Ready(None));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use endpoint::{Endpoint, Remote};
 pub use event_log::{EVENT_LIMIT, EventLog, Events};
 pub use metrics::{Format, encode};
 pub use routes::{ANSWER_TIME, openapi};
-pub use server::{Limits, Server, Tcp, longest_path};
+pub use server::{Door, Limits, Listeners, Server, ServerSettings, Tcp, longest_path};
 pub use tuple::{TupleError, parse_tuple};
 
 /// An error of the client or the server.

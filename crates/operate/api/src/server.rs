@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
@@ -96,13 +96,49 @@ pub struct Tcp {
     pub tokens: PathBuf,
 }
 
+/// Where and how a server listens.
+#[derive(Debug)]
+pub struct ServerSettings {
+    /// The path of the unix socket.
+    pub socket: PathBuf,
+    /// The network listener, if there is one.
+    pub tcp: Option<Tcp>,
+    /// The limits of each listener.
+    pub limits: Limits,
+    /// Those that the server before [handed over](Server::hand_over): clients that connected meanwhile wait there.
+    /// What is missing is made.
+    pub listeners: Listeners,
+}
+
+impl ServerSettings {
+    /// On this socket alone, with the usual limits.
+    pub fn on(socket: impl Into<PathBuf>) -> ServerSettings {
+        ServerSettings {
+            socket: socket.into(),
+            tcp: None,
+            limits: Limits::default(),
+            listeners: Listeners::default(),
+        }
+    }
+}
+
+/// Listeners on their way from one server to the next.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// Of the unix socket.
+    pub unix: Option<OwnedFd>,
+    /// Of the network.
+    pub tcp: Option<OwnedFd>,
+}
+
 /// The running server. Dropping it ends it and removes the unix socket.
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
-    /// A duplicate of its listener; [`None`] once that was handed over.
-    listener: Option<StdUnixListener>,
     tcp: Option<SocketAddr>,
+    /// Duplicates, until they are handed over.
+    listeners: Listeners,
+    door: Door,
     end: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -115,65 +151,62 @@ impl Server {
     /// [`ApiError::InUse`] if another process listens; [`ApiError::Permission`] and [`ApiError::System`];
     /// [`ApiError::Tokens`] and [`ApiError::Certificate`].
     pub fn start(
-        socket: &Path,
-        tcp: Option<&Tcp>,
-        limits: &Limits,
+        settings: ServerSettings,
         asker: RequestSender,
         events: EventLog,
     ) -> Result<Server, ApiError> {
-        let secured = tcp.map(Secured::open).transpose()?;
-        Server::start_on(listen(socket)?, socket, secured, limits, asker, events)
-    }
-
-    /// The same on a listener that the server before [handed over](Server::hand_over): clients that connected
-    /// meanwhile wait there.
-    ///
-    /// # Errors
-    /// As [`Server::start`].
-    pub fn take_over(
-        listener: OwnedFd,
-        socket: &Path,
-        tcp: Option<&Tcp>,
-        limits: &Limits,
-        asker: RequestSender,
-        events: EventLog,
-    ) -> Result<Server, ApiError> {
-        let secured = tcp.map(Secured::open).transpose()?;
-        Server::start_on(listener.into(), socket, secured, limits, asker, events)
-    }
-
-    fn start_on(
-        listener: StdUnixListener,
-        socket: &Path,
-        secured: Option<Secured>,
-        limits: &Limits,
-        asker: RequestSender,
-        events: EventLog,
-    ) -> Result<Server, ApiError> {
+        let ServerSettings {
+            socket,
+            tcp,
+            limits,
+            listeners,
+        } = settings;
+        let secured = tcp.map(|tcp| Secured::open(&tcp, listeners.tcp)).transpose()?;
+        let listener = match listeners.unix {
+            Some(listener) => listener.into(),
+            None => listen(&socket)?,
+        };
         let address = secured.as_ref().map(|secured| secured.address);
-        let duplicate = listener.try_clone().map_err(system("listen on", socket))?;
+        let duplicate = |of: BorrowedFd<'_>| of.try_clone_to_owned().map_err(system("listen on", &socket));
+        let listeners = Listeners {
+            unix: Some(duplicate(listener.as_fd())?),
+            tcp: secured
+                .as_ref()
+                .map(|secured| duplicate(secured.listener.as_fd()))
+                .transpose()?,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(system("start the runtime for", socket))?;
+            .map_err(system("start the runtime for", &socket))?;
         let (end, ended) = oneshot::channel();
-        let limits = limits.clone();
+        let door = Door {
+            local: Connections::new(&limits),
+            remote: Connections::new(&limits),
+        };
+        let doors = door.clone();
         let thread = std::thread::Builder::new()
             .name("inco-api".to_owned())
-            .spawn(move || runtime.block_on(serve(listener, secured, limits, asker, events, ended)))
-            .map_err(system("start the thread for", socket))?;
+            .spawn(move || runtime.block_on(serve((listener, secured), doors, limits, asker, events, ended)))
+            .map_err(system("start the thread for", &socket))?;
         Ok(Server {
-            socket: socket.to_owned(),
-            listener: Some(duplicate),
+            socket,
             tcp: address,
+            listeners,
+            door,
             end: Some(end),
             thread: Some(thread),
         })
     }
 
-    /// Ends the server without its unix socket, and gives the listener for the next one.
-    pub fn hand_over(mut self) -> Option<OwnedFd> {
-        self.listener.take().map(OwnedFd::from)
+    /// Ends the server without its unix socket, and gives the listeners for the next one.
+    pub fn hand_over(mut self) -> Listeners {
+        std::mem::take(&mut self.listeners)
+    }
+
+    /// Where its clients come in.
+    pub fn door(&self) -> Door {
+        self.door.clone()
     }
 
     /// The path of its unix socket.
@@ -189,13 +222,33 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.listener.is_some() {
+        if self.listeners.unix.is_some() {
             let _ = std::fs::remove_file(&self.socket);
         }
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// Where the clients of a server come in.
+#[derive(Clone, Debug)]
+pub struct Door {
+    local: Arc<Connections>,
+    remote: Arc<Connections>,
+}
+
+impl Door {
+    /// Accepts no connection any more: new ones wait for the server that gets the listeners.
+    pub fn close(&self) {
+        self.local.close();
+        self.remote.close();
+    }
+
+    /// Whether each client that came in was answered. A stream of events never is.
+    pub fn is_at_rest(&self) -> bool {
+        self.local.is_at_rest() && self.remote.is_at_rest()
     }
 }
 
@@ -305,11 +358,15 @@ impl Tcp {
 }
 
 impl Secured {
-    fn open(of: &Tcp) -> Result<Secured, ApiError> {
+    /// On the listener of the server before, if there is one.
+    fn open(of: &Tcp, listener: Option<OwnedFd>) -> Result<Secured, ApiError> {
         let tokens = Tokens::read(&of.tokens)?;
         let config = of.tls()?;
         let place = PathBuf::from(of.address.to_string());
-        let listener = StdTcpListener::bind(of.address).map_err(system("listen on", &place))?;
+        let listener = match listener {
+            Some(listener) => listener.into(),
+            None => StdTcpListener::bind(of.address).map_err(system("listen on", &place))?,
+        };
         listener
             .set_nonblocking(true)
             .map_err(system("listen on", &place))?;
@@ -324,8 +381,8 @@ impl Secured {
 }
 
 async fn serve(
-    listener: StdUnixListener,
-    secured: Option<Secured>,
+    (listener, secured): (StdUnixListener, Option<Secured>),
+    door: Door,
     limits: Limits,
     asker: RequestSender,
     events: EventLog,
@@ -348,6 +405,7 @@ async fn serve(
     };
     let local = Acceptor {
         routes: guarded(None),
+        connections: door.local,
         limits: limits.clone(),
         figures: Arc::clone(&figures),
     };
@@ -359,6 +417,7 @@ async fn serve(
     {
         let remote = Acceptor {
             routes: guarded(Some(secured.tokens)),
+            connections: door.remote,
             limits,
             figures,
         };
@@ -372,6 +431,7 @@ async fn serve(
 /// Accepts the connections of a listener.
 struct Acceptor {
     routes: Router,
+    connections: Arc<Connections>,
     limits: Limits,
     figures: Arc<Figures>,
 }
@@ -382,15 +442,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 impl Acceptor {
     async fn take_local(self, listener: UnixListener) {
         let door = Arc::new(self);
-        let connections = Connections::new(&door.limits);
-        loop {
-            let Ok((stream, _)) = listener.accept().await else {
+        while let Some(accepted) = door.connections.until_closed(listener.accept()).await {
+            let Ok((stream, _)) = accepted else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             // Arrived requests are read first: their connections are not idle.
             yield_now().await;
-            let permit = connections.local().await;
+            let permit = door.connections.local().await;
             let door = Arc::clone(&door);
             tokio::spawn(async move {
                 let _counted = Counted::new(&door.figures.unix_connections);
@@ -408,15 +467,14 @@ impl Acceptor {
 
     async fn take_remote(self, listener: TcpListener, tls: TlsAcceptor) {
         let door = Arc::new(self);
-        let connections = Connections::new(&door.limits);
-        loop {
-            let Ok((stream, from)) = listener.accept().await else {
+        while let Some(accepted) = door.connections.until_closed(listener.accept()).await {
+            let Ok((stream, from)) = accepted else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             // Arrived tokens are read first: their connections become authenticated.
             yield_now().await;
-            let permit = connections.unauthenticated(from.ip());
+            let permit = door.connections.unauthenticated(from.ip());
             let (door, tls) = (Arc::clone(&door), tls.clone());
             tokio::spawn(async move {
                 let _counted = Counted::new(&door.figures.tcp_connections);

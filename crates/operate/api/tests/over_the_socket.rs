@@ -15,7 +15,7 @@ use api::types::{
     FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, LogPiece, LogRow, Outcome, Policies,
     Problem, Refusal, ServiceRow, Snapshot, Status,
 };
-use api::{ApiError, Client, ControlRequest, EventLog, Limits, Server, request_queue};
+use api::{ApiError, Client, ControlRequest, EventLog, Limits, Server, ServerSettings, request_queue};
 use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Setting};
 
 fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
@@ -124,9 +124,7 @@ impl Fake {
         });
         let events = EventLog::default();
         let server = Server::start(
-            &directory.path().join("run/api.sock"),
-            None,
-            &Limits::default(),
+            ServerSettings::on(&directory.path().join("run/api.sock")),
             asker,
             events.clone(),
         )
@@ -387,7 +385,15 @@ fn a_client_that_reads_nothing_is_closed_and_delays_no_other() {
         ..Limits::default()
     };
     let events = EventLog::default();
-    let _server = Server::start(&socket, None, &limits, asker, events.clone()).unwrap();
+    let _server = Server::start(
+        ServerSettings {
+            limits,
+            ..ServerSettings::on(&socket)
+        },
+        asker,
+        events.clone(),
+    )
+    .unwrap();
     let long = Event {
         kind: EventKind::Failure {
             what: "x".repeat(10_000),
@@ -436,7 +442,15 @@ fn too_many_requests_are_refused_and_counted() {
         requests_per_s: 1,
         ..Limits::default()
     };
-    let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
+    let _server = Server::start(
+        ServerSettings {
+            limits,
+            ..ServerSettings::on(&socket)
+        },
+        asker,
+        EventLog::default(),
+    )
+    .unwrap();
     std::thread::spawn(move || {
         while let Some(control_request) = inbox.wait() {
             if let ControlRequest::Counters(answer) = control_request {
@@ -612,7 +626,7 @@ fn the_socket_is_for_its_owner_and_group_and_goes_with_the_server() {
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
     let (asker, _inbox) = request_queue();
-    match Server::start(&socket, None, &Limits::default(), asker, EventLog::default()) {
+    match Server::start(ServerSettings::on(&socket), asker, EventLog::default()) {
         Err(error @ ApiError::InUse { .. }) => {
             assert!(error.to_string().contains("stop it with `inco stop`"))
         }
@@ -633,7 +647,7 @@ fn a_file_where_the_socket_should_be_is_kept() {
     let file = directory.path().join("notes");
     std::fs::write(&file, "a").unwrap();
     let (asker, _inbox) = request_queue();
-    let refused = Server::start(&file, None, &Limits::default(), asker, EventLog::default());
+    let refused = Server::start(ServerSettings::on(&file), asker, EventLog::default());
     assert!(matches!(refused, Err(ApiError::NotASocket { .. })), "{refused:?}");
     assert_eq!(std::fs::read(&file).unwrap(), b"a");
 }
@@ -648,7 +662,7 @@ fn a_socket_that_a_dead_inco_left_is_replaced() {
         Err(ApiError::NotRunning { .. })
     ));
     let (asker, _inbox) = request_queue();
-    let server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
+    let server = Server::start(ServerSettings::on(&socket), asker, EventLog::default()).unwrap();
     Client::connect(&socket).unwrap();
     assert_eq!(server.socket(), socket);
 }
@@ -668,7 +682,7 @@ fn probes_report_health_and_readiness() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
     let (asker, mut inbox) = request_queue();
-    let _server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
+    let _server = Server::start(ServerSettings::on(&socket), asker, EventLog::default()).unwrap();
     let row = |name: &str, active, failing: Option<&str>| ServiceRow {
         name: name.to_owned(),
         active,
@@ -727,7 +741,15 @@ fn unread_streams_delay_no_request() {
         write_time: hour,
         ..Limits::default()
     };
-    let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
+    let _server = Server::start(
+        ServerSettings {
+            limits: limits.clone(),
+            ..ServerSettings::on(&socket)
+        },
+        asker,
+        EventLog::default(),
+    )
+    .unwrap();
     std::thread::spawn(move || {
         while let Some(control_request) = inbox.wait() {
             match control_request {
@@ -772,7 +794,15 @@ fn idle_connections_leave_for_others() {
         connections: 4,
         ..Limits::default()
     };
-    let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
+    let _server = Server::start(
+        ServerSettings {
+            limits,
+            ..ServerSettings::on(&socket)
+        },
+        asker,
+        EventLog::default(),
+    )
+    .unwrap();
     std::thread::spawn(move || {
         while let Some(control_request) = inbox.wait() {
             if let ControlRequest::Status(answer) = control_request {
@@ -793,7 +823,7 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
     let socket = directory.path().join("api.sock");
     // A control loop that takes nothing.
     let (asker, mut inbox) = request_queue();
-    let _server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
+    let _server = Server::start(ServerSettings::on(&socket), asker, EventLog::default()).unwrap();
     let ask = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
     let limit = Limits::default().connections;
     let mut streams = Vec::new();

@@ -10,7 +10,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use api::types::{Outcome, Status};
-use api::{ApiError, Client, ControlRequest, Endpoint, EventLog, Limits, Server, Tcp, request_queue};
+use api::{
+    ApiError, Client, ControlRequest, Endpoint, EventLog, Limits, Server, ServerSettings, Tcp, request_queue,
+};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto};
 
@@ -49,7 +51,12 @@ impl Remote {
         let (asker, mut inbox) = request_queue();
         let (note, acted) = mpsc::channel();
         let socket = directory.path().join("api.sock");
-        let server = Server::start(&socket, Some(&tcp), limits, asker, EventLog::default()).unwrap();
+        let settings = ServerSettings {
+            tcp: Some(tcp),
+            limits: limits.clone(),
+            ..ServerSettings::on(&socket)
+        };
+        let server = Server::start(settings, asker, EventLog::default()).unwrap();
         std::thread::spawn(move || {
             while let Some(control_request) = inbox.wait() {
                 match control_request {
@@ -324,7 +331,11 @@ fn what_cannot_be_used_is_named() {
     let start = |tcp: &Tcp| {
         let (asker, _inbox) = request_queue();
         let socket = directory.path().join("api.sock");
-        Server::start(&socket, Some(tcp), &Limits::default(), asker, EventLog::default()).map(drop)
+        let settings = ServerSettings {
+            tcp: Some(tcp.clone()),
+            ..ServerSettings::on(&socket)
+        };
+        Server::start(settings, asker, EventLog::default()).map(drop)
     };
     let (good, _) = files(directory.path());
     start(&good).unwrap();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::types::{FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status, UplinkRow};
-use api::{ControlRequest, EventLog, Limits, Server, request_queue};
+use api::{ControlRequest, EventLog, Server, ServerSettings, request_queue};
 use browser::{Browser, browser, port_to};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 
@@ -47,7 +47,7 @@ impl World {
             }
         });
         let events = EventLog::default();
-        let server = Server::start(socket, None, &Limits::default(), asker, events.clone()).unwrap();
+        let server = Server::start(ServerSettings::on(socket), asker, events.clone()).unwrap();
         World {
             server: Some(server),
             events,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use configuration::{Configuration, EngineDriver};
+use configuration::Configuration;
 use engine::launcher::{Launcher, LauncherCommand};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -14,7 +14,6 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::drivers::driver;
 use crate::load;
 use crate::log::{self, LogFormat};
 use crate::machine::Machine;
@@ -113,17 +112,15 @@ pub(crate) fn launcher_command() -> LauncherCommand {
     LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop")
 }
 
-/// Starts the launcher of containers if the engine or the switch needs one. The launcher forks, so it must start
-/// before any thread and any memory mapping.
+/// Starts the launcher. It makes containers for the embedded engine, and keeps for the next run what inco's own switch
+/// and the API have open. It forks, so it must start before any thread and any memory mapping.
 ///
 /// # Errors
 /// The launcher cannot be started, or another inco has one in the same run directory.
 fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
     // Root needs it even without containers, to remove those of an earlier run.
     let is_needed = configuration.has_containers() || rustix::process::geteuid().is_root();
-    // It also keeps the state of inco's own switch for the next run.
-    let has_use = configuration.engine.driver == EngineDriver::Oci || driver(configuration).keeps_state();
-    if !has_use || !is_needed {
+    if !is_needed {
         return Ok(None);
     }
     let launcher = Launcher::start(launcher_command(), &run_dir()).context("cannot start the launcher")?;

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::daemon::launcher_command;
 use crate::host::is_listened_on;
+use crate::upgrade::Where;
 use crate::wiring::docker_config;
 use api::run_dir::in_run_dir;
 
@@ -83,20 +84,29 @@ impl Running {
     }
 }
 
-/// The sockets that the last run left open in its launcher, for the next one; none while an inco runs.
-pub(crate) fn kept_sockets(run_dir: &Path) -> Vec<PathBuf> {
+/// Where the last run left sockets open in its launcher, for the next one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) sockets: Vec<PathBuf>,
+    /// The API's TCP address.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// What the last run left open; nothing while an inco runs.
+pub(crate) fn kept_sockets(run_dir: &Path) -> Kept {
     let record = File::open(run_dir.join(FILE)).ok().and_then(|file| {
         let is_over = file.try_lock_shared().is_ok();
         serde_json::from_reader::<_, Record>(&file)
             .ok()
             .filter(|_| is_over)
     });
-    match record {
+    match (record, Keeper::connect(run_dir)) {
         // The kernel's list has the name that the socket was bound to, which is another one.
-        Some(record) if matches!(Keeper::connect(run_dir), Ok(Some(_))) => {
-            record.uplinks.into_iter().chain([record.socket]).collect()
-        }
-        _ => Vec::new(),
+        (Some(record), Ok(Some(keeper))) => Kept {
+            sockets: record.uplinks.into_iter().chain([record.socket]).collect(),
+            listen: Where::kept_tcp(&keeper),
+        },
+        _ => Kept::default(),
     }
 }
 
@@ -215,7 +225,8 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
 /// sockets go.
 fn launcher_of(record: &Record, run_dir: &Path) -> Result<Option<Launcher>> {
     let is_oci = record.driver == EngineDriver::Oci.name();
-    if !is_oci && !run_dir.join(engine::launcher::SOCKET).exists() {
+    let sockets = [engine::launcher::SOCKET, keeper::SOCKET];
+    if !is_oci && !sockets.iter().any(|socket| run_dir.join(socket).exists()) {
         return Ok(None);
     }
     let mut launcher = Launcher::start(launcher_command(), run_dir)?;

@@ -30,12 +30,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use api::{Caller, EventLog, Limits, RequestSender, Server, request_queue};
+use api::{Caller, EventLog, Listeners, RequestSender, Server, ServerSettings, request_queue};
 use configuration::Configuration;
 use engine::launcher::Launcher;
 
 use crate::leftovers::Mark;
-use crate::upgrade::{HandOver, Upgrade};
+use crate::upgrade::{HandOver, Upgrade, Where};
 use control::ControlLoop;
 pub(crate) use control::Summary;
 pub use control::{raise_priority, secret};
@@ -154,20 +154,32 @@ impl Orchestrator {
         })?;
         let events = EventLog::default();
         let (asker, inbox) = request_queue();
-        // First, because it detects another running inco.
         let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
-        let limits = Limits::default();
-        let (socket, tcp) = (&place.socket, tcp.as_ref());
-        let listener = match &mut launcher {
-            Some(launcher) => upgrade::take_listener(launcher, socket)?,
-            None => None,
+        let listeners = match &mut launcher {
+            Some(launcher) => Where::of(&place.socket, tcp.as_ref()).take(launcher)?,
+            None => Listeners::default(),
         };
-        let (asker_of_api, events_of_api) = (asker.clone(), events.clone());
-        let server = match listener {
-            Some(listener) => Server::take_over(listener, socket, tcp, &limits, asker_of_api, events_of_api),
-            None => Server::start(socket, tcp, &limits, asker_of_api, events_of_api),
-        }?;
-        let mark = Mark::set(&place.run_dir, &place.socket, &configuration)?;
+        let is_handed_over = listeners.unix.is_some();
+        // Where this program does not start, the one before goes on with the same socket.
+        let give_up = move |server: Server| {
+            if is_handed_over {
+                drop(server.hand_over());
+            }
+        };
+        let settings = ServerSettings {
+            tcp,
+            listeners,
+            ..ServerSettings::on(&place.socket)
+        };
+        // First, because it detects another running inco.
+        let server = Server::start(settings, asker.clone(), events.clone())?;
+        let mark = match Mark::set(&place.run_dir, &place.socket, &configuration) {
+            Ok(mark) => mark,
+            Err(error) => {
+                give_up(server);
+                return Err(error);
+            }
+        };
         let stop = Arc::new(StopRequest::default());
         let (ready, started) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -180,9 +192,11 @@ impl Orchestrator {
                     match control {
                         Ok(mut control) => {
                             let _waiting = ready.send(Ok(()));
-                            let summary = control.run()?;
+                            // Until the end: who stops inco waits until its socket has gone.
+                            let mut server = Some(server);
+                            let summary = control.run(&mut server)?;
                             if summary.hand_over.is_some() {
-                                control.hand_over(server);
+                                control.end_as_it_is();
                             }
                             if summary.left.is_empty() && !summary.kept {
                                 mark.remove();
@@ -191,6 +205,7 @@ impl Orchestrator {
                         }
                         Err(error) => {
                             mark.undo();
+                            give_up(server);
                             let _waiting = ready.send(Err(error));
                             Err(anyhow!("nothing was started"))
                         }

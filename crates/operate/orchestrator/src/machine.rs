@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use api::{ApiError, run_dir};
 use configuration::{ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Service, Unusable, Uplink};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::host::{free_hugepages_mib, is_listened_on, unreadable};
-use crate::leftovers::{Running, kept_sockets};
+use crate::leftovers::{Kept, Running, kept_sockets};
 use crate::wiring::docker_config;
 use crate::{drivers, wiring};
 
@@ -26,7 +26,7 @@ pub struct Machine {
     /// A running inco, if its devices and sockets count as free.
     own: Option<Running>,
     /// Sockets that the last run left open for the next one.
-    kept: Vec<PathBuf>,
+    kept: Kept,
 }
 
 impl Machine {
@@ -77,7 +77,7 @@ impl Facts for Machine {
         let device = &uplink.device;
         if let Some(socket) = device.socket() {
             let socket = run_dir::in_run_dir(socket);
-            return if self.is_own(&socket) || self.kept.contains(&socket) {
+            return if self.is_own(&socket) || self.kept.sockets.contains(&socket) {
                 Ok(())
             } else {
                 socket_is_free(&socket)
@@ -210,7 +210,7 @@ impl Facts for Machine {
 
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable> {
         let socket = run_dir::api_socket(socket);
-        if self.is_own(&socket) || self.kept.contains(&socket) {
+        if self.is_own(&socket) || self.kept.sockets.contains(&socket) {
             return Ok(());
         }
         // Before its rename the socket has another name in the kernel's list. Connecting does not disturb an API.
@@ -267,11 +267,8 @@ impl Facts for Machine {
     }
 
     fn listen(&self, tcp: &ApiTcp) -> Result<(), Unusable> {
-        if self
-            .own
-            .as_ref()
-            .is_some_and(|own| own.listen == Some(tcp.listen))
-        {
+        let own = self.own.as_ref().and_then(|own| own.listen);
+        if [own, self.kept.listen].contains(&Some(tcp.listen)) {
             return Ok(());
         }
         can_be_bound(tcp.listen).map_err(|error| {

@@ -1,7 +1,8 @@
 //! `inco upgrade`: another program takes over from the one that runs.
 //!
-//! 1. The control loop leaves flows, rings, sockets and containers to the next run, as for `inco stop --keep`. The
-//!    listener of the API goes to the launcher, so that clients wait and are not refused.
+//! 1. The API accepts no client any more, and answers those that it has. Its listeners go to the launcher, so that
+//!    clients wait and are not refused. The control loop then leaves flows, rings, sockets and containers to the next
+//!    run, as for `inco stop --keep`.
 //! 2. This process becomes a guard: it executes its own program again as `inco guard`. Its threads, memory and devices
 //!    are gone then, and it still has its process id.
 //! 3. The guard starts the new program beside itself, which takes everything over.
@@ -13,7 +14,8 @@
 //! A guard that is killed is a crash like any other: the next run takes over.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -21,7 +23,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use api::Client;
+use api::{Client, Listeners, Tcp};
 use clock::monotonic;
 use engine::launcher::Launcher;
 use keeper::Keeper;
@@ -38,8 +40,8 @@ use crate::service_manager::{self, tell};
 pub const GUARD: &str = "guard";
 /// The option of `inco run` with what the run before says.
 const HAND_OVER: &str = "--hand-over";
-/// The API's listener, among what the launcher keeps.
-const LISTENER: &str = "api";
+/// The API's listeners, among what the launcher keeps.
+const LISTENERS: &str = "inco/api";
 /// How often the guard looks.
 const LOOK: Duration = Duration::from_millis(5);
 /// How often the guard shows systemd that it lives.
@@ -108,23 +110,61 @@ impl HandOver {
     }
 }
 
-/// Has the launcher keep the API's listener for the next run.
-pub(crate) fn keep_listener(keeper: &Keeper, socket: &Path, listener: OwnedFd) {
-    let path = socket.display().to_string();
-    if let Err(error) = keeper.keep(LISTENER, &path, &[listener.as_fd()]) {
-        tracing::warn!(%error, "the API's socket is made again: clients are refused until then");
-    }
+/// Where an API listens. Its listeners are of use to a next run that listens there, too.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Where {
+    socket: PathBuf,
+    tcp: Option<SocketAddr>,
 }
 
-/// The API's listener that the run before left, if it is that of this socket.
-pub(crate) fn take_listener(launcher: &mut Launcher, socket: &Path) -> Result<Option<OwnedFd>> {
-    let keeper = launcher.keeper()?;
-    let kept = keeper.take_one(LISTENER)?;
-    keeper.forget(LISTENER);
-    let path = socket.display().to_string();
-    Ok(kept
-        .filter(|entry| entry.note == path)
-        .and_then(|mut entry| entry.files.pop()))
+impl Where {
+    pub(crate) fn of(socket: &Path, tcp: Option<&Tcp>) -> Where {
+        Where {
+            socket: socket.to_owned(),
+            tcp: tcp.map(|tcp| tcp.address),
+        }
+    }
+
+    /// Has the launcher keep the listeners for the next run, so that clients wait and are not refused.
+    pub(crate) fn keep(&self, keeper: &Keeper, listeners: &Listeners) {
+        let files: Vec<_> = [&listeners.unix, &listeners.tcp]
+            .into_iter()
+            .flatten()
+            .map(AsFd::as_fd)
+            .collect();
+        let kept = serde_json::to_string(self)
+            .map_err(anyhow::Error::from)
+            .and_then(|note| Ok(keeper.keep(LISTENERS, &note, &files)?));
+        if let Err(error) = kept {
+            tracing::warn!(%error, "the API listens anew: clients are refused until then");
+        }
+    }
+
+    /// The listeners that the run before left, as far as they are there. The launcher goes on keeping them.
+    pub(crate) fn take(&self, launcher: &mut Launcher) -> Result<Listeners> {
+        let Some(entry) = launcher.keeper()?.take_one(LISTENERS)? else {
+            return Ok(Listeners::default());
+        };
+        let mut files = entry.files.into_iter();
+        let (unix, tcp) = (files.next(), files.next());
+        let kept: Option<Where> = serde_json::from_str(&entry.note).ok();
+        Ok(Listeners {
+            unix: unix.filter(|_| kept.as_ref().is_some_and(|kept| kept.socket == self.socket)),
+            tcp: tcp.filter(|_| kept.as_ref().is_some_and(|kept| kept.tcp == self.tcp)),
+        })
+    }
+
+    /// The network address at which a listener is kept.
+    pub(crate) fn kept_tcp(keeper: &Keeper) -> Option<SocketAddr> {
+        let entry = keeper.take_one(LISTENERS).ok()??;
+        let kept: Where = serde_json::from_str(&entry.note).ok()?;
+        kept.tcp
+    }
+
+    /// They are in use again.
+    pub(crate) fn forget(keeper: &Keeper) {
+        keeper.forget(LISTENERS);
+    }
 }
 
 /// What the guard is to do.
@@ -307,6 +347,11 @@ fn answers(socket: PathBuf) -> Receiver<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_switch_takes_the_listeners_for_its_own() {
+        assert!(LISTENERS.starts_with(soft_switch::NOT_OF_A_SWITCH));
+    }
 
     #[test]
     fn a_hand_over_is_read_as_it_was_written() {

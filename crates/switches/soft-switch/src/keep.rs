@@ -21,6 +21,9 @@ use memif::{Link, LinkState};
 use model::Slot;
 use serde::{Deserialize, Serialize};
 
+/// The names of entries that are not a switch's begin with this.
+pub const NOT_OF_A_SWITCH: &str = "inco/";
+
 /// Who keeps a switch's state, and what it means.
 #[derive(Clone, Debug)]
 pub struct Keep {
@@ -62,7 +65,7 @@ impl Keep {
     }
 
     /// Who keeps it.
-    pub fn keeper(&self) -> &Keeper {
+    pub fn keeper(&self) -> &Arc<Keeper> {
         &self.keeper
     }
 

@@ -43,7 +43,7 @@ pub use frame::{
 pub use id_map::{Id, IdMap, ServiceMap, SlotMap, UplinkMap};
 pub use idle::{Alarm, Idle, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
-pub use keep::Keep;
+pub use keep::{Keep, NOT_OF_A_SWITCH};
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, Ending, HandOff, WorkerEvent};

@@ -1,15 +1,18 @@
 //! `inco upgrade`: another program takes over beside traffic, and the one before goes on where it does not serve.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use model::EventKind;
+use api::{Client, Endpoint, Remote};
+use model::{EventKind, InstanceId};
+
 
 use crate::restart::{LOAD, configuration, live_flows, pids, service};
 use crate::support::{
-    Engine, Inco, PATIENCE, Place, Traffic, assert_clean, eventually, launcher_of, text as text_of,
+    ApiOverTls, Engine, Inco, PATIENCE, Place, Systemd, Traffic, assert_clean, eventually, launcher_of,
+    text as text_of,
 };
 
 const FLOWS: u64 = 12_000;
@@ -33,27 +36,27 @@ fn program_of(pid: u32) -> PathBuf {
     std::fs::read_link(format!("/proc/{pid}/exe")).unwrap()
 }
 
-/// 12,000 flows, all pinned.
-fn with_traffic(place: &Place, inco: &Inco) -> Traffic {
+/// So many flows for so long, all pinned.
+fn with_traffic(place: &Place, inco: &Inco, flows: u64, seconds: u32) -> Traffic {
     let load = LOAD
-        .replace("duration = \"1s\"", "duration = \"60s\"")
-        .replace("flows = 8", &format!("flows = {FLOWS}"))
+        .replace("duration = \"1s\"", &format!("duration = \"{seconds}s\""))
+        .replace("flows = 8", &format!("flows = {flows}"))
         .replace("\"200pps\"", "\"0.2pps\"");
     let traffic = place.traffic(&load);
     eventually("all flows are pinned", PATIENCE, || {
-        (live_flows(inco) >= FLOWS).then_some(())
+        (live_flows(inco) >= flows).then_some(())
     });
     traffic
 }
 
 /// Packets flow, and each flow and container is there.
-fn goes_on(inco: &Inco, before: &std::collections::BTreeMap<model::InstanceId, u32>) {
+fn goes_on(inco: &Inco, before: &BTreeMap<InstanceId, u32>, flows: u64) {
     inco.settled(2, 1);
     assert_eq!(pids(inco), *before);
-    assert!(live_flows(inco) >= FLOWS, "{}", inco.told());
+    assert!(live_flows(inco) >= flows, "{}", inco.told());
     let returned = inco.status().accounting.returned;
     eventually("many packets flow", PATIENCE, || {
-        (inco.status().accounting.returned > returned + 1_000).then_some(())
+        (inco.status().accounting.returned > returned + flows / 10).then_some(())
     });
     let status = inco.status();
     assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
@@ -76,7 +79,7 @@ fn no_flow_notices(engine: Engine) {
     let inco = place.run(&text);
     inco.settled(2, 1);
     let containers = pids(&inco);
-    let traffic = with_traffic(&place, &inco);
+    let traffic = with_traffic(&place, &inco, FLOWS, 60);
     for name in ["first", "second"] {
         let program = copy_of_inco(&place, name);
         let (before, first) = (inco.status(), launcher_of(&place));
@@ -89,7 +92,7 @@ fn no_flow_notices(engine: Engine) {
         let status = inco.status();
         assert_ne!(status.pid, before.pid);
         assert_eq!(program_of(status.pid), program);
-        goes_on(&inco, &containers);
+        goes_on(&inco, &containers, FLOWS);
         let now = launcher_of(&place);
         assert_eq!(now.len(), 1, "{now:?} {first:?}");
         assert_eq!(program_of(now[0]), program);
@@ -131,7 +134,7 @@ fn a_program_that_does_not_serve_is_rolled_back() {
     let inco = place.run(&text);
     inco.settled(2, 1);
     let containers = pids(&inco);
-    let traffic = with_traffic(&place, &inco);
+    let traffic = with_traffic(&place, &inco, FLOWS, 60);
     let pid = inco.status().pid;
     for (does, why) in [
         ("exit 3", "ended before it served: exit status: 3"),
@@ -153,7 +156,7 @@ fn a_program_that_does_not_serve_is_rolled_back() {
             "{said}"
         );
         assert_eq!(inco.status().pid, pid);
-        goes_on(&inco, &containers);
+        goes_on(&inco, &containers, FLOWS);
         let events = inco.events();
         assert!(events[0].sequence > newest, "{}", inco.told());
         let is_told = |kind: &EventKind| matches!(kind, EventKind::Failure { what, .. } if what == "upgrade");
@@ -204,47 +207,76 @@ fn systemd_learns_which_process_is_the_main_one() {
         return;
     }
     let place = Place::new();
-    let notify = UnixDatagram::bind(place.path("notify")).unwrap();
-    notify.set_read_timeout(Some(PATIENCE)).unwrap();
-    let file = place.file(
-        "inco.toml",
-        &configuration(Engine::Oci, &[service("dns", 53, "warm")]),
-    );
-    let mut child = place
-        .inco(&["run", "-f", file.to_str().unwrap()])
-        .env("NOTIFY_SOCKET", place.path("notify"))
-        .env("INVOCATION_ID", "1")
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let hears = |wanted: &str| loop {
-        let mut text = [0; 256];
-        let bytes = notify.recv(&mut text).expect(wanted);
-        let text = text_of(&text[..bytes]);
-        assert!(!text.contains("STOPPING"), "{text}");
-        if let Some(value) = text.trim().strip_prefix(wanted) {
-            return value.to_owned();
-        }
-    };
-    hears("READY=1");
-    eventually("its containers serve", PATIENCE, || {
-        let listed = text_of(&place.output(&["instances"]).stdout);
-        (listed.matches(" active ").count() == 2 && listed.contains(" standby ")).then_some(())
-    });
+    let systemd = Systemd::new(&place);
+    let text = configuration(Engine::Oci, &[service("dns", 53, "warm")]);
+    let mut child = systemd.start(&text, 2, 1);
     let program = copy_of_inco(&place, "next");
     place.must(&["upgrade", "--program", program.to_str().unwrap()]);
-    let pid: u32 = hears("MAINPID=").parse().unwrap();
+    let pid: u32 = systemd.hears("MAINPID=").parse().unwrap();
     assert_eq!(program_of(pid), program);
     assert!(child.wait().unwrap().success());
     let said = place.must(&["status"]);
     assert!(said.contains(&format!("process {pid}")), "{said}");
     place.must(&["stop"]);
-    eventually("everything is removed", PATIENCE, || {
-        let there = std::fs::read_dir(place.run_dir()).unwrap().flatten();
-        let there: Vec<_> = there.map(|entry| entry.file_name()).collect();
-        there
-            .iter()
-            .all(|name| name == "events" || name == "instances")
-            .then_some(())
+    place.is_left_clean();
+}
+
+/// Clients of the unix socket and of the network, one after the other, wait and are not refused.
+#[test]
+fn clients_wait_during_an_upgrade() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let api = ApiOverTls::new(&place);
+    let text = api.toml.clone() + &configuration(Engine::Oci, &[service("dns", 53, "warm")]);
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    let token = place.secret_file("token", ApiOverTls::READ);
+    let remote = Remote::new(&format!("https://{}", api.address), &token, &api.certificate).unwrap();
+    let socket = place.run_dir().join("api.sock");
+    let endpoints = [Endpoint::Remote(Box::new(remote)), Endpoint::Socket(socket)];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients = endpoints.map(|endpoint| {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let mut pids = BTreeMap::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    // Each a connection of its own.
+                    let status = Client::connect_to(endpoint.clone()).and_then(|client| client.status());
+                    let status = status.unwrap_or_else(|error| panic!("{endpoint:?}: {error}; {pids:?}"));
+                    *pids.entry(status.pid).or_insert(0) += 1;
+                }
+                pids
+            })
+        });
+        let mut expected = BTreeSet::from([inco.status().pid]);
+        let upgraded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for name in ["first", "second", "third"] {
+                let program = copy_of_inco(&place, name);
+                place.must(&["upgrade", "--program", program.to_str().unwrap()]);
+                expected.insert(inco.status().pid);
+            }
+            // One that is rolled back.
+            let program = script(&place, "exec sleep 100");
+            let arguments = [
+                "upgrade",
+                "--deadline",
+                "1",
+                "--program",
+                program.to_str().unwrap(),
+            ];
+            assert_eq!(place.output(&arguments).status.code(), Some(1));
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        for client in clients {
+            let answered = client.join().unwrap();
+            println!("answers by process: {answered:?}");
+            assert_eq!(answered.keys().copied().collect::<BTreeSet<_>>(), expected);
+        }
+        assert!(upgraded.is_ok());
     });
+    inco.stop(&place);
+    place.is_left_clean();
 }

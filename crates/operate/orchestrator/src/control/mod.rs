@@ -21,7 +21,6 @@ mod request;
 mod rows;
 mod uplink_events;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +30,7 @@ use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
 use controller::{Controller, Settings, Shell};
 use engine::launcher::Launcher;
+use keeper::Keeper;
 use model::{Action, EventKind, Histogram, Nanos};
 use soft_switch::Keep;
 use switch::{Resumed, SwitchReading, WakeUp};
@@ -46,7 +46,7 @@ use publish::Publish;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
-use crate::upgrade::{HandOver, keep_listener};
+use crate::upgrade::{HandOver, Where};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
 const IDLE_AFTER: Nanos = Nanos::from_secs(1);
@@ -54,6 +54,9 @@ const IDLE_AFTER: Nanos = Nanos::from_secs(1);
 const IDLE_PERIOD: Nanos = Nanos::from_millis(20);
 /// Time limit of a shutdown. After it, the rest is reported as left behind.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long an upgrade waits for clients that have no answer yet. Packets flow meanwhile.
+const ANSWERS_LIMIT: Duration = Duration::from_millis(100);
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -79,13 +82,17 @@ pub(super) struct ControlLoop {
     containers: Containers,
     journal: Journal,
     started: Instant,
-    /// The API's socket.
-    socket: PathBuf,
+    /// Where the API listens.
+    listens: Where,
+    /// Since when new clients wait for the program that takes over.
+    clients_wait_since: Option<Instant>,
     /// Delays of turns.
     lag: Histogram,
     stop: Arc<StopRequest>,
     /// Who keeps the switch's state for the next run.
     keep: Option<Keep>,
+    /// Who keeps the API's listeners for it.
+    keeper: Option<Arc<Keeper>>,
     /// Where the engine has no use for it: it keeps state.
     _launcher: Option<Launcher>,
 }
@@ -138,7 +145,12 @@ impl ControlLoop {
             control.journal.add(before.event());
         }
         match (&started, &keep) {
-            (Ok(_), Some(keep)) => keep.begin(),
+            (Ok(control), Some(keep)) if control.keep.is_some() => {
+                keep.begin();
+                Where::forget(keep.keeper());
+            }
+            // What another driver left is of no use to this one.
+            (Ok(_), Some(keep)) => forget_all(keep),
             // What was there before stays for the next attempt.
             (Err(_), Some(keep)) if is_new => forget_all(keep),
             _ => {}
@@ -156,14 +168,8 @@ impl ControlLoop {
         let secret = secret()?;
         let of = driver(&configuration).start(&configuration, secret, keep.clone())?;
         let Started { switch, places } = of;
-        let keep = match keep {
-            Some(keep) if !switch.keeps_state() => {
-                // What another driver left is of no use to this one.
-                forget_all(&keep);
-                None
-            }
-            keep => keep,
-        };
+        let keeper = keep.as_ref().map(|keep| Arc::clone(keep.keeper()));
+        let keep = keep.filter(|_| switch.keeps_state());
         let containers = Containers::default();
         let (engine, launcher) =
             wiring::engine(&configuration, &place.run_dir, launcher, containers.logs.clone())?;
@@ -201,6 +207,7 @@ impl ControlLoop {
                  by their hash, all other flows are scheduled again"
             );
         }
+        let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
         let journal = Journal::start(&configuration, events, newest_event)?;
         match raise_priority() {
             // Threads it starts later, for a fit or a link's handshake, may run for long.
@@ -221,22 +228,25 @@ impl ControlLoop {
             journal,
             configuration,
             started: Instant::now(),
-            socket: place.socket.clone(),
+            listens: Where::of(&place.socket, tcp.as_ref()),
+            clients_wait_since: None,
             lag: Histogram::default(),
             stop,
             keep,
+            keeper,
             _launcher: launcher,
         })
     }
 
-    /// Runs turns until the shutdown is complete.
-    pub(super) fn run(&mut self) -> Result<Summary> {
+    /// Runs turns until the shutdown is complete. For an upgrade, takes the API's server and keeps its listeners.
+    pub(super) fn run(&mut self, server: &mut Option<Server>) -> Result<Summary> {
         let mut pace = Pace::new(monotonic());
         let mut stopping_since = None;
         let mut left = Vec::new();
         loop {
             self.lag.note(pace.begin(monotonic()));
-            if self.stop.asked() == Some(true) && !self.decide.is_stopping() && self.leave() {
+            let leaves = self.stop.asked() == Some(true) && !self.decide.is_stopping();
+            if leaves && self.have_clients_waiting(server) && self.leave() {
                 let next = self.stop.upgrade();
                 return Ok(Summary {
                     reading: self.gather.reading.clone(),
@@ -312,15 +322,31 @@ impl ControlLoop {
         true
     }
 
-    /// Ends without undoing anything, for the program that takes over. It gets the API's listener.
-    pub(super) fn hand_over(self, server: Server) {
-        let listener = server.hand_over();
-        let Some(keep) = &self.keep else {
-            // The switch's rules stay, as after `kill -9`: this process is about to execute another program.
-            return std::mem::forget(self);
+    /// For an upgrade: whether all clients have their answers. Those that come from now on wait for the next program.
+    fn have_clients_waiting(&mut self, server: &mut Option<Server>) -> bool {
+        let (Some(open), Some(_)) = (server.as_ref(), self.stop.upgrade()) else {
+            return true;
         };
-        if let Some(listener) = listener {
-            keep_listener(keep.keeper(), &self.socket, listener);
+        let door = open.door();
+        door.close();
+        let since = *self.clients_wait_since.get_or_insert_with(Instant::now);
+        if !door.is_at_rest() && since.elapsed() < ANSWERS_LIMIT {
+            return false;
+        }
+        if let Some(server) = server.take() {
+            let listeners = server.hand_over();
+            if let Some(keeper) = &self.keeper {
+                self.listens.keep(keeper, &listeners);
+            }
+        }
+        true
+    }
+
+    /// Ends without undoing anything, for the program that takes over.
+    pub(super) fn end_as_it_is(self) {
+        if self.keep.is_none() {
+            // The switch's rules stay, as after `kill -9`: this process is about to execute another program.
+            std::mem::forget(self);
         }
     }
 
@@ -332,6 +358,7 @@ impl ControlLoop {
         self.finish_commands(now);
         self.take_reload(now);
         if let Some(keep) = self.stop.asked()
+            && self.stop.upgrade().is_none()
             && !self.decide.is_stopping()
         {
             // Containers that nobody would remove later are removed now.

@@ -20,11 +20,6 @@ pub(super) trait Driver: Sync {
     /// The capabilities of its switch.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether its switch keeps state in the launcher for the next run.
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
     /// Checks that the switch's own services, such as a database, answer.
     ///
     /// # Errors

@@ -24,10 +24,6 @@ impl Driver for Soft {
         CAPABILITIES
     }
 
-    fn keeps_state(&self) -> bool {
-        true
-    }
-
     fn check_devices(&self, configuration: &Configuration) -> Result<()> {
         devices::check(configuration, frame_bytes(configuration))
     }

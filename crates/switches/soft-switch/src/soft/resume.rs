@@ -14,7 +14,7 @@ use switch::{Resumed, SwitchError};
 
 use super::identities::{self, Identities};
 use super::{SoftSwitchConfig, UplinkDevice, system};
-use crate::keep::{Keep, ListenerNote, PortsNote, WorkerNote};
+use crate::keep::{Keep, ListenerNote, NOT_OF_A_SWITCH, PortsNote, WorkerNote};
 use crate::plan::home;
 use crate::table_memory::TableMemory;
 use crate::worker::CommitPage;
@@ -94,6 +94,7 @@ impl Leftover {
         leftover.resumed.taken_at = clock::monotonic();
         let mut found: Vec<Found> = entries
             .into_iter()
+            .filter(|entry| !entry.name.starts_with(NOT_OF_A_SWITCH))
             .map(|entry| Found {
                 name: entry.name,
                 note: entry.note,
