@@ -35,25 +35,62 @@ impl Mapping {
     /// # Errors
     /// The kernel's.
     pub fn new(file: BorrowedFd<'_>, bytes: usize, populate: bool) -> Result<Mapping> {
-        let flags = if populate {
-            MapFlags::SHARED | MapFlags::POPULATE
-        } else {
-            MapFlags::SHARED
-        };
         // SAFETY: a new mapping at an address chosen by the kernel overlaps nothing.
-        let address = unsafe {
-            rustix::mm::mmap(
-                ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-                file,
-                0,
-            )?
+        unsafe { Mapping::at(ptr::null_mut(), file, bytes, populate) }
+    }
+
+    /// The same from a multiple of [`HUGE_PAGE`] on: there huge pages of a file are mapped as such.
+    fn aligned(file: BorrowedFd<'_>, bytes: usize, populate: bool) -> Result<Mapping> {
+        let reserved = bytes.checked_add(HUGE_PAGE).ok_or(Errno::NOMEM)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps nothing.
+        let address =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), reserved, ProtFlags::empty(), flags)? };
+        let mut before = Mapping {
+            address: NonNull::new(address.cast()).ok_or(Errno::NOMEM)?,
+            bytes: reserved,
         };
+        let skipped = address.addr().next_multiple_of(HUGE_PAGE) - address.addr();
+        let start = before.address.as_ptr().wrapping_add(skipped);
+        // SAFETY: this replaces a part of the mapping just made, which nobody uses.
+        let mapping = unsafe { Mapping::at(start, file, bytes, populate)? };
+        // What is left of it on both sides is unmapped.
+        before.bytes = skipped;
+        let _after = Mapping {
+            address: NonNull::new(start.wrapping_add(bytes)).ok_or(Errno::NOMEM)?,
+            bytes: HUGE_PAGE - skipped,
+        };
+        Ok(mapping)
+    }
+
+    /// Maps the first bytes of a file at this address, or at one that the kernel chooses if it is null.
+    ///
+    /// # Safety
+    /// Nobody uses what is mapped at the address.
+    unsafe fn at(address: *mut u8, file: BorrowedFd<'_>, bytes: usize, populate: bool) -> Result<Mapping> {
+        let mut flags = MapFlags::SHARED;
+        flags.set(MapFlags::POPULATE, populate);
+        flags.set(MapFlags::FIXED, !address.is_null());
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: see above.
+        let address = unsafe { rustix::mm::mmap(address.cast(), bytes, protection, flags, file, 0)? };
         NonNull::new(address.cast())
             .map(|address| Mapping { address, bytes })
             .ok_or(Errno::NOMEM)
+    }
+
+    /// Has the kernel put the whole file into huge pages, whatever its settings for transparent ones say. Where it has
+    /// none or cannot, ordinary pages stay.
+    fn gather(&self, file: BorrowedFd<'_>) {
+        // It gathers pages that are there: one of each huge page is enough, and cheaper than all of them.
+        for from in (0..self.bytes).step_by(HUGE_PAGE) {
+            if rustix::fs::fallocate(file, FallocateFlags::empty(), from as u64, PAGE as u64).is_err() {
+                return;
+            }
+        }
+        // SAFETY: advice for a mapping of this process, which changes no content.
+        let _as_it_is =
+            unsafe { libc::madvise(self.address.as_ptr().cast(), self.bytes, libc::MADV_COLLAPSE) };
     }
 
     /// The first byte.
@@ -84,17 +121,28 @@ pub fn create(name: &str, bytes: usize, hugepages: bool) -> Result<(OwnedFd, Map
     let bytes = bytes
         .max(1)
         .next_multiple_of(if hugepages { HUGE_PAGE } else { PAGE });
+    let file = empty(name, bytes, hugepages)?;
+    complete(&file, bytes)?;
+    let mapping = Mapping::new(file.as_fd(), bytes, true)?;
+    Ok((file, mapping))
+}
+
+/// A file of this size without pages.
+fn empty(name: &str, bytes: usize, hugepages: bool) -> Result<OwnedFd> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if hugepages {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     }
     let file = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
+    Ok(file)
+}
+
+/// Gives a file the pages that it does not have yet, and has it keep its size.
+fn complete(file: &OwnedFd, bytes: usize) -> Result<()> {
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
-    let mapping = Mapping::new(file.as_fd(), bytes, true)?;
-    Ok((file, mapping))
+    rustix::fs::fcntl_add_seals(file, seals)
 }
 
 /// Whether a file can never become shorter.
@@ -110,12 +158,21 @@ pub struct OwnMemory {
 }
 
 impl OwnMemory {
-    /// Makes it: see [`create`]. Gives the file as well.
+    /// Makes it: see [`create`]. Gives the file as well. What is not in reserved huge pages is in transparent ones
+    /// where the kernel has them and it fills one.
     ///
     /// # Errors
     /// The kernel's.
     pub fn create(name: &str, bytes: usize, hugepages: bool) -> Result<(OwnedFd, OwnMemory)> {
-        let (file, mapping) = create(name, bytes, hugepages)?;
+        if hugepages || bytes < HUGE_PAGE {
+            let (file, mapping) = create(name, bytes, hugepages)?;
+            return Ok((file, OwnMemory { mapping }));
+        }
+        let bytes = bytes.next_multiple_of(HUGE_PAGE);
+        let file = empty(name, bytes, false)?;
+        Mapping::aligned(file.as_fd(), bytes, false)?.gather(file.as_fd());
+        complete(&file, bytes)?;
+        let mapping = Mapping::aligned(file.as_fd(), bytes, true)?;
         Ok((file, OwnMemory { mapping }))
     }
 
@@ -158,7 +215,11 @@ impl OwnMemory {
         if bytes < PAGE {
             return Err(Errno::INVAL);
         }
-        let mapping = Mapping::new(file, bytes, true)?;
+        let mapping = if bytes < HUGE_PAGE {
+            Mapping::new(file, bytes, true)?
+        } else {
+            Mapping::aligned(file, bytes, true)?
+        };
         Ok(OwnMemory { mapping })
     }
 
@@ -200,6 +261,40 @@ mod tests {
         let memory = OwnMemory::open(file.as_fd()).unwrap();
         assert_eq!(memory.bytes()[4999], 7);
         assert!(rustix::fs::ftruncate(&file, 10).is_err(), "it is sealed");
+    }
+
+    /// A line of the kernel's account of the mapping at that address, in KiB.
+    fn account(address: *const u8, line: &str) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", address.addr());
+        let of_mapping = maps.lines().skip_while(|at| !at.starts_with(&start));
+        let figure = of_mapping.skip(1).find_map(|at| at.strip_prefix(line)).unwrap();
+        figure.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn large_memory_is_in_huge_pages_for_the_next_run_too() {
+        const BYTES: usize = 5 * HUGE_PAGE + 1;
+        let (file, mut memory) = OwnMemory::create("test", BYTES, false).unwrap();
+        let in_huge = account(memory.bytes().as_ptr(), "ShmemPmdMapped:");
+        assert!(memory.bytes().iter().all(|byte| *byte == 0));
+        memory.bytes_mut()[BYTES - 1] = 7;
+        drop(memory);
+        let memory = OwnMemory::open(file.as_fd()).unwrap();
+        assert_eq!(memory.bytes()[BYTES - 1], 7);
+        assert_eq!(memory.bytes().len(), 6 * HUGE_PAGE);
+        let address = memory.bytes().as_ptr();
+        assert!(address.addr().is_multiple_of(HUGE_PAGE));
+        assert_eq!(
+            account(address, "Rss:"),
+            6 * HUGE_PAGE / 1024,
+            "all pages are mapped"
+        );
+        assert_eq!(account(address, "ShmemPmdMapped:"), in_huge);
+        // The kernel gives them unless it has none.
+        if std::fs::exists("/sys/kernel/mm/transparent_hugepage").unwrap() {
+            assert!(in_huge >= HUGE_PAGE / 1024, "{in_huge} KiB");
+        }
     }
 
     #[test]

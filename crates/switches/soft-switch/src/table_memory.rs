@@ -21,8 +21,7 @@ impl TableMemory {
         Ok(TableMemory(OwnMemory::anonymous(lines * Line::BYTES)?))
     }
 
-    /// The same in a file, for the next run: in reserved huge pages where it may and there are enough. (Other huge
-    /// pages are not for files.)
+    /// The same in a file, for the next run: in reserved huge pages where it may and there are enough.
     ///
     /// # Errors
     /// The system's, where it has not that much.
