@@ -8,7 +8,7 @@
 
 use std::io::{self, Write};
 
-use flow_table::{FlowHasher, FlowTable, Identity, Line, Numbers, TableConfig, tcp_flag};
+use flow_table::{FlowHasher, FlowTable, Identity, InTurn, Line, Numbers, TableConfig, tcp_flag};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Timeouts, protocol};
 use zerocopy::FromBytes;
 
@@ -90,7 +90,7 @@ fn main() -> io::Result<()> {
         drop(table);
         let now = left_at + Nanos::from_millis(100);
         let ms = median(|| {
-            let table = FlowTable::attach(&mut *storage_of, &identity, &timeouts, now).unwrap();
+            let table = FlowTable::attach(&mut *storage_of, &identity, &timeouts, now, &InTurn(1)).unwrap();
             assert_eq!(table.flows(), flows as usize);
             assert_eq!(table.attach_counts().rejected_entries(), 0);
         });
@@ -112,6 +112,7 @@ fn main() -> io::Result<()> {
                 now,
                 &sources,
                 &numbers,
+                &InTurn(1),
             );
             assert_eq!(table.unwrap().flows(), flows as usize);
         });

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 
-use flow_table::{Burst, FlowHasher, FlowTable, Identity, Lanes, Line, TableConfig};
+use flow_table::{Burst, FlowHasher, FlowTable, Identity, InTurn, Lanes, Line, TableConfig};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Timeouts};
 use packet::{BURST, PacketColumns, TcpFlags};
 use zerocopy::FromBytes;
@@ -190,7 +190,8 @@ fn main() -> io::Result<()> {
 
     let start = Timer::start();
     let image = table.into_storage();
-    let mut table = FlowTable::attach(image, &Identity::default(), &Timeouts::default(), now).unwrap();
+    let mut table =
+        FlowTable::attach(image, &Identity::default(), &Timeouts::default(), now, &InTurn(1)).unwrap();
     writeln!(
         out,
         "attach: {} flows in {:.0} ms",

@@ -5,14 +5,15 @@
 
 use std::ops::{AddAssign, DerefMut};
 
-use model::{Direction, Nanos, ServiceId, Slot, Timeouts};
+use model::{Nanos, ServiceId, Slot, Timeouts};
 
-use crate::entry::{State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
-use crate::region::{GROUP, Region};
+use crate::adopt::{Absence, Named, unpin_closed};
+use crate::entry::{is_pin_valid, raw_pin, with_pin};
+use crate::region::Region;
 use crate::timeout::tick;
 use crate::{
-    FlowHasher, FlowTable, Holder, Identity, Line, TableConfig, TableError, TimeoutClass, bucket, header,
-    journal, layout, store,
+    FlowHasher, FlowTable, Holder, Identity, Line, Parallel, TableConfig, TableError, header, journal,
+    layout, store,
 };
 
 /// What became of the entries when a table was attached. All are counts.
@@ -117,122 +118,6 @@ impl Numbers<'_> {
     };
 }
 
-/// The entries that an index names, a bit each.
-struct Named(Vec<u64>);
-
-impl Named {
-    /// Reads the index of a region and empties it, before it is built anew.
-    fn take(index: &mut [Line], high_water: u32, counts: &mut AttachCounts) -> Named {
-        let mut named = vec![0_u64; (high_water as usize).div_ceil(64)];
-        for line in index {
-            let mut places = bucket::occupied(line);
-            while places != 0 {
-                let entry = bucket::entry(line, places.trailing_zeros() as usize);
-                places &= places - 1;
-                let bit = 1 << (entry % 64);
-                match named.get_mut(entry as usize / 64) {
-                    Some(word) if entry < high_water && *word & bit == 0 => *word |= bit,
-                    _ => counts.torn_places += 1,
-                }
-            }
-            *line = Line::ZERO;
-        }
-        Named(named)
-    }
-
-    #[inline(always)]
-    fn has(&self, entry: u32) -> bool {
-        self.0
-            .get(entry as usize / 64)
-            .is_some_and(|word| word >> (entry % 64) & 1 != 0)
-    }
-}
-
-/// Entries that are restored together: each with its hash and when it is due.
-struct Group {
-    entries: [(u32, u64, u64); GROUP],
-    len: usize,
-}
-
-impl Group {
-    const EMPTY: Group = Group {
-        entries: [(0, 0, 0); GROUP],
-        len: 0,
-    };
-
-    #[inline(always)]
-    fn push(&mut self, entry: (u32, u64, u64)) {
-        if let Some(place) = self.entries.get_mut(self.len) {
-            *place = entry;
-            self.len += 1;
-        }
-    }
-
-    #[inline(always)]
-    fn entries(&self) -> &[(u32, u64, u64)] {
-        &self.entries[..self.len.min(GROUP)]
-    }
-}
-
-/// Why an entry is rejected.
-enum Defect {
-    Malformed,
-    Slot,
-    Service,
-}
-
-/// What can be wrong with an entry by itself.
-#[inline(always)]
-fn defect(region: &Region, lines: &[Line], entry: u32) -> Option<Defect> {
-    let head = region.head(lines, entry);
-    let state = State::of(head[0]);
-    if !state.is_valid(protocol_of(head[0])) || region.padding(lines, entry) != 0 {
-        return Some(Defect::Malformed);
-    }
-    if !is_pin_valid(head[1]) || !is_pin_valid(head[2]) {
-        return Some(Defect::Slot);
-    }
-    (usize::from(region.service(lines, entry)) >= ServiceId::LIMIT).then_some(Defect::Service)
-}
-
-/// The time of the table when it was left, and now, in ticks.
-#[derive(Clone, Copy)]
-struct Absence {
-    left: u64,
-    now: u64,
-}
-
-impl Absence {
-    /// Ticks that a flow had been idle when the table was left, and whether its time was impossible.
-    #[inline(always)]
-    fn idle(self, head: &[u64; 4]) -> (u64, bool) {
-        let seen = half::seen_of(head[1], head[2]);
-        let before = self.left.wrapping_sub(seen) & half::SEEN_MASK;
-        if before <= half::SEEN_MASK / 2 {
-            return (before, false);
-        }
-        // Seen after the last call of `expire`; not after now.
-        let after = seen.wrapping_sub(self.left) & half::SEEN_MASK;
-        (0, self.left + after > self.now)
-    }
-}
-
-/// Removes pins to closed slots from an entry. Returns whether there was one.
-#[cold]
-fn unpin_closed(head: &mut [u64; 4], closed: impl Fn(Slot) -> Option<bool>) -> bool {
-    let mut is_changed = false;
-    for direction in [Direction::Forward, Direction::Reverse].map(Direction::index) {
-        if let Some(failed) = closed(raw_pin(head[1 + direction])) {
-            if failed {
-                head[0] = State::of(head[0]).with_moved(direction, true).put(head[0]);
-            }
-            head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
-            is_changed = true;
-        }
-    }
-    is_changed
-}
-
 impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Takes over a table that another process left in this storage, however that process ended: its flows with
     /// pins, counters, services and states. Rebuilds index, timers and free list, and completes purges that were
@@ -243,7 +128,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Flows do not age while nobody holds the table: a flow that was idle for 10 s then is so now. `now` must be
     /// of the clock that [`Identity::boot`] names.
     ///
-    /// Takes memory for a bit per entry until it returns. [`inspect`](crate::inspect) tells sizes and hash key
+    /// `parallel` does the work. The result does not depend on its parts.
+    ///
+    /// Takes memory until it returns: a bit per entry and part, and 0.8 MB per part; four bytes for each flow that is
+    /// not in its first bucket, or that is rejected as a duplicate. [`inspect`](crate::inspect) tells sizes and hash key
     /// before.
     ///
     /// # Errors
@@ -253,6 +141,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         identity: &Identity,
         timeouts: &Timeouts,
         now: Nanos,
+        parallel: &impl Parallel,
     ) -> Result<Self, TableError> {
         let timeouts = crate::timeout::ticks(timeouts)?;
         let found = header::read(&storage)?;
@@ -263,14 +152,19 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         header::set_holder(lines, Holder::Attaching);
         let now_tick = tick(now);
         let mut counts = AttachCounts::default();
-        let mut named = [const { Named(Vec::new()) }; 2];
+        let mut named = [const { Named::NONE }; 2];
         for (region, &high_water) in regions.iter_mut().zip(&found.high_water) {
             region.set_high_water(high_water);
         }
         counts.redone = u64::from(journal::redo(lines, &regions));
         for (region, named) in regions.iter_mut().zip(&mut named) {
             let high_water = region.high_water();
-            *named = Named::take(region.index_mut(lines), high_water, &mut counts);
+            *named = Named::take(
+                region.index_mut(lines),
+                high_water,
+                &mut counts.torn_places,
+                parallel,
+            );
             region.format_lists(lines, now_tick);
         }
         let mut table = FlowTable::with(storage, found.config, found.hasher, timeouts, regions, now);
@@ -280,7 +174,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             now: now_tick,
         };
         for (family, named) in named.iter().enumerate() {
-            table.adopt(family, Some(named), absence, identity);
+            table.adopt(family, Some(named), absence, identity, parallel);
         }
         let lines = &mut *table.storage;
         for slot in (0..Slot::LIMIT as u16).map(Slot) {
@@ -291,113 +185,6 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         header::set_tick(lines, now_tick);
         header::set_holder(lines, Holder::Running);
         Ok(table)
-    }
-
-    /// Adopts the entries of a family. Each group of entries takes three steps, and the groups behind it are one and
-    /// two steps back, so that cache misses overlap.
-    fn adopt(&mut self, family: usize, named: Option<&Named>, absence: Absence, identity: &Identity) {
-        let any_closed = header::any_closed_slot(&self.storage);
-        let high_water = self.regions[family].high_water();
-        let mut groups = [const { Group::EMPTY }; 3];
-        let mut from = 0;
-        let mut turn = 0;
-        while from < high_water || groups.iter().any(|group| group.len > 0) {
-            let [first, second, third] = [turn % 3, (turn + 2) % 3, (turn + 1) % 3];
-            turn += 1;
-            let until = high_water.min(from.saturating_add(GROUP as u32));
-            for entry in from..until {
-                if let Some(found) = self.examine(family, entry, named, absence, identity, any_closed) {
-                    groups[first].push(found);
-                }
-            }
-            from = until;
-            let region = &self.regions[family];
-            for &(_, hash, _) in groups[second].entries() {
-                region.prefetch_beyond(&self.storage, hash);
-            }
-            for &(entry, hash, due) in groups[third].entries() {
-                self.restore(family, entry, hash, due, named);
-            }
-            groups[third].len = 0;
-        }
-    }
-
-    /// Repairs or rejects an entry; returns it with its hash and when it is due if it may stay.
-    #[inline(always)]
-    fn examine(
-        &mut self,
-        family: usize,
-        entry: u32,
-        named: Option<&Named>,
-        absence: Absence,
-        identity: &Identity,
-        any_closed: bool,
-    ) -> Option<(u32, u64, u64)> {
-        let region = &mut self.regions[family];
-        let lines = &mut *self.storage;
-        let counts = &mut self.attach_counts;
-        if State::of(region.head(lines, entry)[0]).0 == 0 {
-            counts.unfinished += u64::from(named.is_some_and(|named| named.has(entry)));
-            region.release(lines, entry);
-            return None;
-        }
-        let (workers, worker) = (usize::from(identity.workers), usize::from(identity.worker));
-        let rejected = match defect(region, lines, entry) {
-            Some(Defect::Malformed) => Some(&mut counts.malformed),
-            Some(Defect::Slot) => Some(&mut counts.unknown_slots),
-            Some(Defect::Service) => Some(&mut counts.unknown_services),
-            None if workers > 1 && self.hasher.owner(&region.key(lines, entry), workers) != worker => {
-                Some(&mut counts.foreign)
-            }
-            None => None,
-        };
-        if let Some(count) = rejected {
-            *count += 1;
-            region.release(lines, entry);
-            return None;
-        }
-        if any_closed {
-            let mut head = *region.head(lines, entry);
-            let is_unpinned = unpin_closed(&mut head, |slot| header::closed_slot(lines, slot));
-            if is_unpinned {
-                counts.unpinned += 1;
-                let [ports, rest @ ..] = region.head_mut(lines, entry);
-                // That an instance was lost is stored before its pin is removed.
-                store::last(ports, head[0]);
-                *rest = [head[1], head[2], head[3]];
-            }
-        }
-        let hash = region.hash(lines, &self.hasher, entry);
-        let head = region.head_mut(lines, entry);
-        let (idle, is_impossible) = absence.idle(head);
-        counts.times += u64::from(is_impossible);
-        Region::see(head, absence.now.saturating_sub(idle));
-        let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
-        let due = absence.now + timeout.saturating_sub(idle);
-        Some((entry, hash, region.prepare_adoption(lines, hash, entry, due)))
-    }
-
-    /// Puts an entry into index and wheel, unless its flow is there already.
-    #[inline(always)]
-    fn restore(&mut self, family: usize, entry: u32, hash: u64, due: u64, named: Option<&Named>) {
-        let region = &mut self.regions[family];
-        let lines = &mut *self.storage;
-        let counts = &mut self.attach_counts;
-        if region.find_alike(lines, entry, hash).is_some() {
-            counts.duplicates += 1;
-            region.release(lines, entry);
-            return;
-        }
-        if region.adopt(lines, &self.hasher, hash, entry, due).is_err() {
-            counts.no_room += 1;
-            region.release(lines, entry);
-            return;
-        }
-        counts.unindexed += u64::from(named.is_some_and(|named| !named.has(entry)));
-        counts.flows += 1;
-        let head = region.head(lines, entry);
-        self.slots.count([raw_pin(head[1]), raw_pin(head[2])]);
-        self.services[usize::from(region.service(lines, entry))] += 1;
     }
 
     /// Makes a table with the flows of others: of the layout version before, of another size, of another number of
@@ -423,6 +210,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         now: Nanos,
         sources: &[&[Line]],
         numbers: &Numbers<'_>,
+        parallel: &impl Parallel,
     ) -> Result<Self, TableError> {
         for source in sources {
             if header::read(source)?.identity.boot != identity.boot {
@@ -471,7 +259,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
         table.attach_counts = counts;
         for family in 0..table.regions.len() {
-            table.adopt(family, None, Absence { left: now, now }, identity);
+            table.adopt(family, None, Absence { left: now, now }, identity, parallel);
         }
         for (family, region) in table.regions.iter().enumerate() {
             store::barrier();

@@ -26,6 +26,7 @@
 #![doc = include_str!("../../../../docs/flow-table.md")]
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod attach;
 mod bucket;
 mod burst;
@@ -37,6 +38,7 @@ mod identity;
 mod journal;
 pub mod layout;
 mod line;
+mod parallel;
 mod region;
 mod report;
 mod slots;
@@ -50,6 +52,7 @@ pub use hash::{FlowHasher, Ownership, RSS_BUCKETS, RSS_KEY, rss_queue};
 pub use header::{Found, inspect};
 pub use identity::{Holder, Identity};
 pub use line::Line;
+pub use parallel::{InTurn, Parallel};
 pub use report::{
     Counters, DumpCursor, Expiry, FlowChange, FlowRow, Full, Hit, Progress, TableError, TcpState, tcp_flag,
 };

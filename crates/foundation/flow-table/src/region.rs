@@ -474,7 +474,7 @@ impl Region {
     // The index.
 
     #[inline(always)]
-    fn signature(hash: u64) -> u8 {
+    pub(crate) fn signature(hash: u64) -> u8 {
         (hash as u8).max(1)
     }
 
@@ -496,7 +496,7 @@ impl Region {
     }
 
     #[inline(always)]
-    fn first_bucket(&self, hash: u64) -> usize {
+    pub(crate) fn first_bucket(&self, hash: u64) -> usize {
         self.share(hash)
     }
 
@@ -508,6 +508,12 @@ impl Region {
     #[inline(always)]
     pub(crate) fn prefetch_bucket(&self, lines: &[Line], hash: u64) {
         simd::prefetch_at(lines, self.first_bucket(hash));
+    }
+
+    /// Prefetches both buckets of a flow.
+    pub(crate) fn prefetch_buckets(&self, lines: &[Line], hash: u64) {
+        self.prefetch_bucket(lines, hash);
+        simd::prefetch_at(lines, self.second_bucket(hash));
     }
 
     /// Prefetches the first candidate entry in a flow's first bucket.
@@ -602,6 +608,21 @@ impl Region {
         }
     }
 
+    /// The same in one bucket, of entries in a slice of their own.
+    #[inline(always)]
+    pub(crate) fn find_alike_in(
+        &self,
+        bucket: &Line,
+        signature: u8,
+        entries: &[Line],
+        entry: u32,
+    ) -> Option<u32> {
+        Region::find_in(bucket, signature, |other| match self.family {
+            Family::V4 => self.words_v4(entries, other) == self.words_v4(entries, entry),
+            Family::V6 => self.words_v6(entries, other) == self.words_v6(entries, entry),
+        })
+    }
+
     /// The same for IPv4 words.
     #[inline]
     pub(crate) fn find_v4(&self, lines: &[Line], key: KeyWords<1>, hash: u64) -> Option<u32> {
@@ -618,7 +639,7 @@ impl Region {
     /// bucket that can move to its other bucket. Considers at most 15 flows and moves one. Returns whether it
     /// moved one.
     #[inline(always)]
-    fn index_entry(
+    pub(crate) fn index_entry(
         &self,
         lines: &mut [Line],
         hasher: &FlowHasher,
@@ -655,15 +676,8 @@ impl Region {
                 self.prefetch_flow(lines, bucket::entry(&lines[full], place));
             }
             for (place, others) in (from..).zip(&mut others) {
-                let hash = self.hash(lines, hasher, bucket::entry(&lines[full], place));
-                let first = self.first_bucket(hash);
-                let other = if first == full {
-                    self.second_bucket(hash)
-                } else {
-                    first
-                };
-                simd::prefetch(&lines[other]);
-                *others = (first, other);
+                *others = self.buckets_of(lines, hasher, full, place);
+                simd::prefetch(&lines[others.1]);
             }
             for (place, &(first, other)) in (from..).zip(&others) {
                 if other == full {
@@ -672,18 +686,63 @@ impl Region {
                 let Some(free) = bucket::free_place(&lines[other]) else {
                     continue;
                 };
-                let entry = bucket::entry(&lines[full], place);
-                let signature = lines[full].bytes()[place];
-                bucket::put(&mut lines[other], free, signature, entry);
-                if first == full {
-                    bucket::overflow_up(&mut lines[full]);
-                } else {
-                    bucket::overflow_down(&mut lines[other]);
-                }
+                Region::move_flow(lines, (full, place), (other, free), first);
                 return Some(place);
             }
         }
         None
+    }
+
+    /// The first bucket of a flow in this bucket, and that of its two where it is not.
+    #[inline(always)]
+    fn buckets_of(&self, lines: &[Line], hasher: &FlowHasher, at: usize, place: usize) -> (usize, usize) {
+        let hash = self.hash(lines, hasher, bucket::entry(&lines[at], place));
+        let first = self.first_bucket(hash);
+        let other = if first == at {
+            self.second_bucket(hash)
+        } else {
+            first
+        };
+        (first, other)
+    }
+
+    /// Copies a flow into its other bucket, of which `first` is its first one. Its old place is to be overwritten.
+    #[inline(always)]
+    fn move_flow(lines: &mut [Line], from: (usize, usize), to: (usize, usize), first: usize) {
+        let entry = bucket::entry(&lines[from.0], from.1);
+        let signature = lines[from.0].bytes()[from.1];
+        bucket::put(&mut lines[to.0], to.1, signature, entry);
+        if first == from.0 {
+            bucket::overflow_up(&mut lines[from.0]);
+        } else {
+            bucket::overflow_down(&mut lines[to.0]);
+        }
+    }
+
+    /// Inserts an entry for which [`index_entry`](Region::index_entry) found no place: moves a flow out of the first
+    /// bucket, and before that another one out of the bucket where that one goes. Considers at most 225 flows.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn index_by_two_moves(
+        &self,
+        lines: &mut [Line],
+        hasher: &FlowHasher,
+        hash: u64,
+        entry: u32,
+    ) -> Result<(), NoRoom> {
+        let full = self.first_bucket(hash);
+        for place in 0..bucket::PLACES {
+            let (first, other) = self.buckets_of(lines, hasher, full, place);
+            if other == full {
+                continue;
+            }
+            if let Some(free) = self.make_place(lines, hasher, other) {
+                Region::move_flow(lines, (full, place), (other, free), first);
+                bucket::put(&mut lines[full], place, Region::signature(hash), entry);
+                return Ok(());
+            }
+        }
+        Err(NoRoom::Index)
     }
 
     fn unindex(&self, lines: &mut [Line], hash: u64, entry: u32) {
@@ -921,52 +980,157 @@ impl Region {
         self.free = entry;
     }
 
-    /// Prefetches what adopting a flow reads, and returns when it is first looked at, if it ends at `due`.
+    // Adopting the entries that another process left.
+
+    /// The same region within slices that hold one column each: index, entries or links.
+    pub(crate) fn within_slices(&self) -> Region {
+        Region {
+            index_at: 0,
+            flows_at: 0,
+            links_at: 0,
+            ..self.clone()
+        }
+    }
+
+    /// The index, and the entries, as slices of their own.
+    pub(crate) fn split_index<'a>(&self, lines: &'a mut [Line]) -> (&'a mut [Line], &'a [Line]) {
+        let (index, entries) =
+            lines[self.index_at..self.links_at].split_at_mut(self.flows_at - self.index_at);
+        (index, entries)
+    }
+
+    /// The used entries and their links in so many parts of one size.
+    pub(crate) fn entry_parts<'a>(&self, lines: &'a mut [Line], parts: usize) -> Vec<EntryPart<'a>> {
+        let used = self.high_water as usize;
+        let (entries, links) = lines[self.flows_at..].split_at_mut(self.links_at - self.flows_at);
+        // A part begins with a line of each.
+        let each = used.div_ceil(parts.max(1)).next_multiple_of(GROUP);
+        let columns = entries
+            .chunks_mut(each >> self.halves)
+            .zip(links.chunks_mut(each / 8));
+        (0..used)
+            .step_by(each)
+            .zip(columns)
+            .map(|(first, (entries, links))| EntryPart {
+                first: first as u32,
+                len: each.min(used - first) as u32,
+                entries,
+                links,
+            })
+            .collect()
+    }
+
+    /// Empty lists of a part of the entries.
+    pub(crate) fn lists(&self) -> Lists {
+        Lists {
+            slots: vec![(NONE, NONE); self.wheel_mask as usize + 1],
+            free: (NONE, NONE),
+            // Below 2^48: half a wheel's ticks, 32 bits up.
+            spread: ((u64::from(self.wheel_mask) / 2) << 32) / u64::from(self.high_water.max(1)),
+        }
+    }
+
+    /// Puts the lists of a part, with so many flows, behind those of the parts before.
+    pub(crate) fn put_behind(&mut self, lines: &mut [Line], lists: &Lists, flows: u64) {
+        for (slot, &(first, last)) in (self.capacity..).zip(&lists.slots) {
+            if first == NONE {
+                continue;
+            }
+            let before = (self.link(lines, slot) & LINK_MASK) as u32;
+            self.set_next(lines, before, first);
+            self.set_previous(lines, first, before);
+            self.set_next(lines, last, slot);
+            self.set_previous(lines, slot, last);
+        }
+        let (newest, oldest) = lists.free;
+        if oldest != NONE {
+            self.set_next(lines, oldest, self.free);
+            self.free = newest;
+        }
+        self.flows += flows as u32;
+    }
+
+    /// Frees a scheduled entry that is not in the index.
+    pub(crate) fn drop_unindexed(&mut self, lines: &mut [Line], entry: u32) {
+        self.disarm(lines, entry);
+        self.release(lines, entry);
+        self.flows -= 1;
+    }
+}
+
+/// A part of the used entries, and their links.
+pub(crate) struct EntryPart<'a> {
+    /// The number of its first entry. Within the part that is 0.
+    pub(crate) first: u32,
+    pub(crate) len: u32,
+    pub(crate) entries: &'a mut [Line],
+    pub(crate) links: &'a mut [Line],
+}
+
+/// The lists of a part of the entries, until they are put together.
+pub(crate) struct Lists {
+    /// The first and the last entry in each slot of the wheel.
+    slots: Vec<(u32, u32)>,
+    /// The newest and the oldest free entry.
+    free: (u32, u32),
+    /// How far entries that are due beyond a turn of the wheel lie apart, in ticks of 2^-32.
+    spread: u64,
+}
+
+impl Lists {
+    /// The slot of the wheel in which an entry is first looked at, if it ends at `due`.
     #[inline(always)]
-    pub(crate) fn prepare_adoption(&self, lines: &[Line], hash: u64, entry: u32, due: u64) -> u64 {
-        self.prefetch_bucket(lines, hash);
-        let turn = u64::from(self.wheel_mask);
-        if due > self.cursor + turn {
+    pub(crate) fn slot_of(&self, region: &Region, entry: u32, due: u64) -> u32 {
+        let turn = u64::from(region.wheel_mask);
+        let due = if due > region.cursor + turn {
             // Beyond a turn of the wheel. These are spread over its second half: one slot for all would keep the
             // worker busy with them at once.
-            return self.cursor
-                + turn / 2
-                + u64::from(entry) * (turn / 2) / u64::from(self.high_water.max(1));
-        }
-        let last = self.link(lines, self.capacity + (due as u32 & self.wheel_mask)) & LINK_MASK;
-        simd::prefetch_at(lines, self.links_at + last as usize / 8);
-        due
+            region.cursor + turn / 2 + ((u64::from(entry) * self.spread) >> 32)
+        } else {
+            due
+        };
+        due as u32 & region.wheel_mask
     }
 
-    /// Prefetches what a lookup of a flow reads beyond its first bucket, if anything: another flow with the same
-    /// signature, and the second bucket.
+    /// Prefetches what scheduling an entry there changes.
     #[inline(always)]
-    pub(crate) fn prefetch_beyond(&self, lines: &[Line], hash: u64) {
-        let line = &lines[self.first_bucket(hash)];
-        let candidates = bucket::candidates(line, Region::signature(hash));
-        if candidates != 0 {
-            self.prefetch_flow(lines, bucket::entry(line, candidates.trailing_zeros() as usize));
-        }
-        if bucket::overflow(line) != 0 || bucket::free_place(line).is_none() {
-            simd::prefetch_at(lines, self.second_bucket(hash));
+    pub(crate) fn prefetch_last(&self, part: &EntryPart<'_>, slot: u32) {
+        if let Some(&(_, last)) = self.slots.get(slot as usize) {
+            simd::prefetch_at(part.links, (last.wrapping_sub(part.first) / 8) as usize);
         }
     }
 
-    /// Restores an entry found in storage, after validation: index and wheel.
+    /// Puts an entry, by its number in the part, at the end of a slot's list.
     #[inline(always)]
-    pub(crate) fn adopt(
-        &mut self,
-        lines: &mut [Line],
-        hasher: &FlowHasher,
-        hash: u64,
-        entry: u32,
-        due: u64,
-    ) -> Result<(), NoRoom> {
-        self.index_entry(lines, hasher, hash, entry)?;
-        let service = self.service(lines, entry);
-        self.arm(lines, entry, service, due);
-        self.flows += 1;
-        Ok(())
+    pub(crate) fn schedule(&mut self, region: &Region, part: &mut EntryPart<'_>, at: u32, slot: u32) {
+        let Some((first, last)) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        let (entry, previous) = (part.first + at, *last);
+        *last = entry;
+        if previous == NONE {
+            *first = entry;
+        } else {
+            region.set_next(part.links, previous - part.first, entry);
+        }
+        // Where it has no next or previous one, `put_behind` sets those.
+        let service = u64::from(region.service(part.links, at)) << (2 * LINK_BITS);
+        region.set_link(
+            part.links,
+            at,
+            u64::from(previous) | u64::from(NONE) << LINK_BITS | service,
+        );
+    }
+
+    /// Frees an entry, by its number in the part.
+    pub(crate) fn release(&mut self, region: &Region, part: &mut EntryPart<'_>, at: u32) {
+        store::last(&mut region.head_mut(part.entries, at)[0], 0);
+        let (newest, oldest) = &mut self.free;
+        region.set_link(part.links, at, u64::from(*newest) << LINK_BITS);
+        *newest = part.first + at;
+        if *oldest == NONE {
+            *oldest = *newest;
+        }
     }
 }
 

@@ -15,6 +15,19 @@ pub(crate) enum Use {
     Failing,
 }
 
+/// Counts a flow with these pins among the live flows of each slot. Two pins to one slot count once.
+#[inline(always)]
+pub(crate) fn count_pins(live: &mut [u32], pins: [Slot; 2]) {
+    if let Some(live) = live.get_mut(pins[0].index()) {
+        *live += 1;
+    }
+    if pins[1] != pins[0]
+        && let Some(live) = live.get_mut(pins[1].index())
+    {
+        *live += 1;
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Slots {
     live: [u32; Slot::LIMIT],
@@ -80,16 +93,16 @@ impl Slots {
         slot
     }
 
-    /// Counts a flow with these pins. Two pins to one slot count once.
+    /// Counts a flow with these pins.
     #[inline(always)]
     pub(crate) fn count(&mut self, pins: [Slot; 2]) {
-        if let Some(live) = self.live.get_mut(pins[0].index()) {
-            *live += 1;
-        }
-        if pins[1] != pins[0]
-            && let Some(live) = self.live.get_mut(pins[1].index())
-        {
-            *live += 1;
+        count_pins(&mut self.live, pins);
+    }
+
+    /// Adds the live flows of each slot that were counted elsewhere.
+    pub(crate) fn add(&mut self, counted: &[u32]) {
+        for (live, counted) in self.live.iter_mut().zip(counted) {
+            *live += counted;
         }
     }
 

@@ -1149,6 +1149,7 @@ mod tests {
     use model::Tuple;
 
     use super::*;
+    use crate::InTurn;
 
     /// One entry with an impossible pin, one in a state its protocol does not have, one twice: each is
     /// dropped and counted, and the others stay.
@@ -1203,8 +1204,14 @@ mod tests {
         });
         let first = head(0, &|_| {});
         head(7, &|head| *head = first);
-        let table =
-            FlowTable::attach(storage, &Identity::default(), &Timeouts::default(), Nanos::ZERO).unwrap();
+        let table = FlowTable::attach(
+            storage,
+            &Identity::default(),
+            &Timeouts::default(),
+            Nanos::ZERO,
+            &InTurn(2),
+        )
+        .unwrap();
         assert_eq!(
             (
                 table.attach_counts().flows,

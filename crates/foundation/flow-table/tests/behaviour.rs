@@ -5,9 +5,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, Holder, Identity, Lanes, Line,
-    LookupOutcome, Ownership, Progress, TableConfig, TableError, TcpState, TimeoutClass, inspect, layout,
-    tcp_flag,
+    Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, Holder, Identity, InTurn, Lanes,
+    Line, LookupOutcome, Ownership, Progress, TableConfig, TableError, TcpState, TimeoutClass, inspect,
+    layout, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{BURST, PacketColumns, TcpFlags};
@@ -369,7 +369,7 @@ fn pin_times_survive_attaching() {
     table.set_pin(entry, Direction::Reverse, Slot(4), at(200));
     enter(&mut table, &failed, [Slot(5); 2], at(30));
     finish(&mut table, |table| table.fail_slot(Slot(5), 100));
-    let table = FlowTable::attach(table.into_storage(), &IDENTITY, &TIMEOUTS, at(300)).unwrap();
+    let table = FlowTable::attach(table.into_storage(), &IDENTITY, &TIMEOUTS, at(300), &InTurn(3)).unwrap();
     let pinned_at = |key| table.get(key, at(900)).unwrap().pinned_at;
     assert_eq!(pinned_at(&moved), [tick(at(100)); 2]);
     assert_eq!(pinned_at(&one_way), [tick(at(10)), tick(at(200))]);
@@ -502,7 +502,13 @@ fn filled() -> Vec<Line> {
 }
 
 fn attach(storage: Vec<Line>) -> Result<Table, TableError> {
-    FlowTable::attach(storage, &IDENTITY, &TIMEOUTS, START + Nanos::from_secs(1))
+    FlowTable::attach(
+        storage,
+        &IDENTITY,
+        &TIMEOUTS,
+        START + Nanos::from_secs(1),
+        &InTurn(3),
+    )
 }
 
 #[test]
@@ -613,7 +619,8 @@ fn storage_that_is_no_table_is_refused_with_the_reason() {
 
 #[test]
 fn only_the_same_table_is_attached() {
-    let attach_as = |identity: &Identity| FlowTable::attach(filled(), identity, &TIMEOUTS, START).err();
+    let attach_as =
+        |identity: &Identity| FlowTable::attach(filled(), identity, &TIMEOUTS, START, &InTurn(3)).err();
     assert_eq!(attach_as(&IDENTITY), None);
     let boot = *b"fedcba9876543210";
     assert_eq!(
@@ -650,7 +657,7 @@ fn the_header_of_a_table_is_readable_before_it_is_attached() {
     // Its holder is killed.
     let mut storage = table.into_storage();
     assert_eq!(inspect(&storage).unwrap().holder, Holder::Nobody);
-    let table = FlowTable::attach(&mut storage[..], &IDENTITY, &TIMEOUTS, START).unwrap();
+    let table = FlowTable::attach(&mut storage[..], &IDENTITY, &TIMEOUTS, START, &InTurn(3)).unwrap();
     assert_eq!(*table.hasher(), hasher);
     drop(table);
     let found = inspect(&storage).unwrap();

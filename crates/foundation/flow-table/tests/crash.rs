@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use flow_table::{
-    AttachCounts, Burst, DumpCursor, FlowHasher, FlowRow, FlowTable, Identity, Line, LookupOutcome,
+    AttachCounts, Burst, DumpCursor, FlowHasher, FlowRow, FlowTable, Identity, InTurn, Line, LookupOutcome,
     TableConfig, TcpState, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
@@ -246,7 +246,7 @@ impl Bench {
         let now = self.now;
         if let Op::Attach { .. } = op {
             let storage = self.table.take().unwrap().into_storage();
-            self.table = Some(FlowTable::attach(storage, &IDENTITY, &TIMEOUTS, now).unwrap());
+            self.table = Some(FlowTable::attach(storage, &IDENTITY, &TIMEOUTS, now, &InTurn(3)).unwrap());
             return;
         }
         let table = self.table.as_mut().unwrap();
@@ -340,7 +340,7 @@ fn the_process_that_is_killed() {
     let mut bench = Bench::new();
     let storage = bench.table.take().unwrap().into_storage();
     let (at, len) = (storage.as_ptr().addr(), storage.len());
-    bench.table = Some(FlowTable::attach(storage, &IDENTITY, &TIMEOUTS, START).unwrap());
+    bench.table = Some(FlowTable::attach(storage, &IDENTITY, &TIMEOUTS, START, &InTurn(3)).unwrap());
     // First: the other process waits for this thread as soon as it knows it.
     ptrace::traceme().unwrap();
     println!("\n{STORAGE_AT}{at} {len} {}", gettid());
@@ -455,7 +455,7 @@ fn is_between(found: &FlowRow, before: Option<&FlowRow>, after: Option<&FlowRow>
 
 /// Attaches what a killed process left, and compares. `aged` is by how much flows are older after the operation.
 fn check(left: &[Line], before: &Rows, after: &Rows, aged: Nanos, now: Nanos) -> AttachCounts {
-    let attach = |lines: Vec<Line>| FlowTable::attach(lines, &IDENTITY, &TIMEOUTS, now).unwrap();
+    let attach = |lines: Vec<Line>| FlowTable::attach(lines, &IDENTITY, &TIMEOUTS, now, &InTurn(3)).unwrap();
     let mut table = attach(left.to_vec());
     let counts = *table.attach_counts();
     assert_eq!(counts.rejected_entries(), 0, "{counts:?}");

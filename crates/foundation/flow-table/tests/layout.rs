@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use flow_table::{
-    AttachCounts, DumpCursor, FlowHasher, FlowRow, FlowTable, Full, Identity, Line, Numbers, Ownership,
-    TableConfig, TableError, layout, tcp_flag,
+    AttachCounts, DumpCursor, FlowHasher, FlowRow, FlowTable, Full, Identity, InTurn, Line, Numbers,
+    Ownership, TableConfig, TableError, layout, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use zerocopy::IntoBytes as _;
@@ -230,7 +230,14 @@ fn rows(table: &FlowTable<Vec<Line>>, now: Nanos) -> Vec<FlowRow> {
 }
 
 fn attach(storage: Vec<Line>, now: Nanos) -> FlowTable<Vec<Line>> {
-    FlowTable::attach(storage, &REFERENCE_IDENTITY, &Timeouts::default(), now).unwrap()
+    FlowTable::attach(
+        storage,
+        &REFERENCE_IDENTITY,
+        &Timeouts::default(),
+        now,
+        &InTurn(3),
+    )
+    .unwrap()
 }
 
 fn convert(
@@ -249,6 +256,7 @@ fn convert(
         now,
         sources,
         numbers,
+        &InTurn(3),
     )
 }
 
@@ -356,7 +364,14 @@ fn flows_go_to_tables_of_other_sizes_workers_and_numbers() {
         ..REFERENCE_IDENTITY
     };
     let mut expected = rows(&attach(first.clone(), LEFT_AT), LEFT_AT);
-    let theirs = FlowTable::attach(second.clone(), &other_worker, &Timeouts::default(), LEFT_AT).unwrap();
+    let theirs = FlowTable::attach(
+        second.clone(),
+        &other_worker,
+        &Timeouts::default(),
+        LEFT_AT,
+        &InTurn(3),
+    )
+    .unwrap();
     expected.extend(rows(&theirs, LEFT_AT));
     let gone = expected.iter().filter(|row| row.service == ServiceId(5)).count() as u64;
     expected.retain(|row| row.service != ServiceId(5));
@@ -383,7 +398,7 @@ fn flows_go_to_tables_of_other_sizes_workers_and_numbers() {
     assert_eq!(rows(&table, LEFT_AT), expected);
     // The converted table is one to attach, and to convert again.
     let source = table.into_storage();
-    let same = FlowTable::attach(source.clone(), &one, &Timeouts::default(), LEFT_AT).unwrap();
+    let same = FlowTable::attach(source.clone(), &one, &Timeouts::default(), LEFT_AT, &InTurn(3)).unwrap();
     assert_eq!(rows(&same, LEFT_AT), expected);
     let mut of_three = Vec::new();
     for worker in 0..3 {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
     AttachCounts, Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full,
-    Identity, Lanes, Line, LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, tcp_flag,
+    Identity, InTurn, Lanes, Line, LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{BURST, FastPacketV6, PacketColumns, TcpFlags};
@@ -615,8 +615,10 @@ impl Harness {
             Op::Attach => {
                 {
                     let storage = self.table.take().unwrap().into_storage();
-                    self.table =
-                        Some(FlowTable::attach(storage, &Identity::default(), &self.timeouts, now).unwrap());
+                    self.table = Some(
+                        FlowTable::attach(storage, &Identity::default(), &self.timeouts, now, &InTurn(3))
+                            .unwrap(),
+                    );
                     let config = self.config;
                     assert_eq!(*self.table().config(), config);
                     assert_eq!(*self.table().hasher(), HASHER);

@@ -4,7 +4,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    DumpCursor, FlowHasher, FlowTable, Identity, Line, Numbers, Progress, TableConfig, inspect, tcp_flag,
+    DumpCursor, FlowHasher, FlowTable, Identity, InTurn, Line, Numbers, Progress, TableConfig, inspect,
+    tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use zerocopy::IntoBytes as _;
@@ -134,11 +135,16 @@ pub(crate) fn run(input: &[u8]) {
             NOW,
             &[&lines],
             &Numbers::SAME,
+            &InTurn(3),
         )
         .ok()
     });
     let identity = inspect(&lines).map_or(IDENTITY, |found| found.identity);
-    let attached = FlowTable::attach(lines, &identity, &timeouts, NOW).ok();
+    let attach = |parts| FlowTable::attach(lines.clone(), &identity, &timeouts, NOW, &InTurn(parts)).ok();
+    let attached = attach(3);
+    // In how many parts it was attached cannot be seen.
+    let of = |table: FlowTable<_>| (*table.attach_counts(), *table.live_all(), table.into_storage());
+    assert_eq!(attach(1).map(of), attach(3).map(of));
     for table in [converted, attached].into_iter().flatten() {
         exercise(table);
     }

@@ -1,8 +1,9 @@
 //! The flow tables of an earlier run: attached by their workers, or converted where this run has other ones.
 
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 
-use flow_table::{FlowHasher, FlowTable, Identity, Line, Numbers};
+use flow_table::{FlowHasher, FlowTable, Identity, Line, Numbers, Parallel};
 use model::Slot;
 use switch::SwitchError;
 
@@ -33,7 +34,8 @@ impl Leftover {
     /// Takes the flow tables over: each by its worker if all are as this run would make them, else all are converted.
     pub(super) fn put_tables(&mut self, entries: Vec<Found>, config: &SoftSwitchConfig, keep: &Keep) {
         let mut tables = Vec::new();
-        for (name, table) in at_once(entries, |entry| (entry.name.clone(), KeptTable::of(entry))) {
+        let threads = Threads::per_table(entries.len());
+        for (name, table) in threads.each(entries, |entry| (entry.name.clone(), KeptTable::of(entry))) {
             match table {
                 Ok(table) => tables.push(table),
                 Err(reason) => self.reject(&name, &reason, keep),
@@ -58,9 +60,10 @@ impl Leftover {
                 && (found.hasher.key(), found.hasher.ownership()) == (hasher.key(), config.ownership)
         };
         if usable.iter().all(fits) {
-            let attached = at_once(usable, |KeptTable { name, storage, found }| {
-                let table = FlowTable::attach(storage, &found.identity, &config.timeouts, clock::monotonic());
-                (name, usize::from(found.identity.worker), table)
+            let attached = threads.each(usable, |KeptTable { name, storage, found }| {
+                let (of, now) = (&found.identity, clock::monotonic());
+                let table = FlowTable::attach(storage, of, &config.timeouts, now, &threads);
+                (name, usize::from(of.worker), table)
             });
             for (name, worker, table) in attached {
                 match table {
@@ -111,6 +114,7 @@ impl Leftover {
                 clock::monotonic(),
                 &sources,
                 &Numbers::SAME,
+                &Threads::per_table(1),
             );
             Ok((file, table.map_err(SwitchError::Table)?))
         };
@@ -132,23 +136,39 @@ impl Leftover {
     }
 }
 
-/// Does the same with each of several tables, each in a thread of its own: there are as many CPUs as workers, and
-/// packets wait meanwhile.
-fn at_once<T: Send, R: Send>(tables: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    if tables.len() < 2 {
-        return tables.into_iter().map(work).collect();
+/// Threads for each of several tables, or for parts of one: packets wait meanwhile, and the CPUs have nothing else to
+/// do.
+struct Threads(usize);
+
+impl Threads {
+    /// As many for each of so many tables as there are CPUs for it.
+    fn per_table(tables: usize) -> Threads {
+        let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Threads((cpus / tables.max(1)).max(1))
     }
-    let work = &work;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = tables
-            .into_iter()
-            .map(|table| scope.spawn(move || work(table)))
-            .collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results
-            .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    })
+}
+
+impl Parallel for Threads {
+    fn parts(&self) -> usize {
+        self.0
+    }
+
+    fn each<T: Send, R: Send>(&self, parts: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+        if parts.len() < 2 {
+            return parts.into_iter().map(work).collect();
+        }
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
+                .into_iter()
+                .map(|part| scope.spawn(move || work(part)))
+                .collect();
+            let results = threads.into_iter().map(|thread| thread.join());
+            results
+                .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        })
+    }
 }
 
 /// Whose table a worker's is.
