@@ -15,7 +15,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test test-dpdk test-without-dpdk promises demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test promises demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ binaries:
 test: ## install what is missing, start what must run, and run every test
 	@scripts/setup.sh rust build dpdk test api deb docker
 	@scripts/dockerd.sh start || echo "test: no Docker; the tests that need it say so and skip" >&2
-	@$(MAKE) --no-print-directory test-dpdk test-without-dpdk
+	@$(MAKE) --no-print-directory run-tests
 	@echo "test: all passed"
 
 # The binary that the tests' containers run: static, in the development profile. It is in the folder of its target
@@ -48,14 +48,53 @@ test: ## install what is missing, start what must run, and run every test
 nf:
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf --target $(HOST)
 
-test-dpdk: nf
-	INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace $(WITH_DPDK) --lib --bins --tests
-	$(CARGO) test --workspace $(WITH_DPDK) --doc
+# Suites by the names of their tests. Those that mostly wait, for containers and traffic; each test has its turn.
+WAITING := end_to_end
+# What measures, or has the whole machine to itself, runs when nothing else does.
+QUIET := idle forward package
+# Where the soft switch differs without DPDK; `make lint` checks that the rest builds. Chosen by name, not by crate:
+# cargo reuses the libraries of the tests with DPDK. What INCO_REQUIRE names was tested with them.
+WITHOUT_DPDK := switch worker ports
+QUIET_WITHOUT_DPDK := idle
+SUITES := $(sort $(notdir $(patsubst %.rs,%,$(wildcard crates/*/*/tests/*.rs)) \
+    $(patsubst %/main.rs,%,$(wildcard crates/*/*/tests/*/main.rs))))
+OTHERS := $(filter-out $(WAITING) $(QUIET),$(SUITES))
+named = $(addprefix --test ,$(1))
+TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
+# Held while other suites run: tests of the waiting ones that measure do so when they have it.
+QUIET_FILE := $(TARGET_DIR)/quiet
 
-# Without DPDK only the soft switch differs: its tests run; `make lint` checks that the rest builds. The tests are
-# chosen by name, not by crate, so that cargo reuses the libraries of the tests above. INCO_REQUIRE was tested above.
-test-without-dpdk:
-	INCO_REQUIRE= $(CARGO) test --no-fail-fast --workspace --test switch --test worker --test idle --test ports
+# All is built before anything runs. What waits and what computes then runs side by side; the output of the latter
+# comes in one piece. After a failure all goes on, and fails.
+.PHONY: run-tests waiting-tests other-tests quiet-tests
+run-tests: nf
+	$(TEST) $(WITH_DPDK) --lib --bins --tests --no-run
+	$(TEST) $(call named,$(WITHOUT_DPDK) $(QUIET_WITHOUT_DPDK)) --no-run
+	@failed=0; \
+	$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target other-tests waiting-tests || failed=1; \
+	$(MAKE) --no-print-directory quiet-tests || failed=1; \
+	exit $$failed
+
+# cargo has no use for make's jobs.
+waiting-tests other-tests quiet-tests: export MAKEFLAGS :=
+
+# Most of its threads wait for their turn. `+`: its output comes as it is written.
+waiting-tests:
+	+@RUST_TEST_THREADS=32 INCO_QUIET_FILE=$(QUIET_FILE) $(TEST) $(WITH_DPDK) $(call named,$(WAITING))
+
+# They take what the waiting ones leave.
+other-tests:
+	@flock --shared --close $(QUIET_FILE) nice -n 10 sh -c 'failed=0; \
+	    $(TEST) $(WITH_DPDK) --lib --bins $(call named,$(OTHERS)) || failed=1; \
+	    INCO_REQUIRE= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
+	    $(TEST) $(WITH_DPDK) --doc || failed=1; \
+	    exit $$failed'
+
+quiet-tests:
+	@failed=0; \
+	$(TEST) $(WITH_DPDK) $(call named,$(QUIET)) || failed=1; \
+	INCO_REQUIRE= $(TEST) $(call named,$(QUIET_WITHOUT_DPDK)) || failed=1; \
+	exit $$failed
 
 # The tests of docs/promises.md that are shorter in `make test`.
 promises: nf ## the tests of docs/promises.md at their stated size: half an hour; root, and an idle machine

@@ -653,7 +653,7 @@ fn the_buffers_of_dpdk_are_in_the_configured_hugepages() {
     if !is_here(Engine::Oci) {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let in_hugepages = |inco: &Inco| {
         let maps = std::fs::read_to_string(format!("/proc/{}/smaps", inco.status().pid)).unwrap();
         let of_size = |size: &str| {

@@ -58,7 +58,7 @@ fn a_worker_with_16_million_flows_forwards_while_containers_are_made() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let text = format!(
         r#"
 [switch]

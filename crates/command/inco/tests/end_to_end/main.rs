@@ -16,6 +16,7 @@
 mod browser;
 mod captures;
 mod containers;
+mod demo;
 mod devices;
 mod documentation;
 mod engine_away;

@@ -383,7 +383,7 @@ fn many_requests_and_streams_cost_the_data_plane_little() {
     if !available("dpdk", missing) || !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let mut capture = CaptureWriter::new();
     for flow in 0..32 {
         let (from, to) = ([10, 0, 0, 1], [10, 128, 0, 1]);

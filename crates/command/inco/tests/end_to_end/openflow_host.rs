@@ -157,7 +157,7 @@ fn functions_of_the_host_are_run_by_its_docker_engine_over_tls() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let Some(ovs) = Ovs::start_here() else { return };
     let authority = Authority::new("the host's authority");
     let server = authority.keys(place.path("host"));

@@ -28,7 +28,7 @@ fn an_instance_waits_for_a_port_and_gets_that_of_one_that_has_gone() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let Some(ovs) = Ovs::start() else { return };
     let inco = place.run(&configuration(&ovs));
     let first = inco.settled(2, 0);
@@ -145,7 +145,7 @@ fn interfaces_go_into_containers_and_come_back() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let Some(ovs) = Ovs::start_here() else { return };
     let functions = [0, 1].map(Function::make);
     let macs = functions

@@ -49,7 +49,7 @@ fn scales_out_and_in_without_a_trace(engine: Engine) {
     if !engine.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let inco = place.run(&configuration(engine));
     inco.settled(3, 1);
     let mut traffic = place.traffic(RAMP);

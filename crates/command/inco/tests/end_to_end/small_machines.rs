@@ -38,7 +38,7 @@ fn one_cpu_is_enough() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     let text = format!(
         r#"
 {FORWARD}

@@ -27,7 +27,7 @@ fn a_minute_of_faults_breaks_no_promise() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::new();
     let started = Instant::now();
     let output = place.output(&[
         "soak",
@@ -72,7 +72,7 @@ fn a_killed_soak_leaves_nothing() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::new();
     let mut soak = place
         .inco(&[
             "soak",

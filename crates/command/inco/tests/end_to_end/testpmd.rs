@@ -28,7 +28,7 @@ fn sends_every_packet_back(engine: Engine, mode: &str) {
     if !available("dpdk", missing) || !engine.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::quiet();
     place.must(&["image", "import", "testpmd"]);
     // The example, with two instances and rings that outlast a machine busy with other things.
     let text = std::fs::read_to_string(example("testpmd.toml")).unwrap();

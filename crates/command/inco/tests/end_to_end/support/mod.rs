@@ -7,11 +7,12 @@ mod leftovers;
 mod namespace;
 mod ovs;
 mod systemd;
+mod turn;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use api::Client;
@@ -27,6 +28,7 @@ pub(crate) use namespace::{Namespace, Sniffer};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
 pub(crate) use systemd::Systemd;
+use turn::Turn;
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -102,21 +104,6 @@ pub(crate) fn example(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Tests that measure, or load a CPU, run alone; others run beside each other, since they mostly wait.
-static TURN: RwLock<()> = RwLock::new(());
-
-/// The right to run, for as long as it is there.
-enum Turn {
-    Alone {
-        _guard: RwLockWriteGuard<'static, ()>,
-    },
-    BesideOthers {
-        _guard: RwLockReadGuard<'static, ()>,
-    },
-    /// That of another place of the same test.
-    Shared,
-}
-
 /// The images of all tests, made once.
 pub(crate) fn state_dir() -> &'static Path {
     static STATE: OnceLock<PathBuf> = OnceLock::new();
@@ -189,19 +176,22 @@ pub(crate) struct Place {
 impl Place {
     /// For a test that other tests do not disturb, nor it them.
     pub(crate) fn new() -> Place {
-        let guard = TURN.read().unwrap_or_else(PoisonError::into_inner);
-        Place::with(Turn::BesideOthers { _guard: guard })
+        Place::with(Turn::beside_others())
     }
 
-    /// For a test that measures, or loads a CPU.
+    /// For a test that no other one of this program may disturb.
     pub(crate) fn alone() -> Place {
-        let guard = TURN.write().unwrap_or_else(PoisonError::into_inner);
-        Place::with(Turn::Alone { _guard: guard })
+        Place::with(Turn::alone())
+    }
+
+    /// For a test that measures: nothing else is tested meanwhile.
+    pub(crate) fn quiet() -> Place {
+        Place::with(Turn::quiet())
     }
 
     /// A second run directory in the same turn.
     pub(crate) fn beside(&self) -> Place {
-        Place::with(Turn::Shared)
+        Place::with(Turn::shared())
     }
 
     fn with(turn: Turn) -> Place {
@@ -644,13 +634,20 @@ pub(crate) fn changes(events: &[Event], id: InstanceId) -> Vec<(u64, InstanceSta
         .collect()
 }
 
-/// How busy the machine is with other things: runnable programs per CPU, over a minute.
+/// How busy the machine is with other things just now: programs that run or could, per CPU, over a fifth of a second.
 pub(crate) fn load_per_cpu() -> f64 {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load: f64 = load
-        .split_whitespace()
-        .next()
-        .and_then(|word| word.parse().ok())
-        .unwrap_or(0.0);
-    load / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
+    const SAMPLES: u32 = 20;
+    let runnable = || {
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        // As in `0.20 0.18 0.12 1/80 11206`; the one that asks is among them.
+        let running = load.split([' ', '/']).nth(3);
+        running.and_then(|word| word.parse().ok()).unwrap_or(1.0) - 1.0
+    };
+    let sum: f64 = (0..SAMPLES)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            runnable()
+        })
+        .sum();
+    sum / f64::from(SAMPLES) / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
 }

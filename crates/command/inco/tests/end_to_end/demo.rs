@@ -1,16 +1,13 @@
 //! The demo as its users run it, with shorter pauses between new flows, and a bench that needs containers as it does.
 
-#![forbid(unsafe_code)]
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use real_parts::available;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::support::{Place, available};
 
 /// Calibration, one run and the end of it, on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,12 +34,6 @@ fn real_parts(engine: &str) -> bool {
                 "docker",
                 (!answers("docker")).then(|| "no Docker engine answers".to_owned()),
             ))
-}
-
-/// One demo at a time: two would be each other's load.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Demo {
@@ -174,7 +165,7 @@ fn keeps_its_promises(engine: &str, switch: &str) {
     if !real_parts(engine) {
         return;
     }
-    let _turn = turn();
+    let _turn = Place::new();
     let mut demo = Demo::start(&[
         "--quick",
         "--json",
@@ -264,7 +255,7 @@ fn overload_loses_what_is_too_much_and_moves_no_flow() {
     if !real_parts("oci") {
         return;
     }
-    let _turn = turn();
+    let _turn = Place::quiet();
     let mut demo = Demo::start(&[
         "--overload",
         "--scheduler",
@@ -321,7 +312,7 @@ fn ctrl_c_ends_the_demo_and_leaves_nothing() {
     if !real_parts("oci") {
         return;
     }
-    let _turn = turn();
+    let _turn = Place::new();
     let mut demo = Demo::start(&["--quick", "--flow-interval-ms", "100"]);
     demo.wait_for("Calibration");
     // In the middle of a run, with containers there and coming.
@@ -344,7 +335,7 @@ fn inco_ends_when_the_demo_is_killed() {
     if !real_parts("oci") {
         return;
     }
-    let _turn = turn();
+    let _turn = Place::new();
     let mut demo = Demo::start(&["--quick", "--flow-interval-ms", "100"]);
     demo.wait_for(" active 3 of");
     demo.child.kill().unwrap();
@@ -404,7 +395,7 @@ fn reactions_are_measured() {
     if !real_parts("oci") {
         return;
     }
-    let _turn = turn();
+    let _turn = Place::new();
     let mut bench = Demo::of(
         "bench",
         &["react", "--from", "warm,oci", "--rounds", "2", "--json"],

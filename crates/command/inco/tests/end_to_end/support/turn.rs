@@ -1,0 +1,64 @@
+//! Who uses the machine: tests mostly wait, so some run beside each other, and those that measure do not.
+
+use std::fs::File;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// Tests at a time. Most wait; more of them would be late for what they wait for on a machine with two CPUs.
+const TESTS_LIMIT: usize = 2;
+/// The variable with the file that other suites lock, shared, while they run.
+const QUIET_FILE: &str = "INCO_QUIET_FILE";
+
+static FREE: Mutex<usize> = Mutex::new(TESTS_LIMIT);
+static GIVEN_BACK: Condvar = Condvar::new();
+
+/// The right to run, for as long as it is there.
+pub(super) struct Turn {
+    places: usize,
+    _quiet: Option<File>,
+}
+
+impl Turn {
+    /// For a test that others do not disturb, nor it them.
+    pub(super) fn beside_others() -> Turn {
+        Turn::of(1, None)
+    }
+
+    /// For a test that no other one of this program may disturb.
+    pub(super) fn alone() -> Turn {
+        Turn::of(TESTS_LIMIT, None)
+    }
+
+    /// For a test that measures: it waits for the other suites, too.
+    pub(super) fn quiet() -> Turn {
+        let file = std::env::var_os(QUIET_FILE).map(|path| {
+            let file = File::options().create(true).append(true).open(path).unwrap();
+            flock(&file, FlockOperation::LockExclusive).unwrap();
+            file
+        });
+        Turn::of(TESTS_LIMIT, file)
+    }
+
+    /// That of another place of the same test.
+    pub(super) fn shared() -> Turn {
+        Turn::of(0, None)
+    }
+
+    fn of(places: usize, quiet: Option<File>) -> Turn {
+        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let enough = GIVEN_BACK.wait_while(free, |free| *free < places);
+        *enough.unwrap_or_else(PoisonError::into_inner) -= places;
+        Turn {
+            places,
+            _quiet: quiet,
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *FREE.lock().unwrap_or_else(PoisonError::into_inner) += self.places;
+        GIVEN_BACK.notify_all();
+    }
+}
