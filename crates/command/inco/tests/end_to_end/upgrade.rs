@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::{Client, Endpoint, Remote};
 use model::{EventKind, InstanceId};
 
-
 use crate::restart::{LOAD, configuration, live_flows, pids, service};
 use crate::support::{
     ApiOverTls, Engine, Inco, PATIENCE, Place, Systemd, Traffic, assert_clean, eventually, launcher_of,
