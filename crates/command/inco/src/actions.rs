@@ -10,7 +10,7 @@ use api::{ApiError, Client, run_dir};
 use clap::{Args, Subcommand};
 use display::output::{self, WrongUsage};
 use model::{Action, InstanceId, InstanceState, KeyChange, PolicyChoice, RolloutState};
-use orchestrator::leftovers;
+use orchestrator::leftovers::{self, Running};
 
 use crate::cli::{ActionArgs, WaitArgs, flow};
 use crate::client_commands::{connect, unknown_service};
@@ -725,11 +725,20 @@ pub(crate) struct StopArgs {
 fn stop(args: &StopArgs) -> anyhow::Result<()> {
     let client = match connect(&args.common.connection) {
         Ok(client) => client,
-        Err(error) => return remove_leftovers(args, error),
+        Err(error) if matches!(error.downcast_ref(), Some(ApiError::NotRunning { .. })) => {
+            return remove_leftovers(args, error);
+        }
+        Err(error) => return Err(error),
     };
-    let outcome = client
-        .act(&Action::Stop { keep: args.keep })
-        .context("cannot stop")?;
+    let outcome = match client.act(&Action::Stop { keep: args.keep }) {
+        // It was killed in an upgrade: its launcher has the socket open, and nobody answers.
+        Err(error @ ApiError::NoAnswer { .. })
+            if client.socket().is_some() && Running::of(&run_dir::run_dir()).is_none() =>
+        {
+            return remove_leftovers(args, error.into());
+        }
+        answer => answer.context("cannot stop")?,
+    };
     if !args.no_wait {
         let started = Instant::now();
         let mut told = false;
@@ -749,8 +758,7 @@ fn stop(args: &StopArgs) -> anyhow::Result<()> {
 
 /// If no inco answers: removes the containers of an inco that was killed or kept them.
 fn remove_leftovers(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()> {
-    let is_not_running = matches!(error.downcast_ref(), Some(ApiError::NotRunning { .. }));
-    if !is_not_running || args.keep {
+    if args.keep {
         return Err(error);
     }
     let Some(containers) = leftovers::remove(&run_dir::run_dir())? else {

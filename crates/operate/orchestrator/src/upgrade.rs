@@ -11,6 +11,9 @@
 //! 5. If the new program ends or does not answer by the deadline, the guard ends it and executes the old program
 //!    again, which takes everything over in turn.
 //!
+//! The guard also holds what the launcher keeps. The new program does not begin with less than that. So the death of a
+//! launcher, the one before or the new one, ends in step 5 and loses nothing.
+//!
 //! A guard that is killed is a crash like any other: the next run takes over.
 
 use std::ffi::OsString;
@@ -23,8 +26,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use api::run_dir::run_dir;
 use api::{Client, Listeners, Tcp};
 use clock::monotonic;
+use display::output;
 use engine::launcher::Launcher;
 use keeper::Keeper;
 use model::{EventKind, Nanos};
@@ -34,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::daemon::launcher_command;
 use crate::service_manager::{self, tell};
 
 /// The argument that makes the program a guard.
@@ -64,6 +70,9 @@ pub struct HandOver {
     from: String,
     /// The number of its last event.
     pub(crate) events: u64,
+    /// How many entries the launcher keeps of it.
+    #[serde(default)]
+    pub(crate) kept: usize,
     /// When its workers had stopped.
     left: Nanos,
     /// Why the program that was to take over did not: this one has run before.
@@ -72,11 +81,12 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// From a run whose last event has that number, now.
-    pub(crate) fn now(events: u64) -> HandOver {
+    /// From a run whose last event has that number, and that left so many entries with the launcher, now.
+    pub(crate) fn now(events: u64, kept: usize) -> HandOver {
         HandOver {
             from: env!("CARGO_PKG_VERSION").to_owned(),
             events,
+            kept,
             left: monotonic(),
             failure: None,
         }
@@ -217,6 +227,7 @@ pub fn guard() -> Result<ExitCode> {
         .context("the guard of an upgrade is run by inco, not by hand")?;
     let arguments: Vec<_> = arguments.collect();
     let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen for signals")?;
+    let mut held = Held::take(order.hand_over.kept);
     let started = Command::new(&order.program)
         .args(&arguments)
         .args(order.hand_over.arguments()?)
@@ -226,14 +237,17 @@ pub fn guard() -> Result<ExitCode> {
         .process_group(0)
         .spawn();
     let failure = match started {
-        Ok(child) => match (New { child, signals }).watched(&order) {
+        Ok(child) => match (New { child, signals }).watched(&order, &mut held) {
             Ok(status) => return status,
             Err(failure) => failure,
         },
         Err(error) => format!("cannot start {}: {error}", order.program.display()),
     };
+    held.restore();
     let hand_over = HandOver {
         failure: Some(failure),
+        // The new program may have let entries go.
+        kept: 0,
         ..order.hand_over
     };
     let error = Command::new(THIS_PROGRAM)
@@ -241,6 +255,56 @@ pub fn guard() -> Result<ExitCode> {
         .args(hand_over.arguments()?)
         .exec();
     Err(error).context("cannot go back to the program before; `inco run` takes over what is kept")
+}
+
+/// What the launcher keeps, held here as well: whichever launcher dies while one replaces the other, the program
+/// before finds everything.
+struct Held(Option<Keeper>);
+
+impl Held {
+    /// So many entries are kept.
+    fn take(kept: usize) -> Held {
+        if kept == 0 {
+            return Held(None);
+        }
+        let taken = Keeper::connect(&run_dir()).and_then(|keeper| {
+            keeper.as_ref().map(Keeper::take).transpose()?;
+            Ok(keeper)
+        });
+        Held(taken.unwrap_or_else(|error| {
+            output::complain(&format!(
+                "only the launcher has flows and rings meanwhile: {error}"
+            ));
+            None
+        }))
+    }
+
+    /// The new program has it. A peer would notice no end of a connection that is open here.
+    fn let_go(&mut self) {
+        self.0 = None;
+    }
+
+    /// Has a launcher keep it for the program before, if none does.
+    fn restore(&self) {
+        let Some(held) = &self.0 else { return };
+        let run_dir = run_dir();
+        let there =
+            Keeper::connect(&run_dir).and_then(|keeper| keeper.map_or(Ok(0), |keeper| keeper.entries()));
+        if there.is_ok_and(|entries| entries > 0) {
+            return;
+        }
+        let restored = Launcher::start(launcher_command(), &run_dir).and_then(|mut launcher| {
+            let given = held.give_again();
+            // It stays, since it keeps something.
+            launcher.keeper().map(|_| given)
+        });
+        let failed = match restored {
+            Ok(Ok(_entries)) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        output::complain(&format!("flows and rings are lost with the launcher: {failed}"));
+    }
 }
 
 /// The new program.
@@ -251,14 +315,17 @@ struct New {
 
 impl New {
     /// Waits until it serves, and then until the guard may end. Fails with the reason to go back.
-    fn watched(mut self, order: &Order) -> Result<Result<ExitCode>, String> {
+    fn watched(mut self, order: &Order, held: &mut Held) -> Result<Result<ExitCode>, String> {
         let (serves, since) = (answers(order.socket.clone()), Instant::now());
         let mut told = Instant::now();
         let mut is_to_stop = false;
         let program = order.program.display();
         loop {
             match serves.recv_timeout(LOOK) {
-                Ok(()) => return Ok(self.goes_on()),
+                Ok(()) => {
+                    held.let_go();
+                    return Ok(self.goes_on());
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK),
             }
@@ -355,11 +422,11 @@ mod tests {
 
     #[test]
     fn a_hand_over_is_read_as_it_was_written() {
-        let before = HandOver::now(7);
+        let before = HandOver::now(7, 3);
         let [option, text] = before.arguments().unwrap();
         assert_eq!(option, HAND_OVER);
         let after = HandOver::parse(text.to_str().unwrap()).unwrap();
-        assert_eq!((after.events, &after.from), (7, &before.from));
+        assert_eq!((after.events, after.kept, &after.from), (7, 3, &before.from));
         assert!(matches!(after.event(), EventKind::Upgraded { .. }));
         // A newer release may say more.
         let more = r#"{"from":"9.0.0","events":1,"left":5,"failure":"it hung","more":true}"#;

@@ -1,12 +1,15 @@
 //! `inco upgrade`: another program takes over beside traffic, and the one before goes on where it does not serve.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use api::{Client, Endpoint, Remote};
 use model::{EventKind, InstanceId};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::restart::{LOAD, configuration, live_flows, pids, service};
 use crate::support::{
@@ -120,6 +123,169 @@ fn no_flow_notices_an_upgrade_oci() {
 #[test]
 fn no_flow_notices_an_upgrade_docker() {
     no_flow_notices(Engine::Docker);
+}
+
+/// Whom a signal kills while one launcher replaces the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    NewLauncher,
+    OldLauncher,
+    NewInco,
+    Guard,
+    BothIncos,
+}
+
+/// When.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// The new launcher has its own socket, and begins to take what the old one keeps.
+    Begins,
+    /// The new one has it, and its socket is that of the keeper. The old one has it, too.
+    HasTaken,
+    /// The old one has left.
+    IsAlone,
+}
+
+impl Moment {
+    const ALL: [Moment; 3] = [Moment::Begins, Moment::HasTaken, Moment::IsAlone];
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|data| data.ino())
+}
+
+/// The process that it started last.
+fn child_of(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next_back()?.parse().ok()
+}
+
+fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+fn kill_9(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    // It may have ended just now.
+    let _ = kill_process(pid, Signal::KILL);
+}
+
+/// Looks as fast as it can.
+fn at_once<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(since.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+    }
+}
+
+/// Upgrades, and kills that victim so long after that moment. Gives the processes that may run: the guard, which had
+/// been inco, and the new inco.
+fn killed_in_an_upgrade(
+    place: &Place,
+    program: &Path,
+    victim: Victim,
+    moment: Moment,
+    later: Duration,
+) -> [u32; 2] {
+    let run_dir = place.run_dir();
+    let guard = Client::connect(&run_dir.join("api.sock"))
+        .unwrap()
+        .status()
+        .unwrap()
+        .pid;
+    let old = launcher_of(place)[0];
+    let [launcher, keeper] = ["launcher.sock", "keeper.sock"].map(|name| run_dir.join(name));
+    let before = [&launcher, &keeper].map(|path| inode(path));
+    let mut command = place.inco(&["upgrade", "--program", program.to_str().unwrap()]);
+    let mut asks = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    at_once("the new launcher begins", || {
+        let now = inode(&launcher)?;
+        (Some(now) != before[0]).then_some(())
+    });
+    match moment {
+        Moment::Begins => {}
+        Moment::HasTaken => at_once("it has taken all", || (inode(&keeper) != before[1]).then_some(())),
+        Moment::IsAlone => at_once("it is alone", || (!is_alive(old)).then_some(())),
+    }
+    let new = child_of(guard).expect("the guard has a child");
+    assert_ne!(new, old);
+    let since = Instant::now();
+    while since.elapsed() < later {
+        std::hint::spin_loop();
+    }
+    match victim {
+        Victim::NewLauncher => kill_9(child_of(new).expect("the new inco has a launcher")),
+        Victim::OldLauncher => kill_9(old),
+        Victim::NewInco => kill_9(new),
+        Victim::Guard => kill_9(guard),
+        Victim::BothIncos => [guard, new].into_iter().for_each(kill_9),
+    }
+    if matches!(victim, Victim::Guard | Victim::BothIncos) {
+        let _ = asks.kill();
+    }
+    let status = asks.wait().unwrap();
+    println!("{victim:?} killed {later:?} after {moment:?}: the upgrade ended with {status}");
+    [guard, new]
+}
+
+/// Whoever is killed while one launcher replaces another: a next run finds everything, and in the end nothing is left.
+#[test]
+fn no_flow_notices_a_kill_9_while_a_launcher_replaces_another() {
+    const FLOWS: u64 = 1_000;
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let text = configuration(Engine::Oci, &[service("dns", 53, "warm")]).replace("capacity = \"10kpps\"", "");
+    let mut inco = place.run(&text);
+    inco.settled(2, 1);
+    let containers = pids(&inco);
+    let traffic = with_traffic(&place, &inco, FLOWS, 600);
+    let programs = ["one", "two"].map(|name| copy_of_inco(&place, name));
+    let delays: &[u64] = if real_parts::is_full_length() {
+        &[0, 200, 500, 1_000, 2_000, 5_000]
+    } else {
+        &[0, 500]
+    };
+    for victim in [
+        Victim::NewLauncher,
+        Victim::OldLauncher,
+        Victim::NewInco,
+        Victim::Guard,
+        Victim::BothIncos,
+    ] {
+        for (moment, delay) in Moment::ALL
+            .into_iter()
+            .flat_map(|moment| delays.iter().map(move |of| (moment, *of)))
+        {
+            let running = program_of(inco.status().pid);
+            let program = programs.iter().find(|program| **program != running).unwrap();
+            let incos = killed_in_an_upgrade(&place, program, victim, moment, Duration::from_micros(delay));
+            if matches!(victim, Victim::Guard | Victim::BothIncos) {
+                // Also the new inco, which may go on alone.
+                let traces = inco.kill();
+                incos.into_iter().for_each(kill_9);
+                eventually("both have ended", PATIENCE, || {
+                    (!incos.into_iter().any(is_alive)).then_some(())
+                });
+                assert_eq!(traces.processes_alive().len(), 3);
+                inco = place.run(&text);
+            }
+            goes_on(&inco, &containers, FLOWS);
+            eventually("there is one launcher", PATIENCE, || {
+                (launcher_of(&place).len() == 1).then_some(())
+            });
+        }
+    }
+    ends_clean(&place, inco, traffic);
+    place.is_left_clean();
 }
 
 /// The program before goes on, with all flows.

@@ -24,7 +24,7 @@ mod uplink_events;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use api::{EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
@@ -130,6 +130,11 @@ impl ControlLoop {
         let (keep, is_new) = match &mut launcher {
             Some(launcher) => {
                 let (keep, entries) = keep(&configuration, launcher)?;
+                let wanted = hand_over.as_ref().map_or(0, |before| before.kept);
+                ensure!(
+                    entries >= wanted,
+                    "the launcher has lost what inco left there: {entries} entries instead of {wanted}"
+                );
                 (Some(keep), entries == 0)
             }
             None => (None, false),
@@ -248,11 +253,12 @@ impl ControlLoop {
             let leaves = self.stop.asked() == Some(true) && !self.decide.is_stopping();
             if leaves && self.have_clients_waiting(server) && self.leave() {
                 let next = self.stop.upgrade();
+                let kept = || self.keeper.as_ref().and_then(|keeper| keeper.entries().ok());
                 return Ok(Summary {
                     reading: self.gather.reading.clone(),
                     left,
                     kept: true,
-                    hand_over: next.map(|_| HandOver::now(self.journal.newest())),
+                    hand_over: next.map(|_| HandOver::now(self.journal.newest(), kept().unwrap_or(0))),
                 });
             }
             self.turn(pace.is_fast());
