@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::daemon::launcher_command;
 use crate::host::is_listened_on;
+use crate::pool;
 use crate::upgrade::Where;
 use crate::wiring::docker_config;
 use api::run_dir::in_run_dir;
@@ -216,9 +217,24 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
             fs::remove_file(socket).with_context(|| format!("cannot remove {}", socket.display()))?;
         }
     }
-    engine::exchange::remove_all(&run_dir.join("instances"))?;
+    remove_folders(run_dir)?;
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(Some(removed))
+}
+
+/// Removes the folders of sockets of instances: also that of a container that was being made when a run ended.
+///
+/// # Errors
+/// Something in them is in use.
+pub(crate) fn remove_folders(run_dir: &Path) -> Result<()> {
+    engine::exchange::remove_all(&run_dir.join("instances"))?;
+    // Open vSwitch may still have sockets there: those of a run that was killed.
+    let ports = run_dir.join(pool::FOLDER);
+    for port in fs::read_dir(&ports).into_iter().flatten().flatten() {
+        let _ = fs::remove_dir(port.path());
+    }
+    let _ = fs::remove_dir(&ports);
+    Ok(())
 }
 
 /// The launcher of that run, or a new one where the engine needs one. It keeps nothing any more: flows, rings and

@@ -34,7 +34,7 @@ use api::{Caller, EventLog, Listeners, RequestSender, Server, ServerSettings, re
 use configuration::Configuration;
 use engine::launcher::Launcher;
 
-use crate::leftovers::Mark;
+use crate::leftovers::{Mark, remove_folders};
 use crate::upgrade::{HandOver, Upgrade, Where};
 use control::ControlLoop;
 pub(crate) use control::Summary;
@@ -199,6 +199,9 @@ impl Orchestrator {
                                 control.end_as_it_is();
                             }
                             if summary.left.is_empty() && !summary.kept {
+                                if let Err(error) = remove_folders(&place.run_dir) {
+                                    tracing::warn!(%error, "a folder stays in the run directory");
+                                }
                                 mark.remove();
                             }
                             Ok(summary)

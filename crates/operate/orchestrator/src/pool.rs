@@ -1,7 +1,7 @@
 //! The instance ports that a rule-based switch makes when it starts: the slots of each service, and the mounts and
 //! variables that a container needs to use its port.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use configuration::{Configuration, InstanceDevice, Service};
 use controller::PortPlace;
@@ -11,6 +11,8 @@ use openflow_switch::{PooledPorts, PortDevice};
 use super::wiring::PORT_SOCKET;
 use api::run_dir::in_run_dir;
 
+/// The folder of the directories of slots' sockets, in the run directory.
+pub(crate) const FOLDER: &str = "ports";
 /// Path of the port socket's directory inside a container.
 const PORT_DIR: &str = "/run/inco-port";
 
@@ -33,7 +35,7 @@ fn devices(service: &Service) -> impl Iterator<Item = &[InstanceDevice]> {
 
 /// The directory of a slot's socket on this machine. It stays while a container may use it.
 fn directory(slot: Slot) -> PathBuf {
-    in_run_dir(&PathBuf::from(format!("ports/{}", slot.0)))
+    in_run_dir(&Path::new(FOLDER).join(slot.0.to_string()))
 }
 
 /// The ports that the switch must make.

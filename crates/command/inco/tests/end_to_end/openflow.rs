@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::support::{Engine, IMAGE, Inco, Ovs, Place, Traffic, assert_clean, changes, eventually, kill};
 
 /// As in the test of the soft switch: instances of a tenth of a CPU each.
-fn configuration(ovs: &Ovs, instances: &str, more: &str) -> String {
+pub(crate) fn configuration(ovs: &Ovs, instances: &str, more: &str) -> String {
     format!(
         r#"
 {}
@@ -129,7 +129,7 @@ fn instances_come_and_go_and_no_packet_notices() {
 }
 
 /// So many seconds of 30 flows.
-fn thirty_flows(place: &Place, seconds: u32) -> Traffic {
+pub(crate) fn thirty_flows(place: &Place, seconds: u32) -> Traffic {
     place.traffic(&format!(
         r#"
 tick = "500us"
@@ -145,7 +145,7 @@ rate_per_flow = "50pps"
 }
 
 /// Waits until each of them has its rule.
-fn has_rules(place: &Place) {
+pub(crate) fn has_rules(place: &Place) {
     eventually("all flows have their rules", Duration::from_secs(15), || {
         let table = place.must(&["flows", "--limit", "100"]);
         let installed = table.lines().filter(|line| line.contains("installed"));

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use api::{Client, Endpoint, Remote};
-use model::{EventKind, InstanceId};
+use model::{Action, EventKind, InstanceId};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::openflow;
 
 use crate::restart::{LOAD, configuration, live_flows, pids, service};
 use crate::support::{
-    ApiOverTls, Engine, Inco, PATIENCE, Place, Systemd, Traffic, assert_clean, eventually, launcher_of,
+    ApiOverTls, Engine, Inco, Ovs, PATIENCE, Place, Systemd, Traffic, assert_clean, eventually, launcher_of,
     text as text_of,
 };
 
@@ -123,6 +125,61 @@ fn no_flow_notices_an_upgrade_oci() {
 #[test]
 fn no_flow_notices_an_upgrade_docker() {
     no_flow_notices(Engine::Docker);
+}
+
+/// The rules of Open vSwitch forward meanwhile.
+#[test]
+fn no_flow_notices_an_upgrade_openflow() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    // No flow ends meanwhile.
+    let text = openflow::configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
+    let inco = place.run(&text);
+    inco.settled(3, 0);
+    let containers = pids(&inco);
+    let mut traffic = openflow::thirty_flows(&place, 120);
+    openflow::has_rules(&place);
+    for name in ["first", "second"] {
+        let program = copy_of_inco(&place, name);
+        let before = inco.status();
+        let said = place.must(&["upgrade", "--program", program.to_str().unwrap()]);
+        print!("{said}");
+        assert!(
+            said.contains("took over from") && said.contains("adopted 3 containers"),
+            "{said}"
+        );
+        let status = inco.status();
+        assert_ne!(status.pid, before.pid);
+        assert_eq!(program_of(status.pid), program);
+        let now = launcher_of(&place);
+        assert_eq!((now.len(), program_of(now[0])), (1, program));
+        inco.settled(3, 0);
+        assert_eq!(pids(&inco), containers);
+        openflow::has_rules(&place);
+        eventually("packets are counted", PATIENCE, || {
+            (inco.status().accounting.returned > 1_000).then_some(())
+        });
+        let status = inco.status();
+        assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    }
+    assert!(traffic.is_running(), "it has to go on until after that");
+    traffic.interrupt();
+    let report = traffic.report();
+    assert_eq!(report.counts.lost_in_restarts, 0, "{:#?}", report.counts);
+    assert_clean(&report);
+    // What was in a function when a program began to count is counted as if the function had made it.
+    let of = inco.at_rest().accounting;
+    assert_eq!(
+        (of.offered + of.originated, of.dropped),
+        (of.returned, 0),
+        "{of:?}"
+    );
+    inco.stop(&place);
+    place.is_left_clean();
+    assert_eq!(ovs.bridges(), "", "the bridge is removed");
 }
 
 /// Whom a signal kills while one launcher replaces the other.
@@ -383,6 +440,33 @@ fn systemd_learns_which_process_is_the_main_one() {
     let said = place.must(&["status"]);
     assert!(said.contains(&format!("process {pid}")), "{said}");
     place.must(&["stop"]);
+    place.is_left_clean();
+}
+
+/// The first run ends while it makes containers. Nothing stays of those that were not ready.
+#[test]
+fn nothing_stays_of_containers_that_were_being_made() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let many = service("dns", 53, "warm").replace("min = 2, max = 2", "min = 8, max = 8");
+    let inco = place.run(&configuration(Engine::Oci, &[many]));
+    let before = inco.status().pid;
+    let upgrade = Action::Upgrade {
+        binary: copy_of_inco(&place, "next").display().to_string(),
+        deadline_s: 10,
+    };
+    eventually("a container is being made", PATIENCE, || {
+        (!inco.instances().is_empty()).then_some(())
+    });
+    inco.client().act(&upgrade).unwrap();
+    eventually("the new program runs", PATIENCE, || {
+        let status = inco.client().status().ok()?;
+        (status.pid != before).then_some(())
+    });
+    inco.settled(8, 1);
+    inco.stop(&place);
     place.is_left_clean();
 }
 
