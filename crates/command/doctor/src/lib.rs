@@ -183,6 +183,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
     let told = configuration.services.iter().map(|service| {
         let kind = match service.port {
             PortKind::Device => "on functions of a card",
+            PortKind::Kernel => "on interfaces",
             PortKind::Memif | PortKind::Null => "on memif",
         };
         let most = service.instance_limit();

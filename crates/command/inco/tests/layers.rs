@@ -34,7 +34,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         "switches",
         &[
             &["openflow", "switch"],
-            &["openvswitch", "soft-switch"],
+            &["openvswitch", "soft-switch", "ebpf-switch"],
             &["openflow-switch"],
         ],
     ),
@@ -102,7 +102,9 @@ const NAME_DRIVERS: &[&str] = &[
 const DRIVER_NAMES: &[&str] = &[
     "SwitchDriver::Soft",
     "SwitchDriver::OpenFlow",
+    "SwitchDriver::Ebpf",
     "OpenFlowSwitch",
+    "EbpfSwitch",
     "SoftSwitch",
 ];
 

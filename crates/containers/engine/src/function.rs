@@ -29,6 +29,9 @@ pub(crate) fn check(function: &NetFunction) -> Result<(), EngineError> {
         NetFunction::Pci { address, vfio } => is_name(address) && vfio.as_deref().is_none_or(is_device),
         NetFunction::Sf(_) => true,
         NetFunction::Interface(name) => is_name(name) && name.len() <= 15,
+        NetFunction::Port(setup) => [&setup.host, &setup.name]
+            .into_iter()
+            .all(|name| is_name(name.as_str()) && name.len() <= 15),
     };
     if is_right {
         return Ok(());
@@ -73,6 +76,13 @@ impl Given {
                     }
                     given.interfaces.push(name.clone());
                     given.devices.extend(verbs(&directory.join("device")));
+                }
+                NetFunction::Port(_) => {
+                    return Err(missing(
+                        function,
+                        "cannot be set up by this engine yet",
+                        "write another kind of port",
+                    ));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! What a service is made of, in the same words from the configuration down to the worker.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -50,6 +50,16 @@ words! {
         /// Frozen: it uses no CPU; activating it costs a resume.
         Paused = "paused",
     }
+
+    /// How instances serve a service's address.
+    #[derive(Default)]
+    pub enum VipMode {
+        /// Each instance has the address, and nothing is rewritten.
+        #[default]
+        L2 = "l2",
+        /// Each instance has an address of its own, and the switch translates.
+        Dnat = "dnat",
+    }
 }
 
 /// What happens to packets that are no flow of a service.
@@ -74,6 +84,17 @@ impl Fallback {
             Fallback::Opposite => Some(UplinkId(from.0 ^ 1)),
         }
     }
+}
+
+/// The address of a service, which clients connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vip {
+    /// One address, or one of IPv4 and one of IPv6.
+    pub addresses: Vec<IpAddr>,
+    /// The ports that are served there, of TCP and of UDP.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// How instances serve it.
+    pub mode: VipMode,
 }
 
 /// When an instance counts as ready.
@@ -112,6 +133,31 @@ pub enum NetFunction {
     Sf(u32),
     /// The interface of that name.
     Interface(String),
+    /// The container's end of a pair of interfaces, with its settings.
+    Port(InterfaceSetup),
+}
+
+/// An interface of this machine that a container gets, and how it is set up there before the program starts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct InterfaceSetup {
+    /// Its name on this machine.
+    pub host: String,
+    /// Its name in the container.
+    pub name: String,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// The longest packet in bytes, without the Ethernet header.
+    pub mtu: u16,
+    /// Its addresses, each with the length of its prefix.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// The next hop of everything in IPv4.
+    pub gateway_v4: Ipv4Addr,
+    /// The next hop of everything in IPv6.
+    pub gateway_v6: Ipv6Addr,
+    /// The MAC address of both: a permanent neighbour, which is never asked for.
+    pub gateway_mac: [u8; 6],
+    /// The ports of connections that the program opens, first and last; `None`: those of the kernel.
+    pub local_ports: Option<(u16, u16)>,
 }
 
 impl fmt::Display for NetFunction {
@@ -120,6 +166,7 @@ impl fmt::Display for NetFunction {
             NetFunction::Pci { address, .. } => write!(f, "the function at {address}"),
             NetFunction::Sf(number) => write!(f, "scalable function {number}"),
             NetFunction::Interface(name) => write!(f, "the interface {name}"),
+            NetFunction::Port(setup) => write!(f, "the port {}", setup.host),
         }
     }
 }

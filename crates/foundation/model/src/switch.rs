@@ -33,6 +33,8 @@ crate::words! {
         Memif = "memif",
         /// A function of a card, or another network interface, whose other end the switch has.
         Device = "device",
+        /// An interface in the instance's network namespace, which inco makes: the program uses the kernel's network.
+        Kernel = "kernel",
         /// A sink without a container, for benches.
         Null = "null",
     }
@@ -52,7 +54,7 @@ impl PortKind {
     /// Whether a container is at the other end.
     pub const fn has_container(self) -> bool {
         match self {
-            PortKind::Memif | PortKind::Device => true,
+            PortKind::Memif | PortKind::Device | PortKind::Kernel => true,
             PortKind::Null => false,
         }
     }
@@ -61,7 +63,7 @@ impl PortKind {
     pub const fn has_socket(self) -> bool {
         match self {
             PortKind::Memif => true,
-            PortKind::Device | PortKind::Null => false,
+            PortKind::Device | PortKind::Kernel | PortKind::Null => false,
         }
     }
 
@@ -69,7 +71,7 @@ impl PortKind {
     pub const fn is_listed(self) -> bool {
         match self {
             PortKind::Device => true,
-            PortKind::Memif | PortKind::Null => false,
+            PortKind::Memif | PortKind::Kernel | PortKind::Null => false,
         }
     }
 }

@@ -83,6 +83,9 @@ impl Facts for Machine {
                 socket_is_free(&socket)
             };
         }
+        if let Device::Kernel(name) = device {
+            return interface_carries(name, uplink.max_frame);
+        }
         dpdk_is_built_in()?;
         device.captures_read().into_iter().try_for_each(is_capture)?;
         device.captures_written().into_iter().try_for_each(writable)?;
@@ -95,7 +98,7 @@ impl Facts for Machine {
                 .parameters("iface")
                 .try_for_each(|name| interface_carries(name, uplink.max_frame))
                 .and_then(|()| pci_device(text)),
-            Device::Memif(_) | Device::Pcap(_) => Ok(()),
+            Device::Memif(_) | Device::Pcap(_) | Device::Kernel(_) => Ok(()),
         }
     }
 

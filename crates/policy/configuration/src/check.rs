@@ -302,7 +302,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         }
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
-            PortKind::Memif | PortKind::Null => {
+            PortKind::Memif | PortKind::Kernel | PortKind::Null => {
                 u64::from(service.places(switch.openflow.spare_ports)) * service.uplinks.len() as u64
             }
         };

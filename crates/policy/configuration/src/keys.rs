@@ -157,9 +157,9 @@ tables! {
         "The packet switch."
     {
         driver: word(SwitchDriver::WORDS), [= "\"soft\""], Restart,
-            "`\"soft\"` or `\"openflow\"`", "\"soft\"",
+            "`\"soft\"`, `\"openflow\"` or `\"ebpf\"`", "\"soft\"",
             "The driver: `soft` is inco's own switch; `openflow` is a bridge of Open vSwitch (`[switch.openflow]`, \
-             [smartnic](../smartnic.md)).";
+             [smartnic](../smartnic.md)); `ebpf` is programs in this machine's kernel.";
         workers: workers, [or "one worker without a CPU of its own" => Vec::new()], Restart,
             "list of CPU numbers", "[2, 3]",
             "The CPUs of the workers, one worker per CPU. Isolate them from other work (`isolcpus`) for the best \
@@ -351,9 +351,10 @@ tables! {
             "image name", "\"inco/forward\"",
             "The container's image: one that `inco image list` shows, or, with the engine `docker`, one of Docker.";
         port: word(PortKind::WORDS), [= "\"memif\""], Restart,
-            "`\"memif\"`, `\"device\"` or `\"null\"`", "\"null\"",
+            "`\"memif\"`, `\"device\"`, `\"kernel\"` or `\"null\"`", "\"null\"",
             "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
-             (`devices`), with the driver `openflow` only; `null` is a sink without a container, for benches.";
+             (`devices`), with the driver `openflow` only; `kernel` is an ordinary network interface in the container, \
+             with the driver `ebpf` only; `null` is a sink without a container, for benches.";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,

@@ -86,6 +86,8 @@ model::words! {
         Soft = "soft",
         /// A bridge of Open vSwitch.
         OpenFlow = "openflow",
+        /// Programs in this machine's kernel.
+        Ebpf = "ebpf",
     }
 
     /// Where a bridge forwards packets.
@@ -184,6 +186,8 @@ pub enum Device {
     Pcap(Capture),
     /// A DPDK device string: a PCI address or `net_...`.
     Dpdk(String),
+    /// A network interface of this machine that stays with the kernel.
+    Kernel(String),
 }
 
 /// A capture file as an uplink.
@@ -209,7 +213,7 @@ impl Device {
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Device::Memif(socket) => Some(socket),
-            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
+            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) | Device::Kernel(_) => None,
         }
     }
 
@@ -218,7 +222,7 @@ impl Device {
         match self {
             Device::Pcap(capture) => vec![&capture.file],
             Device::Dpdk(_) => self.parameters("rx_pcap").map(Path::new).collect(),
-            Device::Memif(_) | Device::Veth(_) => Vec::new(),
+            Device::Memif(_) | Device::Veth(_) | Device::Kernel(_) => Vec::new(),
         }
     }
 
@@ -227,7 +231,7 @@ impl Device {
         match self {
             Device::Pcap(capture) => capture.tx.iter().map(PathBuf::as_path).collect(),
             Device::Dpdk(_) => self.parameters("tx_pcap").map(Path::new).collect(),
-            Device::Memif(_) | Device::Veth(_) => Vec::new(),
+            Device::Memif(_) | Device::Veth(_) | Device::Kernel(_) => Vec::new(),
         }
     }
 
@@ -235,7 +239,7 @@ impl Device {
     pub fn parameters<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let text = match self {
             Device::Dpdk(text) => text.as_str(),
-            Device::Memif(_) | Device::Veth(_) | Device::Pcap(_) => "",
+            Device::Memif(_) | Device::Veth(_) | Device::Pcap(_) | Device::Kernel(_) => "",
         };
         let parts = text.split(',').skip(1);
         parts.filter_map(move |part| {
@@ -260,6 +264,7 @@ impl fmt::Display for Device {
                 tx.iter().try_for_each(|tx| write!(f, ",tx={}", tx.display()))
             }
             Device::Dpdk(device) => f.write_str(device),
+            Device::Kernel(interface) => write!(f, "kernel:{interface}"),
         }
     }
 }

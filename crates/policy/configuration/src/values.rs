@@ -148,7 +148,7 @@ pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, ValueError> {
 /// Parses an uplink's device.
 pub(crate) fn device(text: &str) -> Result<Device, ValueError> {
     const FORMS: &str = "write a PCI address (\"0000:03:00.0\"), a DPDK device (\"net_...\"), \"memif:SOCKET\", \
-                         \"veth:INTERFACE\" or \"pcap:FILE\"";
+                         \"veth:INTERFACE\", \"kernel:INTERFACE\" or \"pcap:FILE\"";
     let wrong = || ValueError::new(format!("{text:?} is not a device"), FORMS);
     let (prefix, rest) = text.split_once(':').unwrap_or((text, ""));
     let filled = |what: &str| {
@@ -160,27 +160,29 @@ pub(crate) fn device(text: &str) -> Result<Device, ValueError> {
     };
     match prefix {
         "memif" => socket_path(filled("socket")?).map(Device::Memif),
-        "veth" => {
-            let interface = filled("interface")?;
-            // The kernel's limit on interface names, excluding the final NUL.
-            if interface.len() > 15 || interface.contains(['/', ' ', ',', '=']) {
-                let what = format!("{interface:?} is not a valid name of a network interface");
-                return Err(ValueError::new(what, "write the name that `ip link` shows"));
-            }
-            Ok(Device::Veth(interface.to_owned()))
-        }
+        "veth" => interface_name(filled("interface")?).map(Device::Veth),
+        "kernel" => interface_name(filled("interface")?).map(Device::Kernel),
         "pcap" => capture(filled("file")?).map(Device::Pcap),
         "pci" | "vdev" | "auxiliary" if !rest.is_empty() => Ok(Device::Dpdk(text.to_owned())),
         _ if is_pci_address(text) => Ok(Device::Dpdk(text.to_owned())),
         _ if text.starts_with("net_") && text.len() > "net_".len() => Ok(Device::Dpdk(text.to_owned())),
         _ if text.contains(':') => {
-            let near = crate::nearest::nearest(prefix, ["memif", "veth", "pcap"]);
+            let near = crate::nearest::nearest(prefix, ["memif", "veth", "kernel", "pcap"]);
             Err(near.map_or_else(wrong, |near| {
                 ValueError::new(wrong().what, format!("write \"{near}:{rest}\""))
             }))
         }
         _ => Err(wrong()),
     }
+}
+
+fn interface_name(text: &str) -> Result<String, ValueError> {
+    // The kernel's limit on interface names, excluding the final NUL.
+    if text.len() > 15 || text.contains(['/', ' ', ',', '=']) {
+        let what = format!("{text:?} is not a valid name of a network interface");
+        return Err(ValueError::new(what, "write the name that `ip link` shows"));
+    }
+    Ok(text.to_owned())
 }
 
 /// Parses `FILE`, followed by `,loop` and `,tx=FILE` if present. DPDK reads the names too, so a name cannot contain a

@@ -923,6 +923,7 @@ impl Facts for Machine {
             Device::Veth(_) => "veth",
             Device::Pcap(_) => "pcap",
             Device::Dpdk(_) => "dpdk",
+            Device::Kernel(_) => "kernel",
         })
     }
     fn interface(&self, name: &str) -> Result<(), Unusable> {

@@ -2,6 +2,7 @@
 //! driver is used.
 
 mod devices;
+mod ebpf;
 mod openflow;
 mod soft;
 
@@ -60,6 +61,7 @@ fn of(driver: SwitchDriver) -> &'static dyn Driver {
     match driver {
         SwitchDriver::Soft => &soft::Soft,
         SwitchDriver::OpenFlow => &openflow::OpenFlow,
+        SwitchDriver::Ebpf => &ebpf::Ebpf,
     }
 }
 

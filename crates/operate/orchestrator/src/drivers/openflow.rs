@@ -93,6 +93,7 @@ fn start(configuration: &Configuration) -> Result<Started> {
             Device::Veth(interface) => PortDevice::Interface(interface.clone()),
             Device::Dpdk(device) => PortDevice::Dpdk(device.clone()),
             Device::Pcap(_) => anyhow::bail!("uplink {:?}: Open vSwitch reads no captures", uplink.name),
+            Device::Kernel(_) => anyhow::bail!("uplink {:?}: write veth:INTERFACE", uplink.name),
         });
     }
     let pool = pool::ports(configuration);

@@ -75,6 +75,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
                 queues: u16::from(uplink.queues),
             },
             Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => UplinkDevice::Device,
+            Device::Kernel(_) => anyhow::bail!("uplink {:?}: this switch has no kernel uplinks", uplink.name),
         };
         if let UplinkDevice::Memif { socket, .. } = &device {
             make_parent(uplink, socket)?;

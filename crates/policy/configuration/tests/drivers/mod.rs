@@ -7,6 +7,7 @@ fn capabilities(driver: SwitchDriver) -> Capabilities {
     match driver {
         SwitchDriver::Soft => soft_switch::CAPABILITIES,
         SwitchDriver::OpenFlow => openflow_switch::CAPABILITIES,
+        SwitchDriver::Ebpf => ebpf_switch::CAPABILITIES,
     }
 }
 
