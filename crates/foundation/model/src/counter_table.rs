@@ -74,6 +74,8 @@ macro_rules! slot_counters {
         others {
             /// Time in which the instance could not run: throttled by its quota, or waiting for a CPU.
             throttled_ns: nanoseconds => held_up_s: f64 "instance_held_up_seconds";
+            /// Packets that the instance's network took over: an instance that ends connections gives none back.
+            delivered: counter;
         }
     } };
 }
@@ -97,7 +99,10 @@ macro_rules! service_counters {
             /// Flows of TCP connections that began before this run, of which nothing was kept: picked by their hash.
             recovered: counter => recovered_flows: u64 "service_recovered_flows";
         }
-        others {}
+        others {
+            /// New flows that were picked by their hash because no pick of the scheduler was prepared.
+            unprepared: counter => unprepared_flows: u64 "service_unprepared_flows";
+        }
         of_instances {
             /// Packets returned from the service's instances.
             back_packets: counter => returned_packets: u64 "service_returned_packets";

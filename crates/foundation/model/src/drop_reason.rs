@@ -57,6 +57,8 @@ reasons! {
     InstanceRingFull = "instance_ring_full",
     /// In the rings of a failed instance, or on the way to one.
     InstanceLost = "instance_lost",
+    /// From an instance, with an address or in a flow that is not its own.
+    Spoofed = "spoofed",
     /// Taken by the function and not returned.
     Function = "function",
     /// An invalid length for the port: larger than its buffers or the uplink's maximum frame, or shorter than

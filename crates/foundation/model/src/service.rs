@@ -72,14 +72,16 @@ pub enum Fallback {
     Pass(UplinkId),
     /// They leave by the other one of two uplinks, unchanged.
     Opposite,
+    /// They go on into this machine's own network.
+    Host,
 }
 
 impl Fallback {
-    /// The uplink by which a packet leaves that came in by `from`; `None` where it is dropped. `Opposite` is only for
+    /// The uplink by which a packet leaves that came in by `from`; `None` where it leaves by none. `Opposite` is only for
     /// switches with two uplinks.
     pub const fn exit(self, from: UplinkId) -> Option<UplinkId> {
         match self {
-            Fallback::Drop => None,
+            Fallback::Drop | Fallback::Host => None,
             Fallback::Pass(uplink) => Some(uplink),
             Fallback::Opposite => Some(UplinkId(from.0 ^ 1)),
         }

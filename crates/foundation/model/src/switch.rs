@@ -3,6 +3,8 @@
 
 use serde::Deserialize;
 
+use crate::service::VipMode;
+
 crate::words! {
     /// How new flows are set up in a switch of rules.
     #[derive(Default, Deserialize)]
@@ -106,6 +108,15 @@ pub struct Capabilities {
     pub return_matching: bool,
     /// How full the rings of instances are is known.
     pub ring_occupancy: bool,
+    /// Instances are functions that packets go through: each is given back, kept or dropped. Else they are the ends of
+    /// connections: what they are given stays there, and what they send is their own.
+    pub returns: bool,
+    /// Probe packets show whether an instance takes packets.
+    pub probes: bool,
+    /// Packets of no service can go on into this machine's own network.
+    pub passes_to_host: bool,
+    /// The modes in which a service may have an address.
+    pub vips: &'static [VipMode],
     /// Scheduling decisions can be written down.
     pub pick_records: bool,
     /// Services may be added, and their matches changed, while it runs.
@@ -128,6 +139,10 @@ impl Capabilities {
         flow_counters: false,
         return_matching: false,
         ring_occupancy: false,
+        returns: true,
+        probes: true,
+        passes_to_host: false,
+        vips: &[],
         pick_records: false,
         service_changes: false,
     };

@@ -1,13 +1,30 @@
 //! Steering by programs in the kernel: a program at each uplink pins new flows and redirects packets into the network
-//! namespaces of instances, and a program at each instance's interface sends what comes back out.
+//! namespaces of instances, and a program at each instance's interface sends what comes back out. Packets never pass
+//! through this process, and none of its threads polls.
+//!
+//! Key types: [`EbpfSwitch`] (the driver), [`EbpfSwitchConfig`] (what it is made of), [`PreparedPort`] (the port of an
+//! instance that may come), [`EbpfError`].
+//!
+//! The programs (`bpf/`) and inco share memory: what inco writes (`World`), what each CPU counts (`Counts`), and the
+//! flow tables, whose entries the programs make and their timers remove. All of it is pinned in the kernel and works
+//! on when this process ends, however it ends; [`EbpfSwitch::start`] takes it over.
 
-use model::{Capabilities, PortKind};
+mod announce;
+mod bpf;
+mod error;
+mod instances;
+mod kernel;
+mod layout;
+mod links;
+mod picks;
+mod ports;
+mod readings;
+mod rules;
+mod switch;
+mod table;
+mod uplinks;
 
-/// What the driver can do beyond what every switch does.
-pub const CAPABILITIES: Capabilities = Capabilities {
-    ports: &[PortKind::Kernel],
-    prepared_ports: true,
-    sees_openers: true,
-    flow_counters: true,
-    ..Capabilities::NONE
-};
+pub use error::EbpfError;
+pub use links::NAME_LIMIT;
+pub use ports::{GATEWAY_MAC, PreparedPort, container_end, host_end, instance_mac};
+pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check};

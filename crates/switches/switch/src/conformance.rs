@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::{
-    FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, UplinkId, protocol,
+    Fallback, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, UplinkId,
+    Vip, VipMode, protocol,
 };
 use packet::Parsed;
 use scheduling::Scheduler;
@@ -53,10 +54,12 @@ pub trait Bed {
     /// What the instance was given since the last call. It keeps them until [`Bed::give_back`].
     fn take(&mut self, slot: Slot) -> Vec<Tuple>;
 
-    /// The instance gives packets back.
+    /// The instance gives packets back. Where instances are the ends of connections
+    /// ([`Capabilities::returns`](crate::Capabilities::returns) is false), it answers each: an answer has the packet's
+    /// addresses the other way around.
     fn give_back(&mut self, slot: Slot, packets: &[Tuple]);
 
-    /// What came back to the network since the last call.
+    /// What came back to the network since the last call, answers with the addresses of what they answer.
     fn received(&mut self) -> Vec<Tuple>;
 
     /// Lets a moment pass. Gives the time, as [`Switch::poll`] takes it.
@@ -104,6 +107,10 @@ const CASES: &[Case] = &[
         plans_are_acknowledged,
     ),
     ("edits are done or refused", edits_are_done_or_refused),
+    (
+        "plans are carried out or refused",
+        plans_that_ask_for_more_are_refused,
+    ),
     ("flows are shared, pinned and returned", flows_are_pinned),
     (
         "a drain takes no new flows and keeps its own",
@@ -374,6 +381,55 @@ fn edits_are_done_or_refused(of: &mut Conforming<'_>) {
     of.give_all_back();
 }
 
+fn plans_that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
+    let can = of.bed.switch().capabilities();
+    let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    let vip = |mode| Vip {
+        addresses: vec![address],
+        ports: vec![PORT..=PORT],
+        mode,
+    };
+    let mut asked: Vec<(&str, bool, Plan)> = Vec::new();
+    let mut ask = |what, is_able, change: &dyn Fn(&mut Plan)| {
+        let mut plan = of.plan.clone();
+        change(&mut plan);
+        asked.push((what, is_able, plan));
+    };
+    for (word, mode) in VipMode::WORDS {
+        let change = |plan: &mut Plan| plan.services[0].vip = Some(vip(*mode));
+        ask(word, can.vips.contains(mode), &change);
+    }
+    ask("host", can.passes_to_host, &|plan| {
+        plan.unmatched = Fallback::Host
+    });
+    ask("two pins", can.returns, &|plan| {
+        plan.services[0].symmetric = false
+    });
+    ask("relaxed", can.relaxed_moves && can.return_matching, &|plan| {
+        plan.services[0].relaxed = true;
+        plan.services[0].return_counters = true;
+    });
+    for (what, is_able, plan) in asked {
+        of.plan = Plan {
+            generation: Generation(of.plan.generation.0 + 1),
+            ..plan
+        };
+        let generation = of.plan.generation;
+        let published = of
+            .bed
+            .switch()
+            .request(SwitchRequest::Publish(Arc::new(of.plan.clone())));
+        assert_eq!(published.is_ok(), is_able, "{what}: {published:?}");
+        if is_able {
+            of.until("the plan is acknowledged", |of| {
+                of.reading.acknowledged >= generation
+            });
+        } else {
+            assert!(of.reading.acknowledged < generation, "{what}");
+        }
+    }
+}
+
 fn flows_are_pinned(of: &mut Conforming<'_>) {
     of.add(SLOTS[0]);
     of.add(SLOTS[1]);
@@ -402,6 +458,15 @@ fn flows_are_pinned(of: &mut Conforming<'_>) {
     of.until("all is counted", |of| {
         of.reading.in_flight() == 0 && of.reading.sent() == sent
     });
+    let (offered, originated) = (of.reading.offered(), of.reading.originated());
+    let (delivered, dropped) = (of.reading.delivered(), of.reading.dropped());
+    assert_eq!(
+        offered + originated,
+        of.reading.sent() + delivered + dropped,
+        "{offered} offered, {originated} originated, {delivered} delivered, {dropped} dropped"
+    );
+    let can = of.bed.switch().capabilities();
+    assert_eq!((originated > 0, delivered > 0), (!can.returns, !can.returns));
     assert_eq!(of.reading.offered(), sent);
     assert_eq!(of.reading.dropped(), 0);
     let to: u64 = of.reading.slots.iter().map(|slot| slot.to_packets).sum();
@@ -538,6 +603,7 @@ fn what_is_optional_works_or_is_refused(of: &mut Conforming<'_>) {
         let unknown = SwitchRequest::Attach { slot, service, port };
         assert!(is_refused(unknown), "it has no port of the kind {}", kind.name());
     }
+    assert_eq!(is_refused(SwitchRequest::Probe(SLOTS[0])), !can.probes, "Probe");
     assert!(
         !is_refused(SwitchRequest::OpenUplink(UplinkId(0))),
         "an uplink that does not wait"

@@ -3,7 +3,7 @@
 
 use model::{
     Capabilities, Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull,
-    Tuple, UplinkId,
+    Tuple, UplinkId, Vip,
 };
 use scheduling::Scheduler;
 
@@ -15,8 +15,10 @@ use crate::edit::Edits;
 pub struct ServicePlan {
     /// Which service. Its place in [`Plan::services`] is the order in which matches are tried.
     pub id: ServiceId,
-    /// Its packets.
+    /// Its packets; with an address, only the VLAN counts.
     pub matches: Match,
+    /// Its address, if it has one: its packets are those to these addresses and ports, of TCP and UDP.
+    pub vip: Option<Vip>,
     /// Whether both directions of a flow go to one instance.
     pub symmetric: bool,
     /// Its uplinks: data port k of an instance belongs to the k-th one. One or two.
@@ -91,6 +93,11 @@ impl Plan {
     /// # Errors
     /// [`SwitchError::Service`], [`SwitchError::Edit`].
     pub fn validate(&self, can: &Capabilities) -> Result<(), SwitchError> {
+        if [self.unmatched, self.other].contains(&Fallback::Host) && !can.passes_to_host {
+            return Err(SwitchError::Unsupported {
+                what: "pass packets of no service to this machine's own network",
+            });
+        }
         for service in &self.services {
             let needed = [
                 (
@@ -100,6 +107,17 @@ impl Plan {
                 (
                     service.return_counters && !can.return_matching,
                     "that returned packets are counted for each flow",
+                ),
+                (
+                    service
+                        .vip
+                        .as_ref()
+                        .is_some_and(|vip| !can.vips.contains(&vip.mode)),
+                    "an address in that mode",
+                ),
+                (
+                    !service.symmetric && !can.returns,
+                    "a pin for each direction, although its instances answer for themselves",
                 ),
                 (
                     service.symmetric && !can.sees_openers && service.matches == service.matches.reversed(),
@@ -164,6 +182,7 @@ impl ServicePlan {
         ServicePlan {
             id,
             matches: Match::default(),
+            vip: None,
             symmetric: true,
             uplinks: vec![UplinkId(0)],
             scheduler,

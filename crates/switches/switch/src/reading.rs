@@ -167,13 +167,20 @@ impl SwitchReading {
         self.slots.iter().map(|s| s.originated).sum()
     }
 
+    /// Packets that went into the network of instances, and stay there.
+    pub fn delivered(&self) -> u64 {
+        self.slots.iter().map(|s| s.delivered).sum()
+    }
+
     /// Packets inside: in rings, in functions, waiting for a first fragment, or between workers. At rest,
-    /// offered + originated = sent + dropped + in flight.
+    /// offered + originated = sent + delivered + dropped + in flight.
     pub fn in_flight(&self) -> u64 {
         let in_instances: u64 = self
             .slots
             .iter()
-            .map(|s| (s.to_packets + s.originated).saturating_sub(s.back_packets + s.lost + s.kept))
+            .map(|s| {
+                (s.to_packets + s.originated).saturating_sub(s.back_packets + s.lost + s.kept + s.delivered)
+            })
             .sum();
         in_instances + self.workers.iter().map(|w| w.held).sum::<u64>()
     }

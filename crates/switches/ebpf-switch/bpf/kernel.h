@@ -1,0 +1,99 @@
+// What these programs use of the kernel: types, constants and helper functions, declared here so that a build needs
+// no headers beside those of the compiler. The numbers are part of the kernel's stable interface to programs.
+#pragma once
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef signed int __s32;
+typedef signed long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define COPY(to, from, bytes) __builtin_memcpy(to, from, bytes)
+
+// Map definitions, as loaders read them from the object's type information.
+#define UINT(name, value) int (*name)[value]
+#define TYPE(name, type) typeof(type) *name
+
+enum {
+    MAP_HASH = 1,
+    MAP_ARRAY = 2,
+    MAP_LRU_HASH = 9,
+    F_MMAPABLE = 1 << 10,
+    BPF_ANY = 0,
+    BPF_NOEXIST = 1,
+    CLOCK_MONOTONIC = 1,
+    TC_ACT_OK = 0,
+    TC_ACT_SHOT = 2,
+    PACKET_HOST = 0,
+    PACKET_BROADCAST = 1,
+    PACKET_MULTICAST = 2,
+    F_RECOMPUTE_CSUM = 1,
+    F_PSEUDO_HDR = 1 << 4,
+};
+
+enum { EEXIST = 17 };
+
+// The packet as a program sees it. The kernel translates each access.
+struct __sk_buff {
+    __u32 len;
+    __u32 pkt_type;
+    __u32 mark;
+    __u32 queue_mapping;
+    __u32 protocol;
+    __u32 vlan_present;
+    __u32 vlan_tci;
+    __u32 vlan_proto;
+    __u32 priority;
+    __u32 ingress_ifindex;
+    __u32 ifindex;
+    __u32 tc_index;
+    __u32 cb[5];
+    __u32 hash;
+    __u32 tc_classid;
+    __u32 data;
+    __u32 data_end;
+};
+
+// The kernel finds a timer in a map's value by the name of its type.
+struct bpf_timer {
+    __u64 __opaque[2];
+} __attribute__((aligned(8)));
+
+static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static __u32 (*const bpf_get_smp_processor_id)(void) = (void *)8;
+static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 at, const void *from, __u32 len,
+                                         __u64 flags) = (void *)9;
+static long (*const bpf_l3_csum_replace)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to,
+                                         __u64 size) = (void *)10;
+static long (*const bpf_skb_vlan_push)(struct __sk_buff *skb, __be16 proto, __u16 tci) = (void *)18;
+static long (*const bpf_skb_vlan_pop)(struct __sk_buff *skb) = (void *)19;
+static long (*const bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
+static long (*const bpf_skb_load_bytes)(const struct __sk_buff *skb, __u32 at, void *to, __u32 len) = (void *)26;
+static __s64 (*const bpf_csum_diff)(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size,
+                                    __u32 seed) = (void *)28;
+static long (*const bpf_skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
+static long (*const bpf_skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
+static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
+static long (*const bpf_redirect_neigh)(__u32 ifindex, void *params, int len, __u64 flags) = (void *)152;
+static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
+static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;
+static long (*const bpf_timer_init)(struct bpf_timer *timer, void *map, __u64 flags) = (void *)169;
+static long (*const bpf_timer_set_callback)(struct bpf_timer *timer, void *callback) = (void *)170;
+static long (*const bpf_timer_start)(struct bpf_timer *timer, __u64 ns, __u64 flags) = (void *)171;
+static long (*const bpf_loop)(__u32 turns, void *callback, void *context, __u64 flags) = (void *)181;
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "these programs are built for little-endian machines"
+#endif
+#define BE16(x) ((__u16)__builtin_bswap16(x))
+#define BE32(x) ((__u32)__builtin_bswap32(x))

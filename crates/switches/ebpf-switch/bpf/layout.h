@@ -1,0 +1,272 @@
+// What the programs and inco share: one value that inco writes and the programs read, counters that each CPU writes
+// alone, and the flow tables. `src/layout.rs` has the same structures; LAYOUT changes with any of them.
+#pragma once
+#include "kernel.h"
+
+enum {
+    LAYOUT = 1,
+    SLOTS = 1024,
+    SERVICES = 64,
+    UPLINKS = 8,
+    RULES = 256,  // of one plan
+    BANKS = 4,    // plans whose rules a program may still be reading
+    PICKS = 1024, // prepared picks of a service
+    ENTRIES = 4096, // of a table by hash
+    EPOCHS = 4,   // whose flows are counted apart
+};
+
+// The state of a slot.
+enum { SLOT_FREE = 0, SLOT_ACTIVE = 1, SLOT_SERVING = 2, SLOT_FAILED = 3 };
+// Flags of a slot.
+enum { SLOT_EGRESS = 1 };
+// How a service picks.
+enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2 };
+// What happens to packets of no service.
+enum { TO_HOST = 0, DROP = 1, PASS = 2 };
+// TCP states, as in inco's flow table.
+enum { TCP_NONE = 0, TCP_HANDSHAKE = 1, TCP_ESTABLISHED = 2, TCP_FIN_FORWARD = 3, TCP_FIN_REVERSE = 4, TCP_CLOSED = 5 };
+// Reasons of drops, in the order of inco's counters.
+enum {
+    DROPPED_MALFORMED = 0,
+    DROPPED_HEADER_LIMIT = 1,
+    DROPPED_FRAGMENT = 2,
+    DROPPED_UNMATCHED = 3,
+    DROPPED_OTHER = 4,
+    DROPPED_TABLE_FULL = 5,
+    DROPPED_NO_INSTANCE = 6,
+    DROPPED_SPOOFED = 7,
+    DROPPED_UPLINK_DOWN = 8,
+    DROPPED_LOST = 9,
+    REASONS = 16,
+};
+
+struct slot {
+    __u32 epoch; // pins of other epochs are invalid
+    __u8 state;
+    __u8 flags;
+    __u16 service;
+    __u32 ifindex; // the host's end of its pair
+    __u8 mac[6];   // of the instance's end
+    __u8 zero[6];
+    __be32 vip4;
+    __be32 own4;
+    __u64 vip6[2];
+    __u64 own6[2];
+};
+
+struct service {
+    __u32 by; // how it picks
+    __u32 drops_when_full;
+    __u32 actives; // how many of `active`
+    __u32 vlan;
+    __u32 uplink; // by which connections that instances open leave
+    __u32 filled; // picks[taken..filled] are prepared
+    __u32 zero[10];
+    __u32 taken;
+    __u32 more_zero[15];
+    __u16 picks[PICKS];
+    __u16 table[ENTRIES];
+    __u16 active[SLOTS];
+};
+
+struct rule {
+    __u64 src[2];
+    __u64 src_mask[2];
+    __u64 dst[2];
+    __u64 dst_mask[2];
+    __u16 src_port[2]; // first and last
+    __u16 dst_port[2];
+    __u16 service;
+    __u16 vlan;
+    __u8 protocol; // 0: any
+    __u8 family;   // 0: any, else 4 or 6
+    __u8 uplinks;  // a bit each
+    __u8 zero;
+};
+
+struct uplink {
+    __u32 ifindex;
+    __u8 mac[6];
+    __u8 is_peer; // its other end is in another network namespace: replies go straight there
+    __u8 is_up;
+    __u32 unmatched_to; // interface for packets of no service that are passed
+    __u32 other_to;
+};
+
+struct settings {
+    __u64 layout;
+    __u64 generation;
+    __u64 hash_key[2];
+    __u64 timeouts[8]; // tcp_handshake, tcp, tcp_linger, udp, sctp, icmp, other
+    __u32 rules;       // the bank in the upper half, how many of it in the lower one
+    __u32 more_zero;
+    __u32 unmatched;
+    __u32 other;
+    __u8 gateway_mac[6];
+    __u8 zero[2];
+};
+
+struct world {
+    struct settings settings;
+    struct uplink uplinks[UPLINKS];
+    struct slot slots[SLOTS];
+    struct rule rules[BANKS][RULES];
+    struct service services[SERVICES];
+};
+
+struct slot_counts {
+    __u64 to_packets;
+    __u64 to_bytes;
+    __u64 back_packets;
+    __u64 back_bytes;
+    __u64 new_flows;
+    __u64 expected_moves;
+    __u64 opened; // flows that the instance began
+    __u64 spoofed;
+    __u64 started[EPOCHS];
+    __u64 ended[EPOCHS];
+};
+
+struct service_counts {
+    __u64 offered_packets;
+    __u64 offered_bytes;
+    __u64 unserved;
+    __u64 unpinned;
+    __u64 ran_out; // new flows for which no pick was prepared
+    __u64 recovered;
+    __u64 skipped; // prepared picks of instances that take no flows any more
+    __u64 zero;
+};
+
+struct uplink_counts {
+    __u64 received_packets;
+    __u64 received_bytes;
+    __u64 sent_packets;
+    __u64 sent_bytes;
+    __u64 dropped;
+    __u64 to_host;
+    __u64 answered; // ARP, neighbour solicitations, pings
+    __u64 passed;
+};
+
+// What one CPU counts. It alone writes here.
+struct counts {
+    __u64 drops[REASONS];
+    __u64 table_full;
+    __u64 started[2]; // entries by table: IPv4, IPv6
+    __u64 ended[2];
+    __u64 zero[3];
+    struct uplink_counts uplinks[UPLINKS];
+    struct service_counts services[SERVICES];
+    struct slot_counts slots[SLOTS];
+};
+
+// The keys are `model::FlowKeyV4` and `FlowKeyV6`: the lower end first, ports in the machine's order.
+struct key4 {
+    __u8 a[4];
+    __u8 b[4];
+    __u16 a_port;
+    __u16 b_port;
+    __u16 vlan;
+    __u8 protocol;
+    __u8 zero;
+};
+
+struct key6 {
+    __u8 a[16];
+    __u8 b[16];
+    __u16 a_port;
+    __u16 b_port;
+    __u16 vlan;
+    __u8 protocol;
+    __u8 zero;
+};
+
+struct flow {
+    struct bpf_timer timer;
+    __u64 pin; // slot, service, tag, epoch: see PIN
+    __u64 seen;
+    __u64 packets[2]; // by direction of the key
+    __u64 bytes[2];
+    __u64 pinned_at;
+    __u64 outside; // the MAC address towards the client, and the uplink in the upper two bytes
+    __u8 opener;   // the direction of the first packet
+    __u8 inside;   // the direction of packets that come from the instance
+    __u8 tcp;
+    __u8 zero[5];
+};
+
+// A pin in one word, so that it changes at once. The tag is a part of the key's hash: an entry that was freed and
+// used again between a lookup and the look at its pin does not pass for the one that was looked up.
+#define PIN(slot, service, hash, epoch)                                                                              \
+    ((__u64)(slot) | (__u64)(service) << 10 | ((hash) >> 48) << 16 | (__u64)(epoch) << 32)
+#define PIN_SLOT(pin) ((__u32)(pin) & (SLOTS - 1))
+#define PIN_SERVICE(pin) ((__u32)(pin) >> 10 & (SERVICES - 1))
+#define PIN_TAG(pin) ((__u16)((pin) >> 16))
+#define PIN_EPOCH(pin) ((__u32)((pin) >> 32))
+
+struct {
+    UINT(type, MAP_ARRAY);
+    UINT(max_entries, 1);
+    UINT(map_flags, F_MMAPABLE);
+    TYPE(key, __u32);
+    TYPE(value, struct world);
+} world SEC(".maps");
+
+struct {
+    UINT(type, MAP_ARRAY);
+    UINT(max_entries, 2); // one for each CPU, and one of inco; set by inco
+    UINT(map_flags, F_MMAPABLE);
+    TYPE(key, __u32);
+    TYPE(value, struct counts);
+} counts SEC(".maps");
+
+struct {
+    UINT(type, MAP_HASH);
+    UINT(max_entries, 1024); // set by inco, as are those below
+    TYPE(key, struct key4);
+    TYPE(value, struct flow);
+} flows_v4 SEC(".maps");
+
+struct {
+    UINT(type, MAP_HASH);
+    UINT(max_entries, 1024);
+    TYPE(key, struct key6);
+    TYPE(value, struct flow);
+} flows_v6 SEC(".maps");
+
+// The addresses that are answered for: IPv4 in mapped form. The value has a bit for each uplink.
+struct address {
+    __u64 part[2];
+};
+
+struct {
+    UINT(type, MAP_HASH);
+    UINT(max_entries, 4096);
+    TYPE(key, struct address);
+    TYPE(value, __u32);
+} addresses SEC(".maps");
+
+// The ports of datagrams whose first fragment has been seen.
+struct fragment {
+    struct address src;
+    struct address dst;
+    __u32 id;
+    __u16 vlan;
+    __u8 protocol;
+    __u8 zero;
+};
+
+struct fragment_ports {
+    __u64 seen;
+    __u16 src;
+    __u16 dst;
+    __u32 zero;
+};
+
+struct {
+    UINT(type, MAP_LRU_HASH);
+    UINT(max_entries, 4096);
+    TYPE(key, struct fragment);
+    TYPE(value, struct fragment_ports);
+} fragments SEC(".maps");

@@ -1,0 +1,145 @@
+// The two programs: one at each uplink, one at the host's end of each instance's pair. `tc_classid` says which
+// uplink or slot it is, plus one: each attachment has its own.
+#include "answer.h"
+
+// Whether one receiver is meant.
+INLINE int is_unicast(struct __sk_buff *skb)
+{
+    return skb->pkt_type != PACKET_BROADCAST && skb->pkt_type != PACKET_MULTICAST;
+}
+
+// A packet that no instance gets: those that could not be read are dropped if they are for a service's address.
+NOINLINE int not_steered(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 at, __u32 unread)
+{
+    struct uplink *uplink = &w->uplinks[at & (UPLINKS - 1)];
+    if (unread) {
+        struct address address = {};
+        __u8 v4[4];
+        int is_ours = 0;
+        if (skb->protocol == BE16(ETH_IP) && !bpf_skb_load_bytes(skb, ETH_BYTES + 16, v4, 4)) {
+            mapped(&address, v4);
+            is_ours = is_answered(&address, at);
+        } else if (skb->protocol == BE16(ETH_IP6) && !bpf_skb_load_bytes(skb, ETH_BYTES + 24, &address, 16)) {
+            is_ours = is_answered(&address, at);
+        }
+        if (is_ours)
+            return lost(c, at, skb->len, unread - 1);
+    }
+    return fall_back(skb, c, at, w->settings.unmatched, uplink->unmatched_to,
+                     unread ? unread - 1 : DROPPED_UNMATCHED);
+}
+
+INLINE __u64 mix_public(__u64 n)
+{
+    n += 0x9e3779b97f4a7c15ULL;
+    n = (n ^ n >> 30) * 0xbf58476d1ce4e5b9ULL;
+    n = (n ^ n >> 27) * 0x94d049bb133111ebULL;
+    return n ^ n >> 31;
+}
+
+INLINE int is_own_source_v4(struct __sk_buff *skb, const struct slot *row)
+{
+    __be32 src;
+    if (bpf_skb_load_bytes(skb, ETH_BYTES + 12, &src, 4) || !src)
+        return 0;
+    return src == row->vip4 || src == row->own4;
+}
+
+INLINE int is_own_source_v6(struct __sk_buff *skb, const struct slot *row)
+{
+    __u64 src[2];
+    if (bpf_skb_load_bytes(skb, ETH_BYTES + 8, src, 16) || !(src[0] | src[1]))
+        return 0;
+    return (src[0] == row->vip6[0] && src[1] == row->vip6[1]) || (src[0] == row->own6[0] && src[1] == row->own6[1]);
+}
+
+INLINE void source_v4(const struct key4 *key, __u8 direction, struct address *to)
+{
+    mapped(to, direction ? key->b : key->a);
+}
+
+INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to)
+{
+    COPY(to, direction ? key->b : key->a, 16);
+}
+
+#define KEY struct key4
+#define FLOWS flows_v4
+#define NAME(x) x##_v4
+#define FAMILY 4
+#define PARSE parse4
+#define HASH hash4
+#define SOURCE source_v4
+#include "steer.h"
+#undef KEY
+#undef FLOWS
+#undef NAME
+#undef FAMILY
+#undef PARSE
+#undef HASH
+#undef SOURCE
+
+#define KEY struct key6
+#define FLOWS flows_v6
+#define NAME(x) x##_v6
+#define FAMILY 6
+#define PARSE parse6
+#define HASH hash6
+#define SOURCE source_v6
+#include "steer.h"
+
+SEC("classifier")
+int inco_uplink(struct __sk_buff *skb)
+{
+    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
+    struct world *w = bpf_map_lookup_elem(&world, &zero);
+    struct counts *c = bpf_map_lookup_elem(&counts, &cpu);
+    __u32 at = skb->tc_classid - 1;
+    int answered = -1;
+
+    if (!w || !c || at >= UPLINKS)
+        return TC_ACT_OK;
+    if (LIKELY(skb->protocol == BE16(ETH_IP))) {
+        if (UNLIKELY(!is_unicast(skb)))
+            return not_steered(skb, w, c, at, 0);
+        __u8 protocol;
+        if (!bpf_skb_load_bytes(skb, ETH_BYTES + 9, &protocol, 1) && protocol == PROTO_ICMP)
+            answered = answer_ping4(skb, w, c, at);
+        return answered >= 0 ? answered : from_uplink_v4(skb, w, c, at);
+    }
+    if (skb->protocol == BE16(ETH_IP6)) {
+        answered = answer6(skb, w, c, at);
+        if (answered >= 0)
+            return answered;
+        return is_unicast(skb) ? from_uplink_v6(skb, w, c, at) : not_steered(skb, w, c, at, 0);
+    }
+    if (skb->protocol == BE16(ETH_ARP)) {
+        answered = answer_arp(skb, w, c, at);
+        if (answered >= 0)
+            return answered;
+    }
+    return fall_back(skb, c, at, w->settings.other, w->uplinks[at & (UPLINKS - 1)].other_to, DROPPED_OTHER);
+}
+
+SEC("classifier")
+int inco_instance(struct __sk_buff *skb)
+{
+    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
+    struct world *w = bpf_map_lookup_elem(&world, &zero);
+    struct counts *c = bpf_map_lookup_elem(&counts, &cpu);
+    __u32 slot = skb->tc_classid - 1;
+
+    if (!w || !c || slot >= SLOTS)
+        return TC_ACT_SHOT;
+    struct slot *row = &w->slots[slot];
+    if (UNLIKELY(row->state == SLOT_FREE || row->state == SLOT_FAILED))
+        return drop(c, DROPPED_LOST);
+    if (LIKELY(skb->protocol == BE16(ETH_IP)) && LIKELY(!skb->vlan_present))
+        return from_instance_v4(skb, w, c, slot);
+    if (skb->protocol == BE16(ETH_IP6) && !skb->vlan_present)
+        return from_instance_v6(skb, w, c, slot);
+    return drop(c, DROPPED_OTHER);
+}
+
+// bpf_timer and others are for programs of this licence alone.
+char program_license[] SEC("license") = "Dual MIT/GPL";

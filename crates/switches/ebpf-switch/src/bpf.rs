@@ -1,0 +1,164 @@
+//! What the crate for loading programs lacks: entries of a table in batches, and a file system for what is pinned.
+
+// UNSAFETY: the system call bpf(2), with pointers to buffers of this module.
+#![expect(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::mount::{MountFlags, mount};
+
+use crate::layout::{FLOW_BYTES, Flow};
+
+/// Entries that one call copies out at most: about a tenth of a millisecond of work.
+const BATCH: usize = 512;
+/// `BPF_MAP_LOOKUP_BATCH`.
+const LOOKUP_BATCH: libc::c_long = 24;
+/// `BPF_FS_MAGIC`.
+const FS_MAGIC: i64 = 0xcafe_4a11;
+/// Where the kernel's file system for programs and maps belongs.
+pub(crate) const FS: &str = "/sys/fs/bpf";
+
+/// The arguments of a batch (`union bpf_attr`).
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// Copies the entries of a table out, a batch at a time.
+pub(crate) struct Entries {
+    place: u32,
+    begun: bool,
+    is_over: bool,
+    key_bytes: usize,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+impl Entries {
+    /// Of a table whose keys are that long.
+    pub(crate) fn new(key_bytes: usize) -> Entries {
+        Entries {
+            place: 0,
+            begun: false,
+            is_over: false,
+            key_bytes,
+            keys: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+
+    /// Copies the next batch out. Gives false when there is no more. An entry that comes or goes meanwhile may be
+    /// left out.
+    pub(crate) fn next(
+        &mut self,
+        table: BorrowedFd<'_>,
+        mut each: impl FnMut(&[u8], Flow),
+    ) -> io::Result<bool> {
+        if self.is_over {
+            return Ok(false);
+        }
+        let mut room = BATCH.max(self.values.len() / FLOW_BYTES);
+        loop {
+            self.keys.resize(room * self.key_bytes, 0);
+            self.values.resize(room * FLOW_BYTES, 0);
+            let mut out = 0_u32;
+            let mut attr = BatchAttr {
+                in_batch: if self.begun {
+                    (&raw const self.place) as u64
+                } else {
+                    0
+                },
+                out_batch: (&raw mut out) as u64,
+                keys: self.keys.as_mut_ptr() as u64,
+                values: self.values.as_mut_ptr() as u64,
+                count: room as u32,
+                map_fd: table.as_raw_fd() as u32,
+                ..BatchAttr::default()
+            };
+            // SAFETY: the kernel writes at most `count` keys and values, for which the buffers have room, and a place
+            // of four bytes, which is what a table by hash needs.
+            let result =
+                unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>()) };
+            let error = (result != 0).then(io::Error::last_os_error);
+            match error.as_ref().and_then(io::Error::raw_os_error) {
+                // A bucket has more entries than there is room.
+                Some(libc::ENOSPC) if room < 1 << 20 => {
+                    room *= 2;
+                    continue;
+                }
+                Some(libc::ENOENT) => self.is_over = true,
+                Some(libc::EINTR | libc::EAGAIN) => continue,
+                Some(_) => return Err(error.unwrap_or_else(|| io::Error::from(io::ErrorKind::Other))),
+                None => {}
+            }
+            self.place = out;
+            self.begun = true;
+            let keys = self.keys.chunks_exact(self.key_bytes);
+            let values = self.values.as_chunks::<FLOW_BYTES>().0;
+            for (key, value) in keys.zip(values).take(attr.count as usize) {
+                each(key, Flow::read(value));
+            }
+            return Ok(!self.is_over);
+        }
+    }
+}
+
+/// Mounts the file system for programs and maps where it is missing.
+pub(crate) fn mount_fs() -> io::Result<()> {
+    let place = Path::new(FS);
+    if is_mounted(place)? {
+        return Ok(());
+    }
+    mount("bpf", place, "bpf", MountFlags::empty(), c"mode=0700")?;
+    Ok(())
+}
+
+/// Whether that directory is of the file system for programs and maps.
+pub(crate) fn is_mounted(place: &Path) -> io::Result<bool> {
+    Ok(rustix::fs::statfs(place)?.f_type as i64 == FS_MAGIC)
+}
+
+/// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`.
+const TAKE: libc::c_long = 21;
+
+/// The arguments of a call about one entry (`union bpf_attr`).
+#[repr(C)]
+#[derive(Default)]
+struct EntryAttr {
+    map_fd: u32,
+    zero: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Removes an entry, and gives it.
+pub(crate) fn take_entry(table: BorrowedFd<'_>, key: &[u8]) -> io::Result<Option<Flow>> {
+    let mut value = [0_u8; FLOW_BYTES];
+    let mut attr = EntryAttr {
+        map_fd: table.as_raw_fd() as u32,
+        key: key.as_ptr() as u64,
+        value: value.as_mut_ptr() as u64,
+        ..EntryAttr::default()
+    };
+    // SAFETY: the kernel reads a key, which has the table's length, and writes a value, for which there is room.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, TAKE, &raw mut attr, size_of::<EntryAttr>()) };
+    if result == 0 {
+        return Ok(Some(Flow::read(&value)));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok(None),
+        _ => Err(error),
+    }
+}

@@ -1,0 +1,376 @@
+//! The programs and maps in the kernel: loaded, pinned, attached, taken over from an earlier run, removed.
+//!
+//! What an earlier run left behind goes on working. A new run maps the same memory, loads its own programs over the
+//! same maps and puts them in the place of the old ones, one attachment at a time: the kernel exchanges a program
+//! between two packets.
+
+// UNSAFETY: references into memory that the kernel shares.
+#![expect(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::slice;
+
+use aya::maps::{HashMap, Map, MapData};
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact};
+use aya::programs::{SchedClassifier, TcAttachType};
+use aya::util::KernelVersion;
+use aya::{Ebpf, EbpfLoader};
+use shared_memory::Mapping;
+
+use crate::bpf::{self, FS};
+use crate::error::{EbpfError, MINIMUM};
+use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, LAYOUT, World};
+
+/// The programs, as clang has compiled them.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o"));
+/// The place of our filter among those of an interface: the first one, always the same, so that the next run finds it.
+const PRIORITY: u16 = 1;
+const HANDLE: TcHandle = TcHandle::new(0, 1);
+/// The pinned maps.
+const MAPS: [&str; 6] = [
+    "world",
+    "counts",
+    "flows_v4",
+    "flows_v6",
+    "addresses",
+    "fragments",
+];
+
+/// One of the two programs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Program {
+    /// At an uplink.
+    Uplink,
+    /// At the host's end of an instance's pair.
+    Instance,
+}
+
+impl Program {
+    const fn name(self) -> &'static str {
+        match self {
+            Program::Uplink => "inco_uplink",
+            Program::Instance => "inco_instance",
+        }
+    }
+}
+
+/// The tables, sized.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Entries of the flow tables, IPv4 and IPv6.
+    pub(crate) flows: [u32; 2],
+}
+
+/// Memory shared with the programs.
+pub(crate) struct Shared {
+    world: Mapping,
+    counts: Mapping,
+    cpus: usize,
+    flows: [MapData; 2],
+}
+
+impl Shared {
+    /// What inco writes.
+    pub(crate) fn world(&self) -> &World {
+        // SAFETY: the mapping has the size of a `World`, lives as long as `self`, is aligned to a page, and every
+        // pattern of bits is a `World`, whose fields are atomics or never written.
+        unsafe { self.world.address().cast::<World>().as_ref() }
+    }
+
+    /// What each CPU counts, and last what inco itself does.
+    pub(crate) fn counts(&self) -> &[Counts] {
+        // SAFETY: the mapping has room for one `Counts` for each CPU and one more; else as above.
+        unsafe { slice::from_raw_parts(self.counts.address().cast::<Counts>().as_ptr(), self.cpus + 1) }
+    }
+
+    /// What inco itself counts, in addition to the CPUs.
+    pub(crate) fn own_counts(&self) -> &Counts {
+        &self.counts()[self.cpus]
+    }
+
+    /// A flow table: IPv4 or IPv6.
+    pub(crate) fn table(&self, family: usize) -> BorrowedFd<'_> {
+        self.flows[family & 1].fd().as_fd()
+    }
+}
+
+/// What is in the kernel.
+pub(crate) struct Kernel {
+    ebpf: Ebpf,
+    pins: PathBuf,
+    addresses: HashMap<MapData, [u8; 16], u32>,
+}
+
+impl Kernel {
+    /// Loads the programs, over the maps of an earlier run if there are some that fit. Gives, too, what is shared with
+    /// the programs, and whether it is of an earlier run.
+    ///
+    /// # Errors
+    /// The kernel is too old or refuses.
+    pub(crate) fn load(name: &str, sizes: Sizes) -> Result<(Kernel, Shared, Found), EbpfError> {
+        check_kernel()?;
+        let file_system = |source| EbpfError::FileSystem {
+            place: PathBuf::from(FS),
+            source,
+        };
+        bpf::mount_fs().map_err(file_system)?;
+        let pins = pins_of(name);
+        fs::create_dir_all(&pins).map_err(file_system)?;
+        let (_, cpus) = aya::util::nr_cpus()
+            .map(|cpus| ((), cpus))
+            .map_err(|(_, source)| system("counting CPUs", source))?;
+        let mut found = look(&pins, cpus);
+        if let Found::Unusable(_) = &found {
+            remove_pins(&pins).map_err(file_system)?;
+        }
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(None)
+            .map_max_entries("counts", cpus as u32 + 1)
+            .map_max_entries("flows_v4", sizes.flows[0])
+            .map_max_entries("flows_v6", sizes.flows[1]);
+        for map in MAPS {
+            loader.map_pin_path(map, pins.join(map));
+        }
+        let refused = |error: &dyn std::error::Error| EbpfError::Load { reason: chain(error) };
+        let mut ebpf = loader.load(OBJECT).map_err(|error| refused(&error))?;
+        for program in [Program::Uplink, Program::Instance] {
+            let program = classifier(&mut ebpf, program)?;
+            program.load().map_err(|error| refused(&error))?;
+        }
+        let mut take = |name: &str| match ebpf.take_map(name) {
+            Some(Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data)) => Ok(data),
+            _ => Err(EbpfError::Load {
+                reason: format!("no map {name}"),
+            }),
+        };
+        let (world, counts) = (take("world")?, take("counts")?);
+        let (flows, addresses) = ([take("flows_v4")?, take("flows_v6")?], take("addresses")?);
+        let map = |data: &MapData, bytes: usize| {
+            Mapping::new(
+                data.fd().as_fd(),
+                bytes.next_multiple_of(shared_memory::PAGE),
+                false,
+            )
+            .map_err(|error| system("mapping what the programs share", error.into()))
+        };
+        let shared = Shared {
+            world: map(&world, size_of::<World>())?,
+            counts: map(&counts, size_of::<Counts>() * (cpus + 1))?,
+            cpus,
+            flows,
+        };
+        let settings = &shared.world().settings;
+        if !matches!(found, Found::Taken) {
+            settings
+                .layout
+                .store(LAYOUT, std::sync::atomic::Ordering::Release);
+        } else if settings.layout.load(std::sync::atomic::Ordering::Acquire) != LAYOUT {
+            // The pins vanished between the look and now.
+            found = Found::Nothing;
+        }
+        let addresses = HashMap::try_from(Map::HashMap(addresses)).map_err(|error| refused(&error))?;
+        Ok((
+            Kernel {
+                ebpf,
+                pins,
+                addresses,
+            },
+            shared,
+            found,
+        ))
+    }
+
+    /// Attaches a program to an interface, in the place of an older one of ours. `number`: which uplink or slot it is
+    /// there.
+    ///
+    /// # Errors
+    /// The interface is not there, or has another filter in our place.
+    pub(crate) fn attach(&mut self, program: Program, interface: &str, number: u16) -> Result<(), EbpfError> {
+        let wrong = |error: &dyn std::error::Error| EbpfError::Attach {
+            interface: interface.to_owned(),
+            reason: chain(error),
+        };
+        // An error says that it is there, or that the interface is not, which shows below.
+        let _ = qdisc_add_clsact(interface);
+        let classid = Some(TcHandle::new(0, number + 1));
+        let loaded = classifier(&mut self.ebpf, program)?;
+        let place =
+            SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, classid)
+                .map_err(|error| wrong(&error))?;
+        let options = NlOptions {
+            priority: PRIORITY,
+            handle: HANDLE,
+            classid,
+        };
+        let link = match loaded.attach_to_link(place) {
+            Ok(link) => link,
+            Err(_) => loaded
+                .attach_with_options(
+                    interface,
+                    TcAttachType::Ingress,
+                    TcAttachOptions::Netlink(options),
+                )
+                .map_err(|error| wrong(&error))?,
+        };
+        let link = loaded.take_link(link).map_err(|error| wrong(&error))?;
+        // It stays when inco ends.
+        std::mem::forget(link);
+        Ok(())
+    }
+
+    /// Takes our program off an interface.
+    pub(crate) fn detach(interface: &str) {
+        let place = SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None);
+        if let Ok(link) = place {
+            // Dropping it detaches; an error says that there is none.
+            drop(link);
+        }
+    }
+
+    /// Answers for these addresses, each on the uplinks whose bits are set, and for no others.
+    ///
+    /// # Errors
+    /// There are more than the map takes.
+    pub(crate) fn answer_for(&mut self, wanted: &[([u8; 16], u32)]) -> Result<(), EbpfError> {
+        let refused = |error: aya::maps::MapError| EbpfError::Load {
+            reason: chain(&error),
+        };
+        let known: Vec<[u8; 16]> = self.addresses.keys().flatten().collect();
+        for address in known {
+            if !wanted.iter().any(|(one, _)| *one == address) {
+                self.addresses.remove(&address).map_err(refused)?;
+            }
+        }
+        for (address, uplinks) in wanted {
+            self.addresses.insert(address, uplinks, 0).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what is pinned. Programs end with their last attachment.
+    pub(crate) fn remove(&self) {
+        if let Err(error) = remove_pins(&self.pins).and_then(|()| fs::remove_dir(&self.pins)) {
+            tracing::warn!(%error, pins = %self.pins.display(), "what is pinned in the kernel stays");
+        }
+    }
+}
+
+/// What was found of an earlier run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Nothing,
+    Taken,
+    /// Why it cannot be used.
+    Unusable(String),
+}
+
+/// Looks at the maps of an earlier run.
+fn look(pins: &Path, cpus: usize) -> Found {
+    let pinned: Vec<_> = MAPS.iter().filter(|map| pins.join(map).exists()).collect();
+    if pinned.is_empty() {
+        return Found::Nothing;
+    }
+    let size = |name: &str| {
+        let info = MapData::from_pin(pins.join(name)).and_then(|data| data.info());
+        info.map(|info| {
+            (
+                info.key_size() as usize,
+                info.value_size() as usize,
+                info.max_entries() as usize,
+            )
+        })
+        .map_err(|error| format!("the map {name} of an earlier run: {}", chain(&error)))
+    };
+    let fits = || -> Result<(), String> {
+        let other = |name: &str| format!("the map {name} of an earlier run has another layout");
+        let (_, world, _) = size("world")?;
+        let (_, counts, rows) = size("counts")?;
+        if world != size_of::<World>() || counts != size_of::<Counts>() || rows != cpus + 1 {
+            return Err(other("world"));
+        }
+        for (name, key) in ["flows_v4", "flows_v6"].into_iter().zip(KEY_BYTES) {
+            let (key_is, value, _) = size(name)?;
+            if key_is != key || value != FLOW_BYTES {
+                return Err(other(name));
+            }
+        }
+        let data = MapData::from_pin(pins.join("world")).map_err(|error| chain(&error))?;
+        let bytes = size_of::<World>().next_multiple_of(shared_memory::PAGE);
+        let mapping = Mapping::new(data.fd().as_fd(), bytes, false).map_err(|error| error.to_string())?;
+        // SAFETY: as in `Shared::world`.
+        let layout = unsafe { mapping.address().cast::<World>().as_ref() }
+            .settings
+            .layout
+            .load(std::sync::atomic::Ordering::Acquire);
+        if layout == LAYOUT {
+            Ok(())
+        } else {
+            Err(other("world"))
+        }
+    };
+    match fits() {
+        Ok(()) => Found::Taken,
+        Err(reason) => Found::Unusable(reason),
+    }
+}
+
+/// Where the maps of that name are pinned.
+pub(crate) fn pins_of(name: &str) -> PathBuf {
+    Path::new(FS).join("inco").join(name)
+}
+
+fn remove_pins(pins: &Path) -> io::Result<()> {
+    for map in MAPS {
+        match fs::remove_file(pins.join(map)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn classifier(ebpf: &mut Ebpf, program: Program) -> Result<&mut SchedClassifier, EbpfError> {
+    let missing = || EbpfError::Load {
+        reason: format!("no program {}", program.name()),
+    };
+    ebpf.program_mut(program.name())
+        .ok_or_else(missing)?
+        .try_into()
+        .map_err(|_| missing())
+}
+
+/// Whether this kernel is new enough.
+///
+/// # Errors
+/// It is not.
+pub(crate) fn check_kernel() -> Result<(), EbpfError> {
+    let oldest = KernelVersion::new(MINIMUM.0, MINIMUM.1, 0);
+    // One that does not say its version is tried.
+    if KernelVersion::current().map_or(true, |runs| runs >= oldest) {
+        return Ok(());
+    }
+    let found = rustix::system::uname().release().to_string_lossy().into_owned();
+    Err(EbpfError::Kernel { found })
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(of) = cause {
+        let said = of.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = of.source();
+    }
+    text
+}
+
+fn system(what: &'static str, source: io::Error) -> EbpfError {
+    EbpfError::System { what, source }
+}

@@ -1,0 +1,242 @@
+//! Prepared picks: the scheduler's next decisions, which the program takes one by one.
+//!
+//! The program pins a new flow inline. It cannot run a scheduler, so the scheduler runs ahead: it picks for the next
+//! flows on the loads of this moment. When some were taken or the loads change, the rest is made anew; so a pick is as
+//! old as the last turn of the control loop in which something changed.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, mix};
+use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, RSS_ENTRIES, Scheduler, Settings, Terms};
+use switch::{Plan, ServicePlan};
+
+use crate::layout::{ENTRIES, PICKS, SLOTS, ServiceRow, by};
+
+/// Picks that are prepared at least: a burst of new flows between two turns.
+const AHEAD_MIN: u32 = 128;
+/// Picks that are prepared at most.
+const AHEAD_MAX: u32 = PICKS as u32;
+/// How often picks are made anew while an instance's share of new flows rises.
+const RAMP_EVERY: Nanos = Nanos::from_millis(10);
+
+/// What the switch knows of instances at this moment.
+pub(crate) struct Now<'a> {
+    pub(crate) at: Nanos,
+    pub(crate) plan: &'a Plan,
+    /// By slot.
+    pub(crate) loads: &'a [f32],
+    /// Flows by slot.
+    pub(crate) live: &'a dyn Fn(Slot) -> u32,
+    /// Whether an instance can be given flows, beside what the plan says.
+    pub(crate) is_usable: &'a dyn Fn(Slot) -> bool,
+    /// Whether loads, or who can be picked, may have changed since the last time.
+    pub(crate) has_changed: bool,
+}
+
+/// Who picks for a service.
+pub(crate) struct Picker {
+    pub(crate) id: ServiceId,
+    /// As it was after the last pick that the program took.
+    scheduler: Scheduler,
+    /// What the prepared picks were made from.
+    candidates: Candidates,
+    /// What a new flow is expected to bring, in the service's metric.
+    pub(crate) expected: f32,
+    /// How many had been taken when the prepared ones were made, and how many those were.
+    from: u32,
+    prepared: u32,
+    /// How many to prepare.
+    ahead: u32,
+    made_at: Nanos,
+    /// The number of the next random hash.
+    draws: u64,
+    /// Who was in the tables by hash.
+    listed: Vec<(Slot, u16)>,
+}
+
+/// A flow that may come. Nothing is known of it but that its hash is as random as any.
+const ANY: FlowKey = FlowKey::V4(FlowKeyV4 {
+    a: [0; 4],
+    b: [0; 4],
+    a_port: 0,
+    b_port: 0,
+    vlan: 0,
+    protocol: 0,
+    zero: 0,
+});
+
+fn flow(hash: u64, expected: f32) -> NewFlow<'static> {
+    NewFlow {
+        key: &ANY,
+        direction: Direction::Forward,
+        hash,
+        expected,
+        dscp: 0,
+    }
+}
+
+/// How the program picks for a policy.
+fn way(scheduler: &Scheduler) -> u32 {
+    match scheduler.name() {
+        "maglev" | "rss" => by::FLOW,
+        "source-hash" => by::SOURCE,
+        _ => by::PREPARED,
+    }
+}
+
+impl Picker {
+    pub(crate) fn new(service: &ServicePlan, row: &ServiceRow) -> Picker {
+        Picker {
+            id: service.id,
+            scheduler: service.scheduler.clone(),
+            candidates: Candidates::new(),
+            expected: 0.0,
+            from: row.taken.load(Acquire),
+            prepared: 0,
+            ahead: AHEAD_MIN,
+            made_at: Nanos::ZERO,
+            draws: 0,
+            listed: Vec::new(),
+        }
+    }
+
+    /// Replaces the scheduler.
+    pub(crate) fn set_scheduler(&mut self, scheduler: Scheduler) {
+        self.scheduler = scheduler;
+        self.prepared = 0;
+        self.listed.clear();
+    }
+
+    /// Prepares picks for the program where that is due.
+    pub(crate) fn prepare(&mut self, row: &ServiceRow, now: &Now<'_>) {
+        let taken = row.taken.load(Acquire);
+        let used = taken.wrapping_sub(self.from);
+        let ramps = self
+            .candidates
+            .rows()
+            .iter()
+            .any(|of| of.active_for < self.candidates.terms().slow_start);
+        let is_due = used > 0 || now.has_changed || ramps && now.at.since(self.made_at) >= RAMP_EVERY;
+        if !is_due {
+            return;
+        }
+        // The scheduler itself follows what was taken. What came after the prepared ones was not its choice.
+        for _ in 0..used.min(self.prepared) {
+            self.draws += 1;
+            pick(
+                &mut self.scheduler,
+                &mut self.candidates,
+                mix(self.draws),
+                self.expected,
+            );
+        }
+        // Four times as many as the last turn took, at once when that was more, and slowly less.
+        let wanted = used.saturating_mul(4).clamp(AHEAD_MIN, AHEAD_MAX);
+        self.ahead = wanted.max(self.ahead - self.ahead / 64);
+        self.list(now);
+        self.write_tables(row);
+        let mut ahead = self.scheduler.clone();
+        let mut candidates = self.candidates.clone();
+        let mut draws = self.draws;
+        let mut count = 0;
+        if way(&self.scheduler) == by::PREPARED {
+            for number in 0..self.ahead {
+                draws += 1;
+                let Some(slot) = pick(&mut ahead, &mut candidates, mix(draws), self.expected) else {
+                    break;
+                };
+                row.picks[taken.wrapping_add(number) as usize % PICKS].store(slot.0, Relaxed);
+                count += 1;
+            }
+        }
+        row.filled.store(taken.wrapping_add(count), Release);
+        (self.from, self.prepared, self.made_at) = (taken, count, now.at);
+    }
+
+    /// Lists who can be picked.
+    fn list(&mut self, now: &Now<'_>) {
+        let Some(service) = now.plan.service(self.id) else {
+            return;
+        };
+        self.candidates.begin(Terms {
+            at: now.at,
+            fit: service.fit,
+            slow_start: self.scheduler.settings().slow_start,
+        });
+        for (slot, of) in now.plan.instances() {
+            if of.service != self.id || !of.state.takes_new_flows() || !(now.is_usable)(slot) {
+                continue;
+            }
+            self.candidates.push(Candidate {
+                slot,
+                capacity: now.plan.capacity(of),
+                load: now.loads.get(slot.index()).copied().unwrap_or_default(),
+                weight: of.weight,
+                live_flows: (now.live)(slot),
+                active_for: now.at.since(of.active_since),
+                queues: [0.0; PRIORITIES],
+            });
+        }
+    }
+
+    /// Writes the tables by hash where who can be picked has changed.
+    fn write_tables(&mut self, row: &ServiceRow) {
+        let listed: Vec<_> = self
+            .candidates
+            .rows()
+            .iter()
+            .map(|of| (of.slot, of.weight))
+            .collect();
+        if listed == self.listed {
+            return;
+        }
+        let way = way(&self.scheduler);
+        row.by.store(way, Relaxed);
+        if !listed.is_empty() {
+            let mut maglev = self.maglev();
+            for (entry, to) in row.table.iter().enumerate().take(ENTRIES) {
+                let slot = match &mut maglev {
+                    Some((scheduler, candidates)) => {
+                        // The middle of the part of all hashes that the entry stands for.
+                        let hash = (2 * entry as u64 + 1) << 51;
+                        pick(scheduler, candidates, hash, 0.0)
+                    }
+                    None => listed.get(entry % RSS_ENTRIES % listed.len()).map(|of| of.0),
+                };
+                to.store(slot.unwrap_or(Slot(0)).0, Relaxed);
+            }
+        }
+        for (to, (slot, _)) in row.active.iter().zip(&listed) {
+            to.store(slot.0, Relaxed);
+        }
+        row.actives.store(listed.len().min(SLOTS) as u32, Release);
+        self.listed = listed;
+    }
+
+    /// Maglev over the candidates, without their loads; [`None`] for the policy `rss`, which deals its entries in turn.
+    fn maglev(&self) -> Option<(Scheduler, Candidates)> {
+        if self.scheduler.name() == "rss" {
+            return None;
+        }
+        let settings = Settings {
+            spill: false,
+            ..*self.scheduler.settings()
+        };
+        let scheduler = match self.scheduler.name() {
+            "maglev" => self.scheduler.clone(),
+            _ => Scheduler::from_name("maglev").ok()?,
+        };
+        let mut scheduler = scheduler.with_settings(settings);
+        scheduler.settle(&self.candidates);
+        Some((scheduler, self.candidates.clone()))
+    }
+}
+
+/// The scheduler's next decision.
+fn pick(scheduler: &mut Scheduler, candidates: &mut Candidates, hash: u64, expected: f32) -> Option<Slot> {
+    let flow = flow(hash, expected);
+    let index = scheduler.pick(&flow, candidates).index()?;
+    let slot = candidates.get(index)?.slot;
+    candidates.pin(index, &flow);
+    Some(slot)
+}

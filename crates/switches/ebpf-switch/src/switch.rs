@@ -1,0 +1,500 @@
+//! The driver: the contract of a switch over the programs in the kernel.
+
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use clock::monotonic;
+use flow_table::AttachCounts;
+use model::{Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId, VipMode};
+use switch::{
+    Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
+};
+
+use crate::error::EbpfError;
+use crate::instances::Instances;
+use crate::kernel::{Found, Kernel, Shared, Sizes, check_kernel};
+use crate::layout::{RULES, SERVICES, UPLINKS, fallback, store_bytes, store_words};
+use crate::links::{LinkWatch, Links};
+use crate::picks::{Now, Picker};
+use crate::ports::{GATEWAY_MAC, Pairs, PreparedPort, lock};
+use crate::table::{Lister, Question};
+use crate::uplinks::Uplinks;
+use crate::{readings, rules, table};
+
+/// What the driver can do beyond what every switch does.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    ports: &[PortKind::Kernel],
+    prepared_ports: true,
+    // The kernel's CPUs forward; what counts as a worker are all of them together.
+    worker_limit: Some(1),
+    sees_openers: true,
+    flow_counters: true,
+    returns: false,
+    probes: false,
+    passes_to_host: true,
+    vips: &[VipMode::L2],
+    ..Capabilities::NONE
+};
+
+/// How long a program that reads what was there before may still run. One takes microseconds.
+const GRACE: Duration = Duration::from_millis(1);
+
+/// What a switch is made of.
+#[derive(Clone, Debug)]
+pub struct EbpfSwitchConfig {
+    /// The name under which maps are pinned: the same in the next run.
+    pub name: String,
+    /// What the names of the host's ends begin with, at most 9 bytes.
+    pub prefix: String,
+    /// The interfaces of the uplinks, in the order of their ids.
+    pub uplinks: Vec<String>,
+    /// The ports of instances.
+    pub ports: Vec<PreparedPort>,
+    /// The longest packet that instances' interfaces carry, without the Ethernet header.
+    pub mtu: u16,
+    /// Entries of the flow tables of IPv4 and of IPv6.
+    pub flows: [u32; 2],
+    /// Idle timeouts of flows.
+    pub timeouts: Timeouts,
+    /// The key of the programs' hash.
+    pub hash_key: [u64; 2],
+}
+
+/// Whether the driver can be had on this machine.
+///
+/// # Errors
+/// The kernel is too old.
+pub fn check() -> Result<(), EbpfError> {
+    check_kernel()
+}
+
+/// Steers by programs in the kernel.
+pub struct EbpfSwitch {
+    kernel: Arc<Mutex<Kernel>>,
+    shared: Arc<Shared>,
+    links: Links,
+    watch: LinkWatch,
+    pairs: Pairs,
+    uplinks: Uplinks,
+    instances: Instances,
+    lister: Lister,
+    steering: Steering,
+    flow_limit: u64,
+    resumed: Option<Resumed>,
+    events: Vec<SwitchEvent>,
+}
+
+/// What is steered by.
+struct Steering {
+    plan: Arc<Plan>,
+    rules: Vec<rules::Rule>,
+    /// Addresses that are answered for, each with a bit for each uplink.
+    addresses: Vec<(IpAddr, u32)>,
+    pickers: Vec<Picker>,
+    loads: Vec<f32>,
+    /// Whether loads or instances have changed since picks were prepared.
+    has_changed: bool,
+    acknowledged: Generation,
+    /// Plans that programs may not have seen yet.
+    coming: Vec<(Generation, Instant)>,
+}
+
+impl EbpfSwitch {
+    /// Loads the programs, or takes over what an earlier run has left.
+    ///
+    /// # Errors
+    /// The kernel refuses, or an interface is missing.
+    pub fn start(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
+        let system = |what| move |source| EbpfError::System { what, source };
+        if config.uplinks.len() > UPLINKS {
+            return Err(EbpfError::Limit {
+                what: "uplinks",
+                asked: config.uplinks.len(),
+                limit: UPLINKS,
+            });
+        }
+        let sizes = Sizes { flows: config.flows };
+        let (kernel, shared, found) = Kernel::load(&config.name, sizes)?;
+        let taken_at = monotonic();
+        let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
+        let is_taken_over = found == Found::Taken;
+        write_settings(&shared, config, is_taken_over);
+        let mut links = Links::new().map_err(system("netlink"))?;
+        // Before interfaces are listed: what changes after that is told.
+        let watch = LinkWatch::new().map_err(system("netlink"))?;
+        let pairs = Pairs {
+            prefix: config.prefix.clone(),
+            mtu: u32::from(config.mtu),
+        };
+        let instances = Instances::start(
+            &config.ports,
+            pairs.clone(),
+            &mut links,
+            &kernel,
+            Arc::clone(&shared),
+            is_taken_over,
+        )?;
+        leave_others(&mut links, &shared, config);
+        let uplinks = Uplinks::start(&config.uplinks, &mut links, &kernel, &shared)?;
+        let lister = Lister::start(Arc::clone(&shared)).map_err(system("starting a thread"))?;
+        let mut switch = EbpfSwitch {
+            kernel,
+            links,
+            watch,
+            pairs,
+            uplinks,
+            instances,
+            lister,
+            steering: Steering {
+                plan: Arc::default(),
+                rules: Vec::new(),
+                addresses: Vec::new(),
+                pickers: Vec::new(),
+                loads: vec![0.0; Slot::LIMIT],
+                has_changed: false,
+                acknowledged: Generation(shared.world().settings.generation.load(Acquire)),
+                coming: Vec::new(),
+            },
+            flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
+            resumed: None,
+            events: Vec::new(),
+            shared,
+        };
+        if !is_taken_over {
+            switch.steering.acknowledged = Generation(0);
+        }
+        switch.resumed = match found {
+            Found::Nothing => None,
+            Found::Taken => Some(switch.resumption(taken_at, Vec::new())),
+            Found::Unusable(reason) => Some(switch.resumption(taken_at, vec![reason])),
+        };
+        Ok(switch)
+    }
+
+    fn resumption(&self, taken_at: Nanos, rejected: Vec<String>) -> Resumed {
+        let counted = self
+            .instances
+            .slots()
+            .map(|slot| (slot, readings::live(&self.shared, slot)));
+        let live: std::collections::BTreeMap<_, _> = counted.filter(|(_, live)| *live > 0).collect();
+        Resumed {
+            taken_at,
+            attached_at: monotonic(),
+            flows: AttachCounts {
+                flows: live.values().sum(),
+                ..AttachCounts::default()
+            },
+            live,
+            instances: self.instances.inherited().count(),
+            uplinks: self.uplinks.up(),
+            rejected,
+            ..Resumed::default()
+        }
+    }
+
+    fn publish_plan(&mut self, plan: &Arc<Plan>) -> Result<(), SwitchError> {
+        plan.validate(&CAPABILITIES)?;
+        let compiled = rules::compile(plan);
+        for (what, asked, limit) in [
+            ("rules of services' matches", compiled.len(), RULES),
+            ("services", plan.services.len(), SERVICES),
+        ] {
+            if asked > limit {
+                return Err(SwitchError::Limit { what, asked, limit });
+            }
+        }
+        let addresses = addresses(plan);
+        if addresses != self.steering.addresses {
+            let wanted: Vec<_> = addresses
+                .iter()
+                .map(|(of, uplinks)| (rules::bytes(*of), *uplinks))
+                .collect();
+            let answered = lock(&self.kernel).answer_for(&wanted);
+            answered.map_err(|error| SwitchError::Port {
+                reason: error.to_string(),
+            })?;
+            self.steering.addresses = addresses;
+            self.uplinks.announce(&self.steering.addresses);
+        }
+        let shared = Arc::clone(&self.shared);
+        let world = shared.world();
+        for service in &plan.services {
+            let row = &world.services[service.id.index() % SERVICES];
+            row.drops_when_full
+                .store(u32::from(service.table_full == TableFull::Drop), Relaxed);
+            row.vlan
+                .store(u32::from(service.matches.vlan.unwrap_or(0)), Relaxed);
+            row.uplink
+                .store(service.uplinks.first().map_or(0, |id| u32::from(id.0)), Relaxed);
+        }
+        self.instances.follow(plan);
+        self.steering.follow(plan, &self.shared);
+        self.steering.has_changed = true;
+        self.prepare(monotonic());
+        let settings = &world.settings;
+        let (unmatched, other) = (way(plan.unmatched), way(plan.other));
+        for (number, uplink) in (0_u8..).zip(&world.uplinks) {
+            let to = |of: Fallback| {
+                of.exit(UplinkId(number))
+                    .map_or(0, |id| self.uplinks.index_of(id))
+            };
+            uplink.unmatched_to.store(to(plan.unmatched), Relaxed);
+            uplink.other_to.store(to(plan.other), Relaxed);
+        }
+        settings.unmatched.store(unmatched, Relaxed);
+        settings.other.store(other, Relaxed);
+        if compiled != self.steering.rules {
+            rules::publish(world, &compiled);
+            self.steering.rules = compiled;
+        }
+        settings.generation.store(plan.generation.0, Release);
+        self.steering
+            .coming
+            .push((plan.generation, Instant::now() + GRACE));
+        Ok(())
+    }
+
+    /// Prepares picks where that is due.
+    fn prepare(&mut self, at: Nanos) {
+        let Steering {
+            plan,
+            pickers,
+            loads,
+            has_changed,
+            ..
+        } = &mut self.steering;
+        let now = Now {
+            at,
+            plan,
+            loads,
+            live: &|slot| u32::try_from(readings::live(&self.shared, slot)).unwrap_or(u32::MAX),
+            is_usable: &|slot| self.instances.is_usable(slot),
+            has_changed: std::mem::take(has_changed),
+        };
+        for picker in pickers {
+            picker.prepare(&self.shared.world().services[picker.id.index() % SERVICES], &now);
+        }
+    }
+
+    fn change(&mut self, change: Change) -> Result<(), SwitchError> {
+        match change {
+            Change::PurgeFlow(key) => {
+                table::purge(&self.shared, &key).map_err(|source| SwitchError::System {
+                    what: "removing a flow".to_owned(),
+                    source,
+                })?;
+            }
+            Change::MoveFlow { .. } => return Err(SwitchError::Unsupported { what: "move a flow" }),
+            Change::SetScheduler { service, scheduler } => {
+                let picker = self.steering.pickers.iter_mut().find(|of| of.id == service);
+                if let Some(picker) = picker {
+                    picker.set_scheduler(scheduler);
+                }
+                self.steering.has_changed = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Steering {
+    /// Takes over the services of a plan.
+    fn follow(&mut self, plan: &Arc<Plan>, shared: &Shared) {
+        self.plan = Arc::clone(plan);
+        self.pickers.retain(|of| plan.service(of.id).is_some());
+        for service in &plan.services {
+            if !self.pickers.iter().any(|of| of.id == service.id) {
+                let row = &shared.world().services[service.id.index() % SERVICES];
+                self.pickers.push(Picker::new(service, row));
+            }
+        }
+    }
+}
+
+/// The addresses of a plan's services, each with a bit for each uplink.
+fn addresses(plan: &Plan) -> Vec<(IpAddr, u32)> {
+    let mut all: Vec<(IpAddr, u32)> = Vec::new();
+    for service in &plan.services {
+        let uplinks = service.uplinks.iter().fold(0, |bits, id| bits | 1 << id.0);
+        for address in service.vip.iter().flat_map(|vip| &vip.addresses) {
+            match all.iter_mut().find(|(known, _)| known == address) {
+                Some((_, known)) => *known |= uplinks,
+                None => all.push((*address, uplinks)),
+            }
+        }
+    }
+    all
+}
+
+const fn way(of: Fallback) -> u32 {
+    match of {
+        Fallback::Host => fallback::HOST,
+        Fallback::Drop => fallback::DROP,
+        Fallback::Pass(_) | Fallback::Opposite => fallback::PASS,
+    }
+}
+
+/// Writes what holds for as long as the switch runs. Pins carry a part of their key's hash, so its key stays.
+fn write_settings(shared: &Shared, config: &EbpfSwitchConfig, is_taken_over: bool) {
+    let settings = &shared.world().settings;
+    let of = &config.timeouts;
+    let timeouts = [
+        of.tcp_handshake,
+        of.tcp,
+        of.tcp_linger,
+        of.udp,
+        of.sctp,
+        of.icmp,
+        of.other,
+    ];
+    for (to, timeout) in settings.timeouts.iter().zip(timeouts) {
+        to.store(timeout.0, Relaxed);
+    }
+    store_bytes(&settings.gateway_mac, GATEWAY_MAC);
+    if !is_taken_over {
+        store_words(&settings.hash_key, config.hash_key);
+    }
+}
+
+/// Takes the program off uplinks that an earlier run had and this one has not.
+fn leave_others(links: &mut Links, shared: &Shared, config: &EbpfSwitchConfig) {
+    let had: Vec<u32> = shared
+        .world()
+        .uplinks
+        .iter()
+        .map(|of| of.ifindex.swap(0, Relaxed))
+        .collect();
+    for link in links.list().unwrap_or_default() {
+        if had.contains(&link.index) && !config.uplinks.contains(&link.name) {
+            Kernel::detach(&link.name);
+        }
+    }
+}
+
+impl Switch for EbpfSwitch {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        match request {
+            SwitchRequest::Publish(plan) => return self.publish_plan(&plan),
+            SwitchRequest::Attach { slot, service, port } => {
+                if !CAPABILITIES.connects(port.kind) {
+                    return Err(SwitchError::Unsupported {
+                        what: "connect ports of that kind",
+                    });
+                }
+                if !self.instances.has(slot) {
+                    return Err(SwitchError::Limit {
+                        what: "slots with a port",
+                        asked: slot.index() + 1,
+                        limit: self.instances.slots().count(),
+                    });
+                }
+                if !self.instances.attach(slot, service, port.deadline) {
+                    return Err(SwitchError::SlotInUse { slot });
+                }
+            }
+            SwitchRequest::Detach(slot) => self.instances.detach(slot, &mut self.events),
+            SwitchRequest::Fail(slot) => self.instances.fail(slot),
+            SwitchRequest::PurgeSlot(slot) => self.instances.purge(slot),
+            SwitchRequest::OpenUplink(_) => {}
+            SwitchRequest::Change(change) => return self.change(change),
+            SwitchRequest::Flows { id, filter, limit } => self.lister.ask(Question { id, filter, limit }),
+            SwitchRequest::HeavyFlows { id, .. } => {
+                let rows = Vec::new();
+                self.events.push(SwitchEvent::HeavyFlows { id, rows });
+            }
+            SwitchRequest::Probe(_) => return Err(SwitchError::Unsupported { what: "send probes" }),
+            SwitchRequest::Record { .. } => {
+                return Err(SwitchError::Unsupported {
+                    what: "write a decision down",
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
+        let steering = &mut self.steering;
+        for (slot, load) in loads {
+            if let Some(known) = steering.loads.get_mut(slot.index()) {
+                steering.has_changed |= known != load;
+                *known = *load;
+            }
+        }
+        for (service, expected) in expected {
+            if let Some(picker) = steering.pickers.iter_mut().find(|of| of.id == *service) {
+                picker.expected = *expected;
+            }
+        }
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        into.at = monotonic();
+        into.age = Nanos::ZERO;
+        into.acknowledged = self.steering.acknowledged;
+        readings::read(&self.shared, self.instances.slots(), self.flow_limit, into);
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        let mut changed = Vec::new();
+        self.watch.take(|link| changed.push(link));
+        for link in changed {
+            if let Some(slot) = self.pairs.slot_of(&link.name) {
+                self.instances.see(slot, &link, &mut self.events);
+            } else if let Err(error) = self.uplinks.follow(&link, &self.kernel, &self.shared) {
+                self.events.push(SwitchEvent::Trouble {
+                    what: format!("uplink {}", link.name),
+                    reason: error.to_string(),
+                });
+            }
+        }
+        self.uplinks.tell(&self.steering.addresses, &mut self.events);
+        self.instances.poll(&mut self.events);
+        self.events.extend(std::iter::from_fn(|| self.lister.take()));
+        let moment = Instant::now();
+        let steering = &mut self.steering;
+        let newest = steering
+            .coming
+            .iter()
+            .filter(|(_, at)| moment >= *at)
+            .map(|(of, _)| *of)
+            .max();
+        if let Some(newest) = newest {
+            steering.acknowledged = steering.acknowledged.max(newest);
+            steering.coming.retain(|(of, _)| *of > newest);
+        }
+        self.prepare(now);
+        events.append(&mut self.events);
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        vec![Nanos::ZERO]
+    }
+
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
+    fn resumed(&self) -> Option<&Resumed> {
+        self.resumed.as_ref()
+    }
+
+    fn leave(&mut self) {
+        self.instances.stop(None);
+        self.lister.stop();
+    }
+
+    fn stop(&mut self) {
+        self.lister.stop();
+        for name in self.uplinks.names() {
+            Kernel::detach(name);
+        }
+        self.instances.stop(Some(&mut self.links));
+        lock(&self.kernel).remove();
+    }
+}
