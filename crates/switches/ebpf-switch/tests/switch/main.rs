@@ -1,0 +1,11 @@
+//! The driver in network namespaces, with real packets. Needs root.
+#![expect(unsafe_code, reason = "packet sockets")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what goes wrong here fails a test"
+)]
+
+mod bed;
+mod contract;
+mod namespaces;
