@@ -179,7 +179,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
     if !configuration.switch.can.prepared_ports {
         return None;
     }
-    let spare = configuration.switch.openflow.spare_ports;
+    let spare = configuration.switch.spare_ports();
     let told = configuration.services.iter().map(|service| {
         let kind = match service.port {
             PortKind::Device => "on functions of a card",

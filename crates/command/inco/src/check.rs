@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use configuration::{Capacity, Configuration, EngineDriver, Service, show_rate, show_size, show_span};
 use model::Fallback;
 use orchestrator::leftovers::Running;
-use orchestrator::load::{load, load_for_this_machine, match_text};
+use orchestrator::load::{load, load_for_this_machine, service_text};
 use orchestrator::machine::Machine;
 use serde::Serialize;
 
@@ -118,6 +118,7 @@ impl Plan {
         let fallback = |fallback: Fallback| match fallback {
             Fallback::Drop => "drop".to_owned(),
             Fallback::Pass(id) => format!("pass to {}", uplink_name(&id)),
+            Fallback::Host => "leave to this machine's network".to_owned(),
             Fallback::Opposite => "pass to the opposite uplink".to_owned(),
         };
         let switch = &configuration.switch;
@@ -134,7 +135,7 @@ impl Plan {
             .filter_map(|index| configuration.services.get(*index))
             .map(|service| ServicePlan {
                 name: service.name.clone(),
-                matches: match_text(&service.matches),
+                matches: service_text(service),
                 uplinks: service.uplinks.iter().map(uplink_name).collect(),
                 image: service.image.clone(),
                 min: service.instances.min,

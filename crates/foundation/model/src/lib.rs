@@ -41,5 +41,5 @@ pub use service::{
     Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull,
     Timeouts, Vip, VipMode,
 };
-pub use switch::{Capabilities, EditKind, FlowSetup, Polling, PortKind};
+pub use switch::{Capabilities, EditKind, FlowSetup, Polling, PortKind, UplinkKind};
 pub use time::Nanos;

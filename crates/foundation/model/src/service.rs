@@ -99,6 +99,25 @@ pub struct Vip {
     pub mode: VipMode,
 }
 
+impl Vip {
+    /// The packets to it, in a VLAN: a match for each address, range of ports and protocol.
+    pub fn matches(&self, vlan: Option<u16>) -> Vec<Match> {
+        let mut all = Vec::new();
+        for address in &self.addresses {
+            for ports in &self.ports {
+                all.extend([protocol::TCP, protocol::UDP].map(|protocol| Match {
+                    protocol: Some(protocol),
+                    dst: Some(Prefix::of(*address)),
+                    dst_port: Some(ports.clone()),
+                    vlan,
+                    ..Match::default()
+                }));
+            }
+        }
+        all
+    }
+}
+
 /// When an instance counts as ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ready {
@@ -283,6 +302,12 @@ pub struct Prefix {
 }
 
 impl Prefix {
+    /// That one address.
+    pub const fn of(address: IpAddr) -> Prefix {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        Prefix { address, bits }
+    }
+
     /// Its first address: all bits after the first `bits` are 0.
     pub fn first(&self) -> IpAddr {
         let bits = u32::from(self.bits);

@@ -41,6 +41,20 @@ crate::words! {
         Null = "null",
     }
 
+    /// What an uplink is attached to.
+    pub enum UplinkKind {
+        /// A memif link.
+        Memif = "memif:SOCKET",
+        /// A network interface of this machine, whose packets the switch receives.
+        Veth = "veth:INTERFACE",
+        /// A capture.
+        Pcap = "pcap:FILE",
+        /// A device of DPDK.
+        Dpdk = "a DPDK device",
+        /// A network interface of this machine that stays with the kernel.
+        Kernel = "kernel:INTERFACE",
+    }
+
     /// A kind of changes of a packet.
     pub enum EditKind {
         /// Of its MAC addresses.
@@ -90,8 +104,8 @@ pub struct Capabilities {
     pub dpdk_port_limit: Option<u16>,
     /// The longest frame that its ports carry, in bytes without the checksum; [`None`]: as long as an uplink may say.
     pub max_frame: Option<u16>,
-    /// Uplinks can be captures.
-    pub captures: bool,
+    /// What uplinks can be attached to.
+    pub uplinks: &'static [UplinkKind],
     /// Uplinks can wait until they are opened.
     pub waiting_uplinks: bool,
     /// Workers at most; [`None`]: as many as it is given CPUs.
@@ -130,7 +144,7 @@ impl Capabilities {
         prepared_ports: false,
         dpdk_port_limit: None,
         max_frame: None,
-        captures: false,
+        uplinks: &[UplinkKind::Memif, UplinkKind::Veth, UplinkKind::Dpdk],
         waiting_uplinks: false,
         worker_limit: Some(1),
         edits: &[],
@@ -146,6 +160,11 @@ impl Capabilities {
         pick_records: false,
         service_changes: false,
     };
+
+    /// The kind of ports that instances have where nothing else is said.
+    pub fn usual_port(&self) -> PortKind {
+        self.ports.first().copied().unwrap_or(PortKind::Memif)
+    }
 
     /// Whether instances may have ports of that kind.
     pub fn connects(&self, kind: PortKind) -> bool {

@@ -163,13 +163,16 @@ impl UplinkRow {
     }
 }
 
-/// The packet accounting: offered + originated = returned + dropped + in flight + gap.
+/// The packet accounting: offered + originated = returned + delivered + dropped + in flight + gap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Accounting {
     /// Packets received from uplinks.
     pub offered: u64,
     /// Packets sent to uplinks.
     pub returned: u64,
+    /// Packets that went into the network of instances which end connections.
+    #[serde(default)]
+    pub delivered: u64,
     /// Packets that functions originated.
     pub originated: u64,
     /// Packets dropped, for all reasons.
@@ -187,6 +190,7 @@ impl Accounting {
         signed(self.offered)
             .saturating_add(signed(self.originated))
             .saturating_sub(signed(self.returned))
+            .saturating_sub(signed(self.delivered))
             .saturating_sub(signed(self.dropped))
             .saturating_sub(signed(self.in_flight))
     }

@@ -17,6 +17,7 @@ use model::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::launcher_command;
+use crate::drivers;
 use crate::host::is_listened_on;
 use crate::pool;
 use crate::upgrade::Where;
@@ -217,6 +218,7 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
             fs::remove_file(socket).with_context(|| format!("cannot remove {}", socket.display()))?;
         }
     }
+    drivers::clean_up(run_dir)?;
     remove_folders(run_dir)?;
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(Some(removed))

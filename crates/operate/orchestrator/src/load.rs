@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use configuration::{Configuration, EngineDriver, Problem, check_facts};
+use configuration::{Configuration, EngineDriver, Problem, Service, check_facts};
 use display::output::WrongUsage;
 use model::{Match, Prefix, protocol};
 use rustix::fs::OFlags;
@@ -130,8 +130,27 @@ fn wrong(problems: &[Problem]) -> WrongUsage {
     WrongUsage(lines.join("\n"))
 }
 
+/// A short text for the packets of a service.
+pub fn service_text(service: &Service) -> String {
+    let Some(vip) = &service.vip else {
+        return match_text(&service.matches);
+    };
+    let listed = |items: Vec<String>| items.join(",");
+    let addresses = listed(vip.addresses.iter().map(ToString::to_string).collect());
+    let ports = vip.ports.iter().map(|range| match range.start() == range.end() {
+        true => range.start().to_string(),
+        false => format!("{}-{}", range.start(), range.end()),
+    });
+    let vlan = service.matches.vlan.map(|vlan| format!(" vlan {vlan}"));
+    format!(
+        "to {addresses} port {}{}",
+        listed(ports.collect()),
+        vlan.unwrap_or_default()
+    )
+}
+
 /// A short text for a match.
-pub fn match_text(matches: &Match) -> String {
+fn match_text(matches: &Match) -> String {
     let mut words = Vec::new();
     if let Some(number) = matches.protocol {
         words.push(match number {

@@ -18,8 +18,8 @@ const PORT_DIR: &str = "/run/inco-port";
 
 /// The slots of each service, in the order of the configuration. With memif ports: enough for `max`, standby and
 /// draining instances. With functions of a card: one per device.
-fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Service, Vec<Slot>)> {
-    let spare = configuration.switch.openflow.spare_ports;
+pub(super) fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Service, Vec<Slot>)> {
+    let spare = configuration.switch.spare_ports();
     let mut next = 0;
     configuration.services.iter().map(move |service| {
         let first = next;

@@ -29,7 +29,7 @@ const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SYS_CHROOT)
     .union(CapabilitySet::SYS_PTRACE);
 
-/// For drivers of network devices in this process.
+/// For drivers of network devices in this process, and for programs in the kernel.
 const FOR_DEVICES: CapabilitySet = CapabilitySet::SYS_RAWIO
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON);
@@ -40,8 +40,10 @@ const FOR_DEVICES: CapabilitySet = CapabilitySet::SYS_RAWIO
 /// # Errors
 /// The system refuses it.
 pub(crate) fn drop_unneeded(configuration: &Configuration) -> Result<CapabilitySet, Errno> {
-    let is_dpdk = |device: &Device| matches!(device, Device::Dpdk(_) | Device::Veth(_) | Device::Pcap(_));
-    let has_devices = configuration.uplinks.iter().any(|uplink| is_dpdk(&uplink.device));
+    let has_devices = configuration
+        .uplinks
+        .iter()
+        .any(|uplink| !matches!(uplink.device, Device::Memif(_)));
     let kept = NEEDED
         | if has_devices {
             FOR_DEVICES

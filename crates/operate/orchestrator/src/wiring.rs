@@ -36,6 +36,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
     ServicePlan {
         id,
         matches: service.matches.clone(),
+        vip: service.vip.clone(),
         symmetric: service.symmetric,
         uplinks: service.uplinks.clone(),
         scheduler: service.scheduler.clone(),
@@ -165,6 +166,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         cpus: _,
         // In `service_plan`.
         matches: _,
+        vip: _,
         symmetric: _,
         scheduler: _,
         limit: _,
@@ -186,8 +188,9 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         cpuset: _,
         hugepages: _,
         user_namespace: _,
-        // In `pool.rs`.
+        // In `pool.rs` and `drivers`.
         devices: _,
+        egress: _,
     } = service;
     let container = if kind.has_container() {
         Some(container(service, engine.is_local())?)

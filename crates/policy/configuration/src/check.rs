@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use model::{Capabilities, Match, NetFunction, PortKind, Prefix, Slot, UplinkId};
+use model::{Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Ready, Slot, UplinkId};
 
 use crate::problem::Places;
 use crate::read::Reader;
@@ -233,6 +233,18 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
 /// Checks the configuration against the switch's capabilities.
 fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     let switch = &configuration.switch;
+    for (key, of) in [
+        ("switch.unmatched", switch.unmatched),
+        ("switch.other", switch.other),
+    ] {
+        if of == Fallback::Host && !switch.can.passes_to_host {
+            let what = format!(
+                "the driver {} takes uplinks away from this machine's own network",
+                switch.driver.name()
+            );
+            reader.report(key, ValueError::new(what, "write \"drop\" or an uplink's name"));
+        }
+    }
     let (can, name, drivers) = (&switch.can, switch.driver.name(), reader.drivers);
     // Suggests another driver that has the capability.
     let or_other = |does: &dyn Fn(&Capabilities) -> bool| {
@@ -245,11 +257,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         other.unwrap_or_default()
     };
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
-        if matches!(uplink.device, Device::Pcap(_)) && !can.captures {
-            let what = format!("the driver {name} cannot use a capture as an uplink");
+        let kind = uplink.device.kind();
+        if !can.uplinks.contains(&kind) {
+            let what = format!("the driver {name} cannot use {} as an uplink", kind.name());
+            let known: Vec<&str> = can.uplinks.iter().map(|kind| kind.name()).collect();
             let write = format!(
-                "write memif:SOCKET, veth:INTERFACE or a DPDK device{}",
-                or_other(&|can| can.captures)
+                "write {}{}",
+                known.join(" or "),
+                or_other(&|can| can.uplinks.contains(&kind))
             );
             reader.report(&format!("uplink[{index}].device"), ValueError::new(what, write));
         }
@@ -294,6 +309,58 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             );
             wrong("flow_counters", what, write);
         }
+        if service.ready == Ready::Consumes && !can.probes {
+            let what = "cannot see whether an instance takes packets";
+            let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
+            wrong("ready", what, write);
+        }
+        if !service.symmetric && !can.returns {
+            let what = "gives both directions of a flow to one instance, which answers for itself";
+            wrong("symmetric", what, "write symmetric = true".to_owned());
+        }
+        match &service.vip {
+            Some(vip) if !can.vips.contains(&vip.mode) => {
+                let has_any = !can.vips.is_empty();
+                let what = if has_any {
+                    "cannot do that mode"
+                } else {
+                    "gives services no address"
+                };
+                let words: Vec<String> = can
+                    .vips
+                    .iter()
+                    .map(|mode| format!("mode = \"{}\"", mode.name()))
+                    .collect();
+                let here = if has_any {
+                    words.join(" or ")
+                } else {
+                    "match in its place".to_owned()
+                };
+                let write = format!("write {here}{}", or_other(&|can| can.vips.contains(&vip.mode)));
+                wrong(if has_any { "vip.mode" } else { "vip" }, what, write);
+            }
+            Some(_)
+                if service.matches
+                    != Match {
+                        vlan: service.matches.vlan,
+                        ..Match::default()
+                    } =>
+            {
+                let what = "takes the packets to the address of a service that has one";
+                wrong(
+                    "match",
+                    what,
+                    "remove all keys of match but vlan, or vip".to_owned(),
+                );
+            }
+            None if !can.returns && service.matches.is_any() => {
+                let what =
+                    "has instances that end connections, and this service says neither address nor match";
+                let write = "write vip = { address = \"10.0.0.100\", ports = \"80\" }".to_owned();
+                wrong("vip", what, write);
+            }
+            _ => {}
+        }
         if service.symmetric && !can.sees_openers && directions(service).len() == 1 {
             let what = "cannot tell from this match which end opened a flow, and so cannot pin both directions to \
                         one instance";
@@ -303,7 +370,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
             PortKind::Memif | PortKind::Kernel | PortKind::Null => {
-                u64::from(service.places(switch.openflow.spare_ports)) * service.uplinks.len() as u64
+                u64::from(service.places(switch.spare_ports())) * service.uplinks.len() as u64
             }
         };
     }
@@ -354,27 +421,29 @@ fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
 
 /// The directions of a service's packets: its match, and the reverse if it is symmetric.
 fn directions(service: &Service) -> Vec<Match> {
-    let there = service.matches.clone();
-    if !service.symmetric {
-        return vec![there];
+    let mut all = service.all_matches();
+    if service.symmetric {
+        let back: Vec<Match> = all.iter().map(Match::reversed).collect();
+        all.extend(back.into_iter().filter(|back| service.matches != *back));
     }
-    let back = there.reversed();
-    if back == there {
-        vec![there]
-    } else {
-        vec![there, back]
-    }
+    all
 }
 
 /// Whether one packet can match both services, each in the direction of its match. It is no conflict if one service's
 /// match meets the other's reverse: the first in the order of matches then gets both directions of the flow. So
 /// services on ports 80 and 443 can coexist, although a packet may go from port 80 to port 443.
 fn overlaps(a: &Service, b: &Service) -> bool {
-    let (a_match, b_match) = (&a.matches, &b.matches);
+    let of_b = b.all_matches();
     a.uplinks
         .iter()
         .any(|uplink: &UplinkId| b.uplinks.contains(uplink))
-        && intersect(a_match.protocol, b_match.protocol, |a, b| a == b)
+        && a.all_matches()
+            .iter()
+            .any(|a| of_b.iter().any(|b| matches_overlap(a, b)))
+}
+
+fn matches_overlap(a_match: &Match, b_match: &Match) -> bool {
+    intersect(a_match.protocol, b_match.protocol, |a, b| a == b)
         && intersect(a_match.vlan, b_match.vlan, |a, b| a == b)
         && intersect(a_match.src, b_match.src, prefixes_intersect)
         && intersect(a_match.dst, b_match.dst, prefixes_intersect)

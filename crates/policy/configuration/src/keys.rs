@@ -6,7 +6,7 @@
 use autoscaling::Autoscaler;
 use model::{
     FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind, Ready, StandbyMode, TableFull, Timeouts,
-    UplinkId,
+    UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
@@ -159,7 +159,8 @@ tables! {
         driver: word(SwitchDriver::WORDS), [= "\"soft\""], Restart,
             "`\"soft\"`, `\"openflow\"` or `\"ebpf\"`", "\"soft\"",
             "The driver: `soft` is inco's own switch; `openflow` is a bridge of Open vSwitch (`[switch.openflow]`, \
-             [smartnic](../smartnic.md)); `ebpf` is programs in this machine's kernel.";
+             [smartnic](../smartnic.md)); `ebpf` is programs in this machine's kernel, for ordinary containers behind an \
+             address (`[switch.ebpf]`, [ebpf](../ebpf.md)).";
         workers: workers, [or "one worker without a CPU of its own" => Vec::new()], Restart,
             "list of CPU numbers", "[2, 3]",
             "The CPUs of the workers, one worker per CPU. Isolate them from other work (`isolcpus`) for the best \
@@ -177,13 +178,17 @@ tables! {
         flows_ipv6: number(FLOWS_MIN, FLOWS_MAX),
             [or "a quarter of `flows`" => (flows / FLOWS_IPV6_PART).max(FLOWS_MIN)], Restart,
             "number of flows", "\"1M\"", "Capacity of each worker's flow table for IPv6, whose entries are larger.";
-        unmatched: fallback, [= "\"drop\""], Applies,
-            "`\"drop\"`, an uplink's name or `\"opposite\"`", "\"wan\"",
-            "What to do with IP packets that match no service: drop them, or send them to an uplink. `\"opposite\"` \
+        unmatched: fallback,
+            [or "`\"drop\"`; with the driver `ebpf`, `\"host\"`" => usual_fallback((reader.drivers)(driver))], Applies,
+            "`\"drop\"`, `\"host\"`, an uplink's name or `\"opposite\"`", "\"wan\"",
+            "What to do with IP packets that match no service: drop them, leave them to this machine's own network \
+             (`\"host\"`, with the driver `ebpf` only), or send them to an uplink. `\"opposite\"` \
              needs two uplinks and sends a packet to the one on which it did not arrive.";
-        other: fallback, [= "\"drop\""], Applies,
-            "`\"drop\"`, an uplink's name or `\"opposite\"`", "\"opposite\"",
-            "What to do with packets other than IP (ARP, LLDP): drop them, or send them to an uplink. \
+        other: fallback,
+            [or "`\"drop\"`; with the driver `ebpf`, `\"host\"`" => usual_fallback((reader.drivers)(driver))], Applies,
+            "`\"drop\"`, `\"host\"`, an uplink's name or `\"opposite\"`", "\"opposite\"",
+            "What to do with packets other than IP (ARP, LLDP): drop them, leave them to this machine's own network \
+             (`\"host\"`, with the driver `ebpf` only), or send them to an uplink. \
              `\"opposite\"` needs two uplinks and sends a packet to the one on which it did not arrive, so that ARP \
              works in both directions.";
         hugepages: word(Hugepages::WORDS), [= "\"auto\""], Restart,
@@ -197,6 +202,8 @@ tables! {
             "table", "{ udp = \"30s\" }", "See the table below.";
         openflow: openflow, [keys], Keys,
             "table", "{ rules = 10_000 }", "See the table below.";
+        ebpf: ebpf, [keys], Keys,
+            "table", "{ spare_ports = 4 }", "See the table below.";
     } => {
         // A driver's own keys are in the table named after it.
         for (other, _) in SwitchDriver::WORDS {
@@ -208,9 +215,10 @@ tables! {
         }
         let can = (reader.drivers)(driver);
         let switch = Switch {
-            driver, can, workers, poll, flows, flows_ipv6, timeouts, unmatched, other, hugepages, dpdk_args, openflow,
+            driver, can, workers, poll, flows, flows_ipv6, timeouts, unmatched, other, hugepages, dpdk_args, openflow, ebpf,
         };
         reader.workers = switch.worker_count();
+        reader.usual_port = can.usual_port();
         switch
     }
 
@@ -308,6 +316,21 @@ tables! {
         openflow
     }
 
+    ebpf(reader, section) -> Ebpf = "switch.ebpf":
+        "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits."
+    {
+        instance_addresses: text(prefix), [or "none: instances use their service's address"], Restart,
+            "prefix", "\"10.0.0.128/25\"",
+            "Addresses of instances for connections that they open: one for each place of an instance, from the \
+             prefix's second address on. inco answers for them on the uplinks of their service.";
+        spare_ports: number(0, 1000), [= "2"], Restart,
+            "number, 0 to 1000", "4",
+            "Ports for draining instances, in addition to those for `max` and `standby` instances. inco creates all \
+             ports of a service at its start. A new instance needs a free port.";
+    } => {
+        Ebpf { instance_addresses, spare_ports }
+    }
+
     uplink(reader, section) -> Uplink = "uplink[]":
         "A port towards the network. 1 to 8 uplinks, each with its own heading `[[uplink]]`."
     {
@@ -316,7 +339,8 @@ tables! {
         device: text(device), [required], Restart,
             "device", "\"memif:wan.sock\"",
             "The device. A DPDK device: a PCI address or `net_...`. `memif:SOCKET`: a memif link; a relative path \
-             is in inco's run directory. `veth:INTERFACE`: a network interface of the kernel. `pcap:FILE`: a \
+             is in inco's run directory. `veth:INTERFACE`: a network interface of the kernel. \
+             `kernel:INTERFACE`: the same, for the driver `ebpf`: it stays with the kernel. `pcap:FILE`: a \
              capture, received once and as fast as possible, when each service of the uplink has its `min` active \
              instances. `pcap:FILE,tx=FILE` writes transmitted packets to a second capture; without it they are \
              discarded. `pcap:FILE,loop` repeats the capture. A `veth:` uplink receives no IPv4 fragments: the \
@@ -343,6 +367,13 @@ tables! {
         matches as "match": matches, [keys "every IP packet of its uplinks"], Keys,
             "table", "{ proto = \"tcp\", dst = \"10.128.0.0/16\", dst_port = \"80-443\" }",
             "The packets of the service. See the table below.";
+        vip: |at| at.table(vip), [or "none"], Restart,
+            "table", "{ address = \"10.0.0.100\", ports = \"80,443\" }",
+            "The address of the service, which clients connect to, for the driver `ebpf`. It takes the place of `match`. \
+             See the table below.";
+        egress: boolean, [= "true"], Restart,
+            "true or false", "false",
+            "Whether instances may open connections. With `port = \"kernel\"` only.";
         uplinks: uplinks, [or "the first uplink" => vec![UplinkId(0)]], Restart,
             "list of one or two uplink names", "[\"wan\", \"lan\"]",
             "The uplinks on which its packets arrive. Packets that an instance sends on data port k leave by uplink \
@@ -350,7 +381,8 @@ tables! {
         image: image, [or "none; required unless `port = \"null\"`"], Applies,
             "image name", "\"inco/forward\"",
             "The container's image: one that `inco image list` shows, or, with the engine `docker`, one of Docker.";
-        port: word(PortKind::WORDS), [= "\"memif\""], Restart,
+        port: word(PortKind::WORDS),
+            [or "`\"memif\"`; with the driver `ebpf`, `\"kernel\"`" => reader.usual_port], Restart,
             "`\"memif\"`, `\"device\"`, `\"kernel\"` or `\"null\"`", "\"null\"",
             "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
              (`devices`), with the driver `openflow` only; `kernel` is an ordinary network interface in the container, \
@@ -462,7 +494,7 @@ tables! {
         let (scheduler, limit) = scheduler;
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
-            name, matches, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
+            name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, ready, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
             affinity, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
         }
@@ -490,6 +522,23 @@ tables! {
         let matches = Match { protocol, src, dst, src_port, dst_port, vlan };
         check_match(reader, section, &matches);
         matches
+    }
+
+    vip(reader, section) -> Vip = "service.NAME.vip":
+        "The address of a service. Its packets are those to these addresses and ports, of TCP and UDP."
+    {
+        addresses as "address": addresses, [required], Restart,
+            "address, or a list of one IPv4 and one IPv6 address", "[\"10.0.0.100\", \"2001:db8::100\"]",
+            "The address. inco answers ARP and neighbour solicitations for it on the service's uplinks, announces it, \
+             and answers ping.";
+        ports: ports, [required], Restart,
+            "ports and ranges with commas, or one port", "\"80,443,8000-8099\"", "The ports that are served there.";
+        mode: word(VipMode::WORDS), [= "\"l2\""], Restart,
+            "`\"l2\"` or `\"dnat\"`", "\"l2\"",
+            "How instances serve it: with `l2` each instance has the address, and nothing is rewritten; with `dnat` \
+             each has an address of its own.";
+    } => {
+        Vip { addresses, ports, mode }
     }
 
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":

@@ -46,3 +46,6 @@ pub(crate) const BUFFER_BYTES_MAX: u64 = 16_384;
 pub(crate) const RULES_MAX: u64 = 4_000_000;
 /// Most buckets: a bucket's number has 12 bits.
 pub(crate) const BUCKETS_MAX: u64 = 4096;
+
+/// Ranges of ports of a service's address: each is four rules with two addresses, and there are 256 in all.
+pub(crate) const VIP_RANGES: usize = 16;

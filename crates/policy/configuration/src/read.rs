@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::PathBuf;
 
-use model::Nanos;
+use model::{Nanos, PortKind};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -58,6 +58,8 @@ pub(crate) struct Reader {
     pub(crate) uplinks: Vec<String>,
     /// Number of the switch's workers.
     pub(crate) workers: usize,
+    /// The kind of ports that instances have with the switch's driver.
+    pub(crate) usual_port: PortKind,
     /// Capabilities of each driver.
     pub(crate) drivers: Drivers,
 }
@@ -73,6 +75,7 @@ impl Reader {
             values: BTreeMap::new(),
             uplinks: Vec::new(),
             workers: 1,
+            usual_port: PortKind::Memif,
             drivers,
         }
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    Capabilities, Fallback, FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind, Ready, ServiceId,
-    StandbyMode, TableFull, Timeouts, UplinkId,
+    Capabilities, Fallback, FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind, Prefix, Ready,
+    ServiceId, StandbyMode, TableFull, Timeouts, UplinkId, UplinkKind, Vip,
 };
 use scheduling::Scheduler;
 
@@ -66,6 +66,8 @@ pub struct Switch {
     pub dpdk_args: Vec<String>,
     /// Settings of the `openflow` driver.
     pub openflow: OpenFlow,
+    /// Settings of the `ebpf` driver.
+    pub ebpf: Ebpf,
 }
 
 impl Switch {
@@ -73,6 +75,14 @@ impl Switch {
     pub fn worker_count(&self) -> usize {
         let limit = self.can.worker_limit.map_or(usize::MAX, usize::from);
         self.workers.len().clamp(1, limit.max(1))
+    }
+
+    /// Ports of each service for draining instances, where the driver makes ports in advance.
+    pub fn spare_ports(&self) -> u32 {
+        match self.driver {
+            SwitchDriver::Ebpf => self.ebpf.spare_ports,
+            SwitchDriver::OpenFlow | SwitchDriver::Soft => self.openflow.spare_ports,
+        }
     }
 }
 
@@ -149,6 +159,15 @@ pub struct OpenFlow {
     pub spare_ports: u32,
 }
 
+/// The settings of programs in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ebpf {
+    /// Addresses of instances, for connections that they open. `None`: they use their service's.
+    pub instance_addresses: Option<Prefix>,
+    /// Ports of each service for draining instances, in addition to those for `max` and standby.
+    pub spare_ports: u32,
+}
+
 impl OpenFlow {
     /// The bridge's OpenFlow endpoint. `None` if it must be written, because the database is on another machine.
     pub fn control(&self) -> Option<String> {
@@ -217,6 +236,17 @@ impl Device {
         }
     }
 
+    /// What it is.
+    pub const fn kind(&self) -> UplinkKind {
+        match self {
+            Device::Memif(_) => UplinkKind::Memif,
+            Device::Veth(_) => UplinkKind::Veth,
+            Device::Pcap(_) => UplinkKind::Pcap,
+            Device::Dpdk(_) => UplinkKind::Dpdk,
+            Device::Kernel(_) => UplinkKind::Kernel,
+        }
+    }
+
     /// Capture files that it reads: its own, or those named in a DPDK device string.
     pub fn captures_read(&self) -> Vec<&Path> {
         match self {
@@ -274,8 +304,12 @@ impl fmt::Display for Device {
 pub struct Service {
     /// Its name.
     pub name: String,
-    /// The packets that it receives.
+    /// The packets that it receives; with an address, only the VLAN counts.
     pub matches: Match,
+    /// Its address; `None` if `match` alone says which packets are its own.
+    pub vip: Option<Vip>,
+    /// Whether its instances may open connections.
+    pub egress: bool,
     /// Data port k of an instance belongs to uplink k of this list. One or two.
     pub uplinks: Vec<UplinkId>,
     /// The container image. `None` only if `port` is [`PortKind::Null`].
@@ -349,6 +383,14 @@ impl Service {
             return (self.devices.len() / self.uplinks.len().max(1)) as u32;
         }
         self.instance_limit().saturating_add(spare)
+    }
+
+    /// The packets that it receives: those of its match, or to its address.
+    pub fn all_matches(&self) -> Vec<Match> {
+        match &self.vip {
+            Some(vip) => vip.matches(self.matches.vlan),
+            None => vec![self.matches.clone()],
+        }
     }
 
     /// Whether its instances have containers.

@@ -5,13 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use model::{Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId, WorkerId, protocol};
+use model::{
+    Capabilities, Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId, WorkerId, protocol,
+};
 use toml::de::DeValue;
 
 use crate::keys;
 use crate::limits::*;
 use crate::nearest::{list, write_one_of};
-use crate::read::{At, Reader, Section, float, integer, number, texts, word};
+use crate::read::{At, Reader, Section, float, integer, number, text, texts, word};
 use crate::types::*;
 use crate::units::{self, ValueError};
 
@@ -130,10 +132,68 @@ pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, ValueError> {
     Ok(cpus)
 }
 
-/// Reads `"drop"`, `"opposite"` or the name of an uplink.
+/// What happens to packets of no service where nothing is said.
+pub(crate) const fn usual_fallback(can: Capabilities) -> Fallback {
+    if can.passes_to_host {
+        Fallback::Host
+    } else {
+        Fallback::Drop
+    }
+}
+
+/// Reads the addresses of a service: one, or one of each IP version.
+pub(crate) fn addresses(at: At<'_>) -> Result<Vec<IpAddr>, ValueError> {
+    const WRITE: &str = "write one, for example \"10.0.0.100\", or a list of one IPv4 and one IPv6 address";
+    let one = |text: &str| {
+        let address: Option<IpAddr> = text.parse().ok();
+        address
+            .filter(|of| !of.is_unspecified() && !of.is_multicast() && !of.is_loopback())
+            .ok_or_else(|| ValueError::new(format!("{text:?} is not an address that hosts have"), WRITE))
+    };
+    if at.value.as_str().is_some() {
+        return Ok(vec![one(at.text()?)?]);
+    }
+    let (addresses, count) = at.items(text(one))?;
+    let of_v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
+    if count == 0 || of_v4 > 1 || addresses.len() - of_v4 > 1 {
+        return Err(ValueError::new(format!("{count} addresses"), WRITE));
+    }
+    Ok(addresses)
+}
+
+/// Reads ports and ranges of ports with commas.
+pub(crate) fn ports(at: At<'_>) -> Result<Vec<RangeInclusive<u16>>, ValueError> {
+    const WRITE: &str = "write ports and ranges, for example \"80,443,8000-8099\"";
+    if at.value.as_str().is_none() {
+        return port_range(at).map(|range| vec![range]);
+    }
+    let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();
+    for part in at.text()?.split(',') {
+        let range = range_of_ports(part.trim())?;
+        if *range.start() == 0
+            || ranges
+                .iter()
+                .any(|of| of.start() <= range.end() && range.start() <= of.end())
+        {
+            return Err(ValueError::new(
+                format!("port {part:?} is 0, or there twice"),
+                WRITE,
+            ));
+        }
+        ranges.push(range);
+    }
+    if ranges.len() > VIP_RANGES {
+        let what = format!("{} ranges, more than the limit of {VIP_RANGES}", ranges.len());
+        return Err(ValueError::new(what, WRITE));
+    }
+    Ok(ranges)
+}
+
+/// Reads `"drop"`, `"host"`, `"opposite"` or the name of an uplink.
 pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, ValueError> {
     match (at.text()?, at.reader.uplinks.len()) {
         ("drop", _) => Ok(Fallback::Drop),
+        ("host", _) => Ok(Fallback::Host),
         ("opposite", 2) => Ok(Fallback::Opposite),
         ("opposite", count) => {
             let what = format!("\"opposite\" needs two uplinks; {count} are configured");
@@ -761,13 +821,18 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, ValueError> {
 
 /// Reads a port or a range of ports.
 pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, ValueError> {
-    const WRITE: &str = "write a port or a range, for example 443 or \"80-443\"";
     if integer(at.value).is_some() {
         let port = number(0, 65_535)(at)?;
         return Ok(port..=port);
     }
     let text = at.value.as_str();
-    let text = text.ok_or_else(|| ValueError::new(at.wrong_kind("a range of ports", "").what, WRITE))?;
+    let text = text.ok_or_else(|| ValueError::new(at.wrong_kind("a range of ports", "").what, PORTS))?;
+    range_of_ports(text)
+}
+
+const PORTS: &str = "write a port or a range, for example 443 or \"80-443\"";
+
+fn range_of_ports(text: &str) -> Result<RangeInclusive<u16>, ValueError> {
     let number = |text: &str| {
         let text = text.trim();
         text.bytes()
@@ -784,7 +849,7 @@ pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, ValueError> 
         )),
         _ => Err(ValueError::new(
             format!("{text:?} is not a range of ports"),
-            WRITE,
+            PORTS,
         )),
     }
 }

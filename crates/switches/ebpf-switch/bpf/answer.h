@@ -144,12 +144,11 @@ NOINLINE int answer_ping6(struct __sk_buff *skb, struct world *w, struct counts 
     return send_back(skb, w, c, at);
 }
 
-// Solicitations and pings in IPv6; -1 for all other packets.
+// Solicitations and pings of ICMPv6; -1 for all other messages.
 INLINE int answer6(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 at)
 {
-    __u8 next, type;
-    if (bpf_skb_load_bytes(skb, ETH_BYTES + 6, &next, 1) || next != PROTO_ICMP6 ||
-        bpf_skb_load_bytes(skb, ETH_BYTES + 40, &type, 1))
+    __u8 type;
+    if (bpf_skb_load_bytes(skb, ETH_BYTES + 40, &type, 1))
         return -1;
     if (type == 135)
         return answer_solicitation(skb, w, c, at);

@@ -102,13 +102,15 @@ int inco_uplink(struct __sk_buff *skb)
     if (LIKELY(skb->protocol == BE16(ETH_IP))) {
         if (UNLIKELY(!is_unicast(skb)))
             return not_steered(skb, w, c, at, 0);
-        __u8 protocol;
-        if (!bpf_skb_load_bytes(skb, ETH_BYTES + 9, &protocol, 1) && protocol == PROTO_ICMP)
+        struct ip4 *ip = (void *)(long)skb->data + ETH_BYTES;
+        if (LIKELY((void *)(ip + 1) <= (void *)(long)skb->data_end) && UNLIKELY(ip->protocol == PROTO_ICMP))
             answered = answer_ping4(skb, w, c, at);
         return answered >= 0 ? answered : from_uplink_v4(skb, w, c, at);
     }
     if (skb->protocol == BE16(ETH_IP6)) {
-        answered = answer6(skb, w, c, at);
+        struct ip6 *ip = (void *)(long)skb->data + ETH_BYTES;
+        if (LIKELY((void *)(ip + 1) <= (void *)(long)skb->data_end) && UNLIKELY(ip->next == PROTO_ICMP6))
+            answered = answer6(skb, w, c, at);
         if (answered >= 0)
             return answered;
         return is_unicast(skb) ? from_uplink_v6(skb, w, c, at) : not_steered(skb, w, c, at, 0);

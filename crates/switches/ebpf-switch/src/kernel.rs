@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::slice;
+use std::sync::atomic::Ordering;
 
 use aya::maps::{HashMap, Map, MapData};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact};
@@ -75,14 +76,12 @@ pub(crate) struct Shared {
 impl Shared {
     /// What inco writes.
     pub(crate) fn world(&self) -> &World {
-        // SAFETY: the mapping has the size of a `World`, lives as long as `self`, is aligned to a page, and every
-        // pattern of bits is a `World`, whose fields are atomics or never written.
-        unsafe { self.world.address().cast::<World>().as_ref() }
+        world_in(&self.world)
     }
 
     /// What each CPU counts, and last what inco itself does.
     pub(crate) fn counts(&self) -> &[Counts] {
-        // SAFETY: the mapping has room for one `Counts` for each CPU and one more; else as above.
+        // SAFETY: the mapping has room for one `Counts` for each CPU and one more; else as in `world_in`.
         unsafe { slice::from_raw_parts(self.counts.address().cast::<Counts>().as_ptr(), self.cpus + 1) }
     }
 
@@ -119,9 +118,7 @@ impl Kernel {
         bpf::mount_fs().map_err(file_system)?;
         let pins = pins_of(name);
         fs::create_dir_all(&pins).map_err(file_system)?;
-        let (_, cpus) = aya::util::nr_cpus()
-            .map(|cpus| ((), cpus))
-            .map_err(|(_, source)| system("counting CPUs", source))?;
+        let cpus = aya::util::nr_cpus().map_err(|(_, source)| system("counting CPUs", source))?;
         let mut found = look(&pins, cpus);
         if let Found::Unusable(_) = &found {
             remove_pins(&pins).map_err(file_system)?;
@@ -165,10 +162,8 @@ impl Kernel {
         };
         let settings = &shared.world().settings;
         if !matches!(found, Found::Taken) {
-            settings
-                .layout
-                .store(LAYOUT, std::sync::atomic::Ordering::Release);
-        } else if settings.layout.load(std::sync::atomic::Ordering::Acquire) != LAYOUT {
+            settings.layout.store(LAYOUT, Ordering::Release);
+        } else if settings.layout.load(Ordering::Acquire) != LAYOUT {
             // The pins vanished between the look and now.
             found = Found::Nothing;
         }
@@ -253,10 +248,63 @@ impl Kernel {
 
     /// Removes what is pinned. Programs end with their last attachment.
     pub(crate) fn remove(&self) {
-        if let Err(error) = remove_pins(&self.pins).and_then(|()| fs::remove_dir(&self.pins)) {
-            tracing::warn!(%error, pins = %self.pins.display(), "what is pinned in the kernel stays");
-        }
+        remove(&self.pins);
     }
+}
+
+/// What a run has pinned that is over.
+pub(crate) struct Leftovers {
+    pins: PathBuf,
+    /// Its uplinks, as far as its maps can be read.
+    pub(crate) uplinks: Vec<u32>,
+}
+
+impl Leftovers {
+    /// [`None`] where there is nothing.
+    pub(crate) fn of(name: &str) -> Option<Leftovers> {
+        let pins = pins_of(name);
+        if !pins.is_dir() {
+            return None;
+        }
+        let uplinks = pinned_world(&pins).map_or_else(
+            |_| Vec::new(),
+            |mapping| {
+                let uplinks = world_in(&mapping).uplinks.iter();
+                let indexes = uplinks.map(|of| of.ifindex.load(Ordering::Relaxed));
+                indexes.filter(|index| *index != 0).collect()
+            },
+        );
+        Some(Leftovers { pins, uplinks })
+    }
+
+    /// Removes it.
+    pub(crate) fn remove(&self) {
+        remove(&self.pins);
+    }
+}
+
+fn remove(pins: &Path) {
+    if let Err(error) = remove_pins(pins).and_then(|()| fs::remove_dir(pins)) {
+        tracing::warn!(%error, pins = %pins.display(), "what is pinned in the kernel stays");
+    }
+}
+
+/// Maps the world of an earlier run, if it has the size of ours.
+fn pinned_world(pins: &Path) -> Result<Mapping, String> {
+    let data = MapData::from_pin(pins.join("world")).map_err(|error| chain(&error))?;
+    let info = data.info().map_err(|error| chain(&error))?;
+    if info.value_size() as usize != size_of::<World>() {
+        return Err("the map world of an earlier run has another layout".to_owned());
+    }
+    let bytes = size_of::<World>().next_multiple_of(shared_memory::PAGE);
+    Mapping::new(data.fd().as_fd(), bytes, false).map_err(|error| error.to_string())
+}
+
+/// The world in a mapping of its size.
+fn world_in(mapping: &Mapping) -> &World {
+    // SAFETY: the mapping has the size of a `World`, is aligned to a page, and every pattern of bits is a `World`,
+    // whose fields are atomics or never written.
+    unsafe { mapping.address().cast::<World>().as_ref() }
 }
 
 /// What was found of an earlier run.
@@ -298,14 +346,8 @@ fn look(pins: &Path, cpus: usize) -> Found {
                 return Err(other(name));
             }
         }
-        let data = MapData::from_pin(pins.join("world")).map_err(|error| chain(&error))?;
-        let bytes = size_of::<World>().next_multiple_of(shared_memory::PAGE);
-        let mapping = Mapping::new(data.fd().as_fd(), bytes, false).map_err(|error| error.to_string())?;
-        // SAFETY: as in `Shared::world`.
-        let layout = unsafe { mapping.address().cast::<World>().as_ref() }
-            .settings
-            .layout
-            .load(std::sync::atomic::Ordering::Acquire);
+        let mapping = pinned_world(pins)?;
+        let layout = world_in(&mapping).settings.layout.load(Ordering::Acquire);
         if layout == LAYOUT {
             Ok(())
         } else {

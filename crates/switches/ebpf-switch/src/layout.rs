@@ -58,8 +58,6 @@ pub(crate) const DROPS: [DropReason; 10] = [
     DropReason::UplinkDown,
     DropReason::InstanceLost,
 ];
-/// Those of them whose packets came from an instance.
-pub(crate) const SPOOFED: usize = 7;
 
 #[repr(C)]
 pub(crate) struct SlotRow {

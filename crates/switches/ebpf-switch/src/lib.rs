@@ -27,4 +27,4 @@ mod uplinks;
 pub use error::EbpfError;
 pub use links::NAME_LIMIT;
 pub use ports::{GATEWAY_MAC, PreparedPort, container_end, host_end, instance_mac};
-pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check};
+pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

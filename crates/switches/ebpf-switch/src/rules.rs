@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use model::{Match, Prefix, protocol};
+use model::{Match, Prefix};
 use switch::{Plan, ServicePlan};
 
 use crate::layout::{BANKS, RULES, RuleRow, World, store_words};
@@ -53,28 +53,11 @@ fn masked(prefix: Option<Prefix>) -> ([u64; 2], [u64; 2]) {
 }
 
 /// The matches of a service: its own, or those of its address.
-pub(crate) fn matches(service: &ServicePlan) -> Vec<Match> {
-    let Some(vip) = &service.vip else {
-        return vec![service.matches.clone()];
-    };
-    let mut all = Vec::new();
-    for address in &vip.addresses {
-        for ports in &vip.ports {
-            for protocol in [protocol::TCP, protocol::UDP] {
-                all.push(Match {
-                    protocol: Some(protocol),
-                    dst: Some(Prefix {
-                        address: *address,
-                        bits: if address.is_ipv4() { 32 } else { 128 },
-                    }),
-                    dst_port: Some(ports.clone()),
-                    vlan: service.matches.vlan,
-                    ..Match::default()
-                });
-            }
-        }
+fn matches(service: &ServicePlan) -> Vec<Match> {
+    match &service.vip {
+        Some(vip) => vip.matches(service.matches.vlan),
+        None => vec![service.matches.clone()],
     }
-    all
 }
 
 /// The rules of a plan, in the order in which they are tried.

@@ -7,14 +7,17 @@ use std::time::{Duration, Instant};
 
 use clock::monotonic;
 use flow_table::AttachCounts;
-use model::{Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId, VipMode};
+use model::{
+    Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId, UplinkKind,
+    VipMode,
+};
 use switch::{
     Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
 };
 
 use crate::error::EbpfError;
 use crate::instances::Instances;
-use crate::kernel::{Found, Kernel, Shared, Sizes, check_kernel};
+use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, store_bytes, store_words};
 use crate::links::{LinkWatch, Links};
 use crate::picks::{Now, Picker};
@@ -26,6 +29,7 @@ use crate::{readings, rules, table};
 /// What the driver can do beyond what every switch does.
 pub const CAPABILITIES: Capabilities = Capabilities {
     ports: &[PortKind::Kernel],
+    uplinks: &[UplinkKind::Kernel],
     prepared_ports: true,
     // The kernel's CPUs forward; what counts as a worker are all of them together.
     worker_limit: Some(1),
@@ -68,6 +72,33 @@ pub struct EbpfSwitchConfig {
 /// The kernel is too old.
 pub fn check() -> Result<(), EbpfError> {
     check_kernel()
+}
+
+/// Removes what a run of that name has left in the kernel, as [`Switch::stop`] would have.
+///
+/// # Errors
+/// The system refuses.
+pub fn remove_all(name: &str, prefix: &str) -> Result<(), EbpfError> {
+    let Some(left) = Leftovers::of(name) else {
+        return Ok(());
+    };
+    let system = |what| move |source| EbpfError::System { what, source };
+    let mut links = Links::new().map_err(system("netlink"))?;
+    let pairs = Pairs {
+        prefix: prefix.to_owned(),
+        mtu: 0,
+    };
+    for link in links.list().map_err(system("listing interfaces"))? {
+        if left.uplinks.contains(&link.index) {
+            Kernel::detach(&link.name);
+        } else if pairs.slot_of(&link.name).is_some() {
+            links
+                .remove(&link.name)
+                .map_err(system("removing an interface"))?;
+        }
+    }
+    left.remove();
+    Ok(())
 }
 
 /// Steers by programs in the kernel.

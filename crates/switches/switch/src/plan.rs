@@ -171,7 +171,8 @@ impl Plan {
     #[inline]
     pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
         self.services.iter().position(|service| {
-            service.uplinks.contains(&uplink) && (service.matches.is_any() || service.takes(&tuple))
+            service.uplinks.contains(&uplink)
+                && (service.vip.is_none() && service.matches.is_any() || service.takes(&tuple))
         })
     }
 }
@@ -207,7 +208,11 @@ impl ServicePlan {
             dst_port: tuple.src_port,
             ..tuple
         };
-        self.matches.matches(&tuple) || self.symmetric && self.matches.matches(&back())
+        let is_meant = |of: &Match| of.matches(&tuple) || self.symmetric && of.matches(&back());
+        match &self.vip {
+            Some(vip) => vip.matches(self.matches.vlan).iter().any(is_meant),
+            None => is_meant(&self.matches),
+        }
     }
 }
 

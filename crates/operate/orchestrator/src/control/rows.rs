@@ -121,6 +121,7 @@ impl ControlLoop {
             accounting: Accounting {
                 offered: reading.offered(),
                 returned: reading.sent(),
+                delivered: reading.delivered(),
                 originated: reading.originated(),
                 dropped: reading.dropped(),
                 in_flight: reading.in_flight(),
@@ -366,7 +367,7 @@ impl ControlLoop {
                 .as_ref()
                 .map(|row| row.service.clone())
                 .or_else(|| service.map(|service| service.name.clone())),
-            matched_by: service.map(|service| crate::load::match_text(&service.matches)),
+            matched_by: service.map(|service| crate::load::service_text(service)),
             instance_state: instance.map(|instance| instance.state()),
             since_unix_ms: since,
             scheduler,

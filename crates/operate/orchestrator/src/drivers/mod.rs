@@ -42,6 +42,14 @@ pub(super) trait Driver: Sync {
         Vec::new()
     }
 
+    /// Removes what a run that was killed has left of the switch.
+    ///
+    /// # Errors
+    /// It is in use, or the system refuses.
+    fn clean_up(&self, _run_dir: &Path) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts the switch. `secret` is the key of its hashes. `keep`: who keeps its state for the next run, and has it
     /// of the one before.
     ///
@@ -73,6 +81,17 @@ pub(super) fn driver(configuration: &Configuration) -> &'static dyn Driver {
 /// The capabilities of each driver.
 pub(super) fn capabilities(driver: SwitchDriver) -> Capabilities {
     of(driver).capabilities()
+}
+
+/// Removes what runs in that run directory have left of their switches.
+///
+/// # Errors
+/// Fails as [`Driver::clean_up`] does.
+pub(super) fn clean_up(run_dir: &Path) -> Result<()> {
+    let drivers = SwitchDriver::WORDS.iter().map(|(_, driver)| of(*driver));
+    drivers
+        .into_iter()
+        .try_for_each(|driver| driver.clean_up(run_dir))
 }
 
 /// Checks that the configured switch's own services answer.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clock::monotonic;
 use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort, container_end};
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId};
+use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts};
 use switch::{
     Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest,
 };
@@ -25,6 +25,26 @@ pub(crate) fn available() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let missing = (!is_root).then(|| "network namespaces and programs in the kernel need root".to_owned());
     real_parts::available("root", missing)
+}
+
+/// A switch with one uplink and so many ports for instances.
+pub(crate) fn config(name: &str, slots: u16) -> EbpfSwitchConfig {
+    let ports = (0..slots).map(|slot| PreparedPort {
+        slot: Slot(slot),
+        service: ServiceId(0),
+        own: Vec::new(),
+        egress: false,
+    });
+    EbpfSwitchConfig {
+        name: name.to_owned(),
+        prefix: "inco".to_owned(),
+        uplinks: vec!["up0".to_owned()],
+        ports: ports.collect(),
+        mtu: 1500,
+        flows: [16_384, 4096],
+        timeouts: Timeouts::default(),
+        hash_key: [0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321],
+    }
 }
 
 /// A running instance.
@@ -67,22 +87,7 @@ impl World {
             namespace.ip(&format!("link set {interface} up"));
         }
         let wire = Tap::open(&net, "net0");
-        let ports = (0..slots).map(|slot| PreparedPort {
-            slot: Slot(slot),
-            service: ServiceId(0),
-            own: Vec::new(),
-            egress: false,
-        });
-        let config = EbpfSwitchConfig {
-            name: host.name.clone(),
-            prefix: "inco".to_owned(),
-            uplinks: vec!["up0".to_owned()],
-            ports: ports.collect(),
-            mtu: 1500,
-            flows: [16_384, 4096],
-            timeouts: Timeouts::default(),
-            hash_key: [0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321],
-        };
+        let config = config(&host.name, slots);
         host.enter();
         World {
             host,
@@ -165,6 +170,23 @@ impl Bed {
         bed
     }
 
+    /// The same service by another switch: one that takes over.
+    pub(crate) fn taken_over(world: World, service: ServicePlan, generation: u64) -> Bed {
+        Bed {
+            switch: world.start_switch(),
+            world,
+            plan: Plan {
+                generation: Generation(generation),
+                services: vec![service],
+                unmatched: model::Fallback::Host,
+                other: model::Fallback::Host,
+                ..Plan::default()
+            },
+            reading: SwitchReading::new(1, 1, 1),
+            events: Vec::new(),
+        }
+    }
+
     pub(crate) fn turn(&mut self) {
         std::thread::sleep(Duration::from_micros(500));
         self.switch.poll(monotonic(), &mut self.events);
@@ -236,6 +258,3 @@ impl Bed {
         }
     }
 }
-
-/// The uplink.
-pub(crate) const UPLINK: UplinkId = UplinkId(0);

@@ -8,4 +8,8 @@
 
 mod bed;
 mod contract;
+mod frames;
 mod namespaces;
+mod restart;
+mod steering;
+mod traffic;

@@ -12,6 +12,8 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// A network namespace. It ends with this value, and with it the interfaces in it.
 pub(crate) struct Namespace {
     pub(crate) name: String,
+    /// Whether it ends with another value.
+    is_borrowed: bool,
 }
 
 impl Namespace {
@@ -19,11 +21,22 @@ impl Namespace {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("inco-test-{}-{number}-{what}", std::process::id());
         run("ip", &["netns", "add", &name]);
-        let namespace = Namespace { name };
+        let namespace = Namespace {
+            name,
+            is_borrowed: false,
+        };
         namespace.ip("link set lo up");
         // A new namespace has what the machine has, where Docker may have switched it on.
         namespace.set("ipv4/ip_forward", "0");
         namespace
+    }
+
+    /// The same one, for another thread.
+    pub(crate) fn clone_of(other: &Namespace) -> Namespace {
+        Namespace {
+            name: other.name.clone(),
+            is_borrowed: true,
+        }
     }
 
     /// Runs `ip` there.
@@ -67,7 +80,9 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+        if !self.is_borrowed {
+            let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+        }
     }
 }
 

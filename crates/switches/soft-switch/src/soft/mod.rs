@@ -20,7 +20,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc;
 
 use flow_table::{Ownership, TableConfig};
-use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
+use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, UplinkKind, WorkerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
     Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Resumed, Switch, SwitchError, SwitchEvent,
@@ -43,7 +43,12 @@ use workers::Workers;
 /// The capabilities of the soft switch.
 pub const CAPABILITIES: Capabilities = Capabilities {
     ports: &[PortKind::Memif, PortKind::Null],
-    captures: true,
+    uplinks: &[
+        UplinkKind::Memif,
+        UplinkKind::Veth,
+        UplinkKind::Pcap,
+        UplinkKind::Dpdk,
+    ],
     waiting_uplinks: true,
     worker_limit: None,
     edits: &[EditKind::Mac],

@@ -1,0 +1,240 @@
+//! Real TCP connections through the switch, between kernels.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use model::{InstanceState, Slot};
+use switch::{Switch, SwitchEvent, SwitchRequest};
+
+use crate::bed::{Bed, World, available};
+use crate::namespaces::Namespace;
+use crate::steering::service;
+
+/// Serves in a namespace: a connection asks for a number of bytes, gets them, and is closed.
+fn serve(namespace: &Namespace, address: &str) {
+    let listeners = namespace.within(|| TcpListener::bind(address).unwrap());
+    std::thread::spawn(move || {
+        for stream in listeners.incoming() {
+            let Ok(mut stream) = stream else { return };
+            std::thread::spawn(move || {
+                let mut wanted = [0; 8];
+                if stream.read_exact(&mut wanted).is_err() {
+                    return;
+                }
+                let mut left = u64::from_be_bytes(wanted);
+                let mut at = 0_u64;
+                while left > 0 {
+                    let block: Vec<u8> = (at..at + left.min(65_536)).map(byte).collect();
+                    if stream.write_all(&block).is_err() {
+                        return;
+                    }
+                    at += block.len() as u64;
+                    left -= block.len() as u64;
+                }
+            });
+        }
+    });
+}
+
+/// The byte at a place of what is served.
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// Asks for that many bytes. Says what was wrong.
+fn fetch(address: &str, bytes: u64) -> Result<(), String> {
+    let address: SocketAddr = address.parse().unwrap();
+    let mut stream =
+        TcpStream::connect_timeout(&address, Duration::from_secs(20)).map_err(|e| e.to_string())?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+        .write_all(&bytes.to_be_bytes())
+        .map_err(|e| e.to_string())?;
+    let mut buffer = vec![0; 65_536];
+    let mut at = 0;
+    loop {
+        match stream.read(&mut buffer).map_err(|e| e.to_string())? {
+            0 if at == bytes => return Ok(()),
+            0 => return Err(format!("{at} of {bytes} bytes")),
+            read => {
+                for (place, of) in buffer[..read].iter().enumerate() {
+                    if *of != byte(at + place as u64) {
+                        return Err(format!("byte {} is wrong", at + place as u64));
+                    }
+                }
+                at += read as u64;
+            }
+        }
+    }
+}
+
+/// A client's network, and instances that serve.
+fn bed(slots: u16) -> Bed {
+    let world = World::new(slots);
+    for (namespace, interface) in [(&world.net, "net0"), (&world.host, "up0")] {
+        namespace.set("ipv6/conf/all/disable_ipv6", "0");
+        namespace.set(&format!("ipv6/conf/{interface}/disable_ipv6"), "0");
+    }
+    world.net.ip("addr add 10.0.0.1/24 dev net0");
+    world.net.ip("addr add 2001:db8::1/64 dev net0 nodad");
+    Bed::new(world, service())
+}
+
+impl Bed {
+    fn add_server(&mut self, slot: Slot) {
+        self.world
+            .start_instance(slot, &["10.0.0.100/32", "2001:db8::100/128"]);
+        for address in ["10.0.0.100:80", "[2001:db8::100]:80"] {
+            serve(&self.world.instances[&slot].namespace, address);
+        }
+        self.activate(slot);
+    }
+}
+
+#[test]
+fn downloads_are_exact_in_both_versions() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(2);
+    bed.add_server(Slot(0));
+    bed.add_server(Slot(1));
+    let bytes = if real_parts::is_full_length() {
+        1 << 30
+    } else {
+        24 << 20
+    };
+    for address in ["10.0.0.100:80", "[2001:db8::100]:80"] {
+        let got = bed.world.net.within(|| fetch(address, bytes));
+        assert_eq!(got, Ok(()), "{address}");
+    }
+    bed.turn();
+    let to: Vec<_> = bed.reading.slots[..2].iter().map(|of| of.new_flows).collect();
+    assert_eq!(to, [1, 1]);
+    // Segments stay whole: far fewer packets than an MTU would need.
+    let back: u64 = bed.reading.slots.iter().map(|of| of.back_packets).sum();
+    assert!(back < bytes / 1448, "{back} packets for {bytes} bytes");
+    assert_eq!(bed.reading.dropped(), 0, "{:?}", bed.reading.drops);
+    bed.switch.stop();
+}
+
+/// Instances come and go while connections are made all the time: none fails.
+#[test]
+fn scaling_breaks_no_connection() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(4);
+    bed.add_server(Slot(0));
+    let rounds = if real_parts::is_full_length() { 100 } else { 6 };
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let net = Namespace::clone_of(&bed.world.net);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|client| {
+                let (stop, done, net) = (&stop, &done, &net);
+                scope.spawn(move || {
+                    net.enter();
+                    let mut failed = Vec::new();
+                    let address = if client % 2 == 0 {
+                        "10.0.0.100:80"
+                    } else {
+                        "[2001:db8::100]:80"
+                    };
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Err(error) = fetch(address, 20_000) {
+                            failed.push(error);
+                        }
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                    failed
+                })
+            })
+            .collect();
+        let pause = |bed: &mut Bed, count: u64| {
+            let from = done.load(Ordering::Relaxed);
+            bed.until("connections are made", |_| {
+                done.load(Ordering::Relaxed) >= from + count
+            });
+        };
+        for _ in 0..rounds {
+            bed.add_server(Slot(1));
+            pause(&mut bed, 40);
+            assert!(bed.reading.slots[1].new_flows > 0);
+            bed.set_state(Slot(1), Some(InstanceState::Draining));
+            // The end of a drain: what has closed lingers for 2 s.
+            bed.until("it has no flow", |bed| bed.reading.slots[1].live_flows == 0);
+            bed.set_state(Slot(1), None);
+            bed.ask(SwitchRequest::Detach(Slot(1)));
+            bed.until("it is detached", |bed| {
+                bed.events
+                    .iter()
+                    .any(|e| matches!(e, SwitchEvent::Detached { .. }))
+            });
+            bed.events.clear();
+            bed.world.instances.remove(&Slot(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let failed: Vec<String> = clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap())
+            .collect();
+        assert_eq!(
+            failed,
+            Vec::<String>::new(),
+            "of {}",
+            done.load(Ordering::Relaxed)
+        );
+    });
+    assert_eq!(
+        bed.reading.slots.iter().map(|of| of.expected_moves).sum::<u64>(),
+        0
+    );
+    bed.switch.stop();
+}
+
+/// How far prepared picks lag behind: an instance that came gets its share of the very next flows, and one that drains
+/// gets none.
+#[test]
+fn picks_follow_a_change_at_once() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(3);
+    bed.add_server(Slot(0));
+    bed.add_server(Slot(1));
+    let get = |bed: &mut Bed, count: u64| {
+        for _ in 0..count {
+            let got = bed.world.net.within(|| fetch("10.0.0.100:80", 100));
+            assert_eq!(got, Ok(()));
+        }
+        bed.turn();
+        [0, 1, 2].map(|slot| bed.reading.slots[slot].new_flows)
+    };
+    assert_eq!(get(&mut bed, 10), [5, 5, 0]);
+    bed.add_server(Slot(2));
+    let after = get(&mut bed, 9);
+    assert_eq!(after.iter().sum::<u64>(), 19);
+    assert_eq!(after[2], 3, "{after:?}");
+    bed.set_state(Slot(0), Some(InstanceState::Draining));
+    let last = get(&mut bed, 10);
+    assert_eq!(last[0], after[0], "an instance that drains got a flow: {last:?}");
+    assert_eq!(bed.reading.services[0].unprepared, 0);
+    // A burst beyond what is prepared is picked by hash, and counted. Nobody prepares any more meanwhile.
+    let began = Instant::now();
+    let burst = 1500_u16;
+    for port in 0..burst {
+        let client = format!("198.51.100.7:{}", 2000 + port);
+        bed.world
+            .wire
+            .send(&crate::frames::udp(&client, "10.0.0.100:443", b"x"));
+    }
+    bed.until("all are counted", |bed| {
+        bed.reading.slots[1].new_flows + bed.reading.slots[2].new_flows
+            >= last[1] + last[2] + u64::from(burst)
+    });
+    assert!(bed.reading.services[0].unprepared > 0 || began.elapsed() > Duration::from_secs(1));
+    bed.switch.stop();
+}
