@@ -28,7 +28,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     ("ports", &[&["dpdk-sys", "memif"], &["dpdk"]]),
-    ("containers", &[&["nf-page"], &["engine", "inco-nf"]]),
+    ("containers", &[&["nf-page", "registry"], &["engine", "inco-nf"]]),
     ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
     (
         "switches",
