@@ -6,7 +6,7 @@ use configuration::{Capacity, Configuration, EngineDriver, Service, show_rate, s
 use model::Fallback;
 use orchestrator::leftovers::Running;
 use orchestrator::load::{load, load_for_this_machine, service_text};
-use orchestrator::machine::Machine;
+use orchestrator::machine::{Machine, images_to_pull};
 use serde::Serialize;
 
 use crate::cli::CheckArgs;
@@ -23,6 +23,10 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let mut plan = Plan::of(&configuration)?;
     if !args.offline {
         plan.running = Running::of(&run_dir::run_dir()).map(RunningPlan::from);
+        let missing = images_to_pull(&configuration.engine, &configuration.services);
+        plan.pulls = missing.map(|(_, image)| image.to_owned()).collect();
+        plan.pulls.sort();
+        plan.pulls.dedup();
     }
     if args.json {
         output::json(&plan, true)
@@ -40,6 +44,9 @@ struct Plan {
     /// In match order.
     services: Vec<ServicePlan>,
     engine: String,
+    /// Images that `inco run` pulls first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pulls: Vec<String>,
     memory: MemoryPlan,
     /// The inco that runs in this run directory.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -197,6 +204,7 @@ impl Plan {
                 }),
             },
             services,
+            pulls: Vec::new(),
             running: None,
         })
     }
@@ -282,6 +290,14 @@ impl Plan {
             mib(self.memory.rings_bytes_at_most),
             mib(self.memory.containers_bytes_at_most),
         );
+        for image in &self.pulls {
+            let registry = images::registry_of(image).unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "\nimage {image}: not on this machine; `inco run` pulls it from {registry}, or now: `inco image pull \
+                 {image}`"
+            );
+        }
         if let Some(RunningPlan { pid, file }) = &self.running {
             let _ = writeln!(
                 text,

@@ -607,7 +607,8 @@ fn memif_socket(text: &str) -> Result<PathBuf, String> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco image build forward\n  inco image import testpmd\n  inco image list"
+    after_help = "Examples:\n  inco image pull nginx:1.27\n  inco image import nginx\n  inco image build forward\n  \
+                  inco image list"
 )]
 pub(crate) struct ImageArgs {
     #[command(subcommand)]
@@ -618,12 +619,41 @@ pub(crate) struct ImageArgs {
 pub(crate) enum ImageCommand {
     /// Create an image of a built-in function: FROM scratch, with one static program
     Build(ImageBuildArgs),
-    /// Create an image from one with layers, a root file system, or this machine's dpdk-testpmd
+    /// Get images from a registry
+    Pull(ImagePullArgs),
+    /// Create an image from one with layers, a root file system, or a program of this machine
     Import(ImageImportArgs),
     /// List images
     List(ImageListArgs),
     /// Remove an image
     Remove(ImageRemoveArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  inco image pull nginx:1.27                            from Docker's registry\n",
+        "  inco image pull localhost:5000/lab/ids                from a registry of this machine, without TLS\n",
+        "  inco image pull registry.lan/lab/ids@sha256:5891b5...  by its digest\n",
+        "  inco image pull 10.0.0.5:5000/lab/ids --plain-http    from another machine, without TLS\n\n",
+        "Logins come from ~/.docker/config.json (or DOCKER_CONFIG), where `docker login` writes them.\n",
+        "Authorities of a registry are /etc/docker/certs.d/REGISTRY/*.crt, beside those of this machine.\n",
+        "`inco run` pulls missing images of its configuration by itself.",
+    )
+)]
+pub(crate) struct ImagePullArgs {
+    /// Names of images: [REGISTRY/]NAME[:TAG][@DIGEST]
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Ask their registries without TLS
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+    #[command(flatten)]
+    pub(crate) to: ImageEngine,
+    /// Print JSON: an image per line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The engine of an image.
@@ -663,21 +693,26 @@ pub(crate) struct ImageBuildArgs {
 #[command(
     after_help = concat!(
         "Examples:\n",
-        "  docker save lab/ids > ids.tar && inco image import lab/ids ids.tar\n",
+        "  inco image import ids.tar                                         the output of docker save, under its \
+         own name\n",
+        "  inco image import lab/ids ids.tar                                 under another name\n",
         "  inco image import lab/ids ./oci-layout -- /usr/bin/ids --fast     with another program than the image's \
          own\n",
         "  inco image import lab/swap ./rootfs -- /usr/bin/swap\n",
-        "  inco image import testpmd                                         this machine's dpdk-testpmd with its \
-         libraries\n\n",
+        "  inco image import nginx                                           this machine's nginx with its \
+         libraries, modules and files\n",
+        "  inco image import lab/proxy /usr/sbin/haproxy\n\n",
         "An image with layers (an OCI image layout, or the output of docker save) defines its program, working \
          directory and user.\n",
-        "A root file system (a directory, or the output of docker export) needs a COMMAND.",
+        "A root file system (a directory, or the output of docker export) needs a COMMAND.\n",
+        "A program of this machine brings its libraries; of nginx, haproxy, redis-server and testpmd inco knows the \
+         rest. For a program, arguments after -- replace the usual ones.",
     )
 )]
 pub(crate) struct ImageImportArgs {
-    /// Name of the image; `testpmd` without a source is this machine's dpdk-testpmd
+    /// Name of the image. Alone: a tar archive or directory with layers, or the name of a program of this machine
     pub(crate) name: String,
-    /// A tar archive or a directory: an image with layers, or a root file system
+    /// A tar archive or a directory: an image with layers, or a root file system. Or a program of this machine
     pub(crate) source: Option<PathBuf>,
     /// Program and arguments of its containers, instead of the image's own
     #[arg(last = true, value_name = "COMMAND")]

@@ -1,16 +1,22 @@
 //! `inco image`: images of network functions.
 
+use std::io::Read as _;
+use std::path::Path;
+
 use display::output::{self, WrongUsage};
 use display::table::{Table, span_ms};
 use engine::image::Image;
 use engine::{EngineError, ImageRef};
-use images::{build_function, deliver, import_testpmd, in_store, remarks, store};
+use images::{
+    RegistryOptions, build_function, deliver, import_program, in_store, pull, registry_of, remarks, store,
+};
 
-use crate::cli::{ImageArgs, ImageBuildArgs, ImageCommand, ImageImportArgs, ImageListArgs};
+use crate::cli::{ImageArgs, ImageBuildArgs, ImageCommand, ImageImportArgs, ImageListArgs, ImagePullArgs};
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<()> {
     match &args.command {
         ImageCommand::Build(args) => build(args),
+        ImageCommand::Pull(args) => pull_all(args),
         ImageCommand::Import(args) => import(args),
         ImageCommand::List(args) => list(args),
         ImageCommand::Remove(args) => {
@@ -31,39 +37,88 @@ fn build(args: &ImageBuildArgs) -> anyhow::Result<()> {
     print(&image, args.json)
 }
 
-fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
-    let name = ImageRef::from(args.name.as_str());
-    let image = match &args.source {
-        Some(source) => {
-            let imported = store()
-                .import(&name, source, &args.command, &args.env)
-                .map_err(|error| match error {
-                    EngineError::NoProgram => {
-                        let source = source.display();
-                        let example = format!("inco image import {} {source} -- /path/to/program", args.name);
-                        WrongUsage(format!("{error}; write for example\n  {example}")).into()
-                    }
-                    // The problem is not in the store.
-                    EngineError::BadImage { .. } => error.into(),
-                    _ => in_store(error.into()),
-                })?;
-            for remark in remarks(&imported.left_out) {
-                output::complain(&remark);
-            }
-            imported.image
+fn pull_all(args: &ImagePullArgs) -> anyhow::Result<()> {
+    for name in &args.names {
+        let mut options = RegistryOptions::default();
+        if args.plain_http {
+            options.plain_http.extend(registry_of(name));
         }
-        None if args.name.trim_end_matches(":latest") == "testpmd" => import_testpmd(&name, &args.command)?,
+        let pulled = pull(&ImageRef::from(name.as_str()), &options, &output::complain)?;
+        deliver(args.to.engine, &args.to.host, &pulled.image)?;
+        if args.json {
+            output::json(&pulled.image, false)?;
+        } else if pulled.is_current {
+            output::line(format!("{}: as in its registry", pulled.image.name))?;
+        } else {
+            print(&pulled.image, false)?;
+        }
+    }
+    Ok(())
+}
+
+fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
+    let image = match &args.source {
+        Some(source) if is_program(source) => import_program(
+            &ImageRef::from(args.name.as_str()),
+            &source.to_string_lossy(),
+            &args.command,
+        )?,
+        Some(source) => import_files(&ImageRef::from(args.name.as_str()), source, args)?,
+        None if is_path(&args.name) => {
+            let source = Path::new(&args.name);
+            let name = store().name_in(source)?.ok_or_else(|| {
+                let example = format!("inco image import lab/NAME {}", args.name);
+                WrongUsage(format!(
+                    "{} does not say how its image is named; write for example\n  {example}",
+                    args.name
+                ))
+            })?;
+            import_files(&name, source, args)?
+        }
         None => {
-            let write = "name a tar archive or a directory";
-            return Err(WrongUsage(format!(
-                "the source of the image {} is missing; {write}",
-                args.name
-            ))
-            .into());
+            let program = args
+                .name
+                .rsplit_once(':')
+                .map_or(args.name.as_str(), |(name, _)| name);
+            import_program(&ImageRef::from(args.name.as_str()), program, &args.command).map_err(|error| {
+                let write = "name a tar archive or a directory after it, or get it by `inco image pull`";
+                WrongUsage(format!("{error:#}; {write}"))
+            })?
         }
     };
     deliver(args.to.engine, &args.to.host, &image)?;
     print(&image, args.json)
+}
+
+/// Whether the only argument names a file or directory, and not an image or program.
+fn is_path(text: &str) -> bool {
+    text.contains(['/', '.']) && Path::new(text).exists()
+}
+
+/// Whether this is an ELF program, and not an archive.
+fn is_program(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    std::fs::File::open(path)
+        .is_ok_and(|mut file| file.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF")
+}
+
+fn import_files(name: &ImageRef, source: &Path, args: &ImageImportArgs) -> anyhow::Result<Image> {
+    let imported = store()
+        .import(name, source, &args.command, &args.env)
+        .map_err(|error| match error {
+            EngineError::NoProgram => {
+                let source = source.display();
+                let example = format!("inco image import {name} {source} -- /path/to/program");
+                WrongUsage(format!("{error}; write for example\n  {example}")).into()
+            }
+            // The problem is not in the store.
+            EngineError::BadImage { .. } => error.into(),
+            _ => in_store(error.into()),
+        })?;
+    for remark in remarks(&imported.left_out) {
+        output::complain(&remark);
+    }
+    Ok(imported.image)
 }
 
 fn print(image: &Image, json: bool) -> anyhow::Result<()> {
@@ -95,7 +150,9 @@ fn list(args: &ImageListArgs) -> anyhow::Result<()> {
     }
     let mut text = table.text();
     if images.is_empty() {
-        text.push_str("(none: make one with `inco image build forward`)\n");
+        text.push_str(
+            "(none: get one with `inco image pull nginx`, or make one with `inco image build forward`)\n",
+        );
     }
     output::text(&text)
 }

@@ -234,6 +234,9 @@ mod tests {
             directory: "/work".into(),
             user: Owner { uid: 7, gid: 8 },
             env: vec![("A".into(), "1".into())],
+            stop_signal: None,
+            volumes: Vec::new(),
+            digest: None,
             created_unix_ms: 0,
             bytes: 0,
         }

@@ -7,19 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// The name of an image, as `inco/forward:latest`. The default tag is `:latest`.
+/// The name of an image, as `inco/forward:latest`. The default tag is `:latest`. As for Docker, `nginx` and
+/// `docker.io/library/nginx` are one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ImageRef(pub String);
 
 impl ImageRef {
-    /// The name with its tag.
+    /// The name with its tag or digest, in Docker's short form.
     pub fn with_tag(&self) -> String {
-        let after_host = self.0.rfind('/').map_or(0, |slash| slash + 1);
-        if self.0.get(after_host..).is_some_and(|last| last.contains(':')) {
-            self.0.clone()
+        let hosts = ["docker.io/", "index.docker.io/"];
+        let of_docker = hosts.iter().find_map(|host| self.0.strip_prefix(host));
+        // What would be taken for a host by itself keeps the one that it has.
+        let is_host = |name: &&str| {
+            name.split_once('/')
+                .is_some_and(|(first, _)| first.contains(['.', ':']))
+        };
+        let of_docker = of_docker.filter(|name| !is_host(name) && !name.starts_with("localhost/"));
+        let name = of_docker.unwrap_or(&self.0);
+        let official = name.strip_prefix("library/").filter(|rest| !rest.contains('/'));
+        let name = official.unwrap_or(name);
+        let after_host = name.rfind('/').map_or(0, |slash| slash + 1);
+        if name.get(after_host..).is_some_and(|last| last.contains(':')) {
+            name.to_owned()
         } else {
-            format!("{}:latest", self.0)
+            format!("{name}:latest")
         }
     }
 }
@@ -412,6 +424,26 @@ mod tests {
             ImageRef::from("host:5000/forward").with_tag(),
             "host:5000/forward:latest"
         );
+    }
+
+    #[test]
+    fn an_image_has_one_name_however_docker_would_read_it() {
+        let digest = format!("nginx@sha256:{}", "a".repeat(64));
+        for (name, expected) in [
+            ("docker.io/library/nginx:1", "nginx:1"),
+            ("docker.io/nginx", "nginx:latest"),
+            ("index.docker.io/lab/ids", "lab/ids:latest"),
+            ("library/nginx", "nginx:latest"),
+            ("library/a/b", "library/a/b:latest"),
+            ("registry.lan/library/nginx", "registry.lan/library/nginx:latest"),
+            ("docker.io/registry.lan/a", "docker.io/registry.lan/a:latest"),
+            ("docker.io/localhost/a", "docker.io/localhost/a:latest"),
+            (&digest, &digest),
+        ] {
+            let name = ImageRef::from(name).with_tag();
+            assert_eq!(name, expected);
+            assert_eq!(ImageRef(name.clone()).with_tag(), name);
+        }
     }
 
     #[test]

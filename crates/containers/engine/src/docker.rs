@@ -1480,6 +1480,9 @@ mod tests {
             directory: "/".into(),
             user: Owner::ROOT,
             env: vec![("X".into(), "a \"b\" $c \\".into())],
+            stop_signal: None,
+            volumes: Vec::new(),
+            digest: None,
             created_unix_ms: 7,
             bytes: 0,
         };

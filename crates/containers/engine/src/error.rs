@@ -30,7 +30,9 @@ pub enum EngineError {
         name: String,
     },
     /// No image of that name.
-    #[error("there is no image {image}: make it by `inco image build` or `inco image import`")]
+    #[error(
+        "there is no image {image}: get it by `inco image pull {image}`, `inco image import` or `inco image build`"
+    )]
     ImageMissing {
         /// The image asked for.
         image: String,

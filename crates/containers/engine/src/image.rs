@@ -1,5 +1,5 @@
-//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. There is no
-//! registry: an image is built from files or imported. Layers are merged on import.
+//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. An image is
+//! built from files or imported; layers are merged on import. The crate `registry` downloads what is imported here.
 //!
 //! Containers share the root file system of their image, read-only. An image may be replaced or removed while
 //! containers run: they keep the files that they have open, and new containers get the new image.
@@ -47,6 +47,15 @@ pub struct Image {
     /// Who runs it.
     #[serde(default)]
     pub user: Owner,
+    /// The number of the signal that ends its program; `None` for SIGTERM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<i32>,
+    /// Directories that its program writes to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<PathBuf>,
+    /// What identifies it in a registry: `sha256:…` of its manifest. `None` unless it came from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
     /// When it was made, in milliseconds since 1970.
     pub created_unix_ms: u64,
     /// The size of its files, in bytes.
@@ -111,6 +120,32 @@ impl ImageFile {
     }
 }
 
+/// What the image of a program of this machine has, beside the program and its libraries.
+#[derive(Clone, Debug, Default)]
+pub struct Beside {
+    /// Arguments that the program always has.
+    pub arguments: Vec<String>,
+    /// Directories of this machine with all that is in them, and the libraries of plug-ins there; those that are not
+    /// there are left out.
+    pub directories: Vec<PathBuf>,
+    /// Files of this machine; those that are not there are left out.
+    pub files: Vec<PathBuf>,
+    /// Empty directories, with permissions and owner.
+    pub made: Vec<(PathBuf, u32, Owner)>,
+    /// Files with these texts.
+    pub texts: Vec<(PathBuf, String)>,
+    /// Symbolic links, and where they lead.
+    pub links: Vec<(PathBuf, PathBuf)>,
+    /// Who runs it.
+    pub user: Owner,
+    /// Where it starts; `None` for `/`.
+    pub directory: Option<PathBuf>,
+    /// The signal that ends it; `None` for SIGTERM.
+    pub stop_signal: Option<i32>,
+    /// Directories that it writes to.
+    pub volumes: Vec<PathBuf>,
+}
+
 /// The images of this machine.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -153,19 +188,7 @@ impl Store {
         env: &[(String, String)],
     ) -> Result<Image, EngineError> {
         let filled = self.build(name, Path::new("/"), |tree| {
-            // Several names of one file stay one file: the loader must not load a library twice.
-            let mut placed: HashMap<PathBuf, &Path> = HashMap::new();
-            for file in files {
-                let read = |error: &std::io::Error| EngineError::io("read", &file.source, error);
-                let real = fs::canonicalize(&file.source).map_err(|e| read(&e))?;
-                if let Some(first) = placed.get(&real) {
-                    tree.add_symlink(&file.target, first, Owner::ROOT)?;
-                    continue;
-                }
-                let mut content = File::open(&real).map_err(|e| read(&e))?;
-                tree.add_file(&file.target, file.mode, Owner::ROOT, &mut content)?;
-                placed.insert(real, &file.target);
-            }
+            add_files(tree, files)?;
             Ok(Settings::of(entrypoint, env))
         });
         filled.map(|imported| imported.image)
@@ -219,6 +242,43 @@ impl Store {
         })
     }
 
+    /// The name that an image with layers has in its archive or folder; `None` where it has none.
+    ///
+    /// # Errors
+    /// As [`Store::import`].
+    pub fn name_in(&self, source: &Path) -> Result<Option<ImageRef>, EngineError> {
+        let read = |error: &std::io::Error| EngineError::io("read", source, error);
+        let kind = fs::metadata(source).map_err(|e| read(&e))?;
+        let layered = if kind.is_dir() {
+            Layered::in_folder(source)?
+        } else {
+            let mut file = File::open(source).map_err(|e| read(&e))?;
+            check_is_archive(source, &mut file)?;
+            Layered::in_archive(source, &file)?
+        };
+        let name = layered.map(|layered| layered.name()).transpose()?.flatten();
+        Ok(name.map(ImageRef))
+    }
+
+    /// Imports an image that was downloaded from a registry: an OCI image layout in a folder. `digest` is the one of
+    /// its manifest.
+    ///
+    /// # Errors
+    /// As [`Store::import`].
+    pub fn import_download(
+        &self,
+        name: &ImageRef,
+        layout: &Path,
+        digest: &str,
+    ) -> Result<Imported, EngineError> {
+        let layered = Layered::in_folder(layout)?.ok_or_else(|| bad(layout, "it is no OCI image layout"))?;
+        self.build(name, layout, |tree| {
+            let settings = layered.unpack(tree, Limits::default())?;
+            let digest = Some(digest.to_owned());
+            Settings { digest, ..settings }.check()
+        })
+    }
+
     /// Makes an image of a program of this machine with its shared libraries and, for DPDK programs, the drivers that
     /// an instance needs. The program has the same path as on this machine. Replaces an image of that name.
     ///
@@ -228,7 +288,7 @@ impl Store {
         &self,
         name: &ImageRef,
         program: &Path,
-        arguments: &[String],
+        beside: &Beside,
     ) -> Result<Image, EngineError> {
         let mut libraries = shared_libraries(program)?;
         let mut files = BTreeSet::from([ImageFile::program(program, program)]);
@@ -239,6 +299,10 @@ impl Store {
             libraries.extend(shared_libraries(&driver)?);
             files.insert(ImageFile::program(&driver, &driver));
         }
+        let directories: Vec<&PathBuf> = beside.directories.iter().filter(|dir| dir.is_dir()).collect();
+        for plug_in in directories.iter().flat_map(|dir| plug_ins(dir)) {
+            libraries.extend(shared_libraries(&plug_in)?);
+        }
         let elsewhere: BTreeSet<String> = libraries
             .iter()
             .filter_map(|path| path.parent())
@@ -246,15 +310,42 @@ impl Store {
             .filter(|dir| !["/lib", "/usr/lib"].iter().any(|usual| dir.starts_with(usual)))
             .collect();
         files.extend(libraries.iter().map(|path| ImageFile::program(path, path)));
+        let there = beside.files.iter().filter(|path| path.is_file());
+        files.extend(there.map(|path| ImageFile {
+            source: path.clone(),
+            target: path.clone(),
+            mode: 0o644,
+        }));
         let mut env = Vec::new();
         if !elsewhere.is_empty() {
             let dirs: Vec<String> = elsewhere.into_iter().collect();
             env.push(("LD_LIBRARY_PATH".to_owned(), dirs.join(":")));
         }
         let mut entrypoint = vec![program.display().to_string()];
-        entrypoint.extend_from_slice(arguments);
-        let files: Vec<ImageFile> = files.into_iter().collect();
-        self.build_scratch(name, &files, &entrypoint, &env)
+        entrypoint.extend_from_slice(&beside.arguments);
+        let filled = self.build(name, Path::new("/"), |tree| {
+            for dir in directories {
+                unpack::copy(tree, dir, dir)?;
+            }
+            add_files(tree, &files)?;
+            for (path, mode, owner) in &beside.made {
+                tree.add_dir(path, *mode, *owner)?;
+            }
+            for (path, text) in &beside.texts {
+                tree.add_file(path, 0o644, Owner::ROOT, &mut text.as_bytes())?;
+            }
+            for (path, target) in &beside.links {
+                tree.add_symlink(path, target, Owner::ROOT)?;
+            }
+            Ok(Settings {
+                directory: beside.directory.clone().unwrap_or_else(root),
+                user: beside.user,
+                stop_signal: beside.stop_signal,
+                volumes: beside.volumes.clone(),
+                ..Settings::of(&entrypoint, &env)
+            })
+        });
+        filled.map(|imported| imported.image)
     }
 
     /// Every image, by name.
@@ -390,6 +481,9 @@ impl Store {
             env: settings.env,
             directory: settings.directory,
             user: settings.user,
+            stop_signal: settings.stop_signal,
+            volumes: settings.volumes,
+            digest: settings.digest,
             created_unix_ms: clock::unix_ms(),
             bytes: tree.bytes(),
         };
@@ -457,11 +551,12 @@ impl Store {
 
     fn dir_of(&self, name: &ImageRef) -> Result<PathBuf, EngineError> {
         let name = name.with_tag();
-        let allowed =
-            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'/' | b':');
+        let allowed = |byte: u8| {
+            byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'/' | b':' | b'@')
+        };
         let first = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
         if !first || name.len() > MAX_IMAGE_NAME_BYTES || !name.bytes().all(allowed) {
-            let reason = "it takes up to 200 of a-z, A-Z, 0-9, '.', '_', '-', '/', ':' and starts with a letter or digit";
+            let reason = "it takes up to 200 of a-z, A-Z, 0-9, '.', '_', '-', '/', ':', '@' and starts with a letter or digit";
             return Err(EngineError::BadSpec {
                 what: "this image name",
                 reason: format!("{name:?}: {reason}"),
@@ -469,6 +564,35 @@ impl Store {
         }
         Ok(self.dir.join(name.replace('/', "%2F")))
     }
+}
+
+/// Puts files into an image. Several names of one file stay one file: the loader must not load a library twice.
+fn add_files<'a>(
+    tree: &mut Tree<'_>,
+    files: impl IntoIterator<Item = &'a ImageFile>,
+) -> Result<(), EngineError> {
+    let mut placed: HashMap<PathBuf, &Path> = HashMap::new();
+    for file in files {
+        let read = |error: &std::io::Error| EngineError::io("read", &file.source, error);
+        let real = fs::canonicalize(&file.source).map_err(|e| read(&e))?;
+        if let Some(first) = placed.get(&real) {
+            tree.add_symlink(&file.target, first, Owner::ROOT)?;
+            continue;
+        }
+        let mut content = File::open(&real).map_err(|e| read(&e))?;
+        tree.add_file(&file.target, file.mode, Owner::ROOT, &mut content)?;
+        placed.insert(real, &file.target);
+    }
+    Ok(())
+}
+
+/// The shared objects in a directory.
+fn plug_ins(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    paths
+        .filter(|path| path.extension().is_some_and(|of| of == "so"))
+        .collect()
 }
 
 fn state_dir(given: Option<PathBuf>, run_dir: Option<PathBuf>) -> PathBuf {
@@ -858,6 +982,9 @@ mod tests {
                 env: Vec::new(),
                 directory: root(),
                 user: Owner::ROOT,
+                stop_signal: None,
+                volumes: Vec::new(),
+                digest: None,
                 created_unix_ms: 0,
                 bytes: 0,
             }
@@ -927,7 +1054,9 @@ mod tests {
         let (_dir, store) = store();
         // Every Linux has it; it is linked to the C library.
         let program = Path::new("/bin/true");
-        store.from_host_program(&image("true"), program, &[]).unwrap();
+        store
+            .from_host_program(&image("true"), program, &Beside::default())
+            .unwrap();
         let (rootfs, image) = store.resolve(&image("true")).unwrap();
         assert_eq!(image.entrypoint, ["/bin/true"]);
         if !rustix::process::geteuid().is_root() {

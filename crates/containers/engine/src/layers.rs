@@ -19,6 +19,8 @@ use oci_spec::image::{
 use ring::digest::{Context, SHA256};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tar::{Archive, EntryType};
@@ -36,6 +38,27 @@ const MAX_FILES: usize = 4_096;
 const MAX_INDEXES: usize = 4;
 /// Links that lead from one to the next.
 const MAX_LINKS: usize = 4;
+/// Volumes of an image. Those of real images are fewer than ten.
+const MAX_VOLUMES: usize = 64;
+/// Bytes that a layer packed with zstd may have its reader keep: what the format's own tools take without an option.
+const MAX_ZSTD_WINDOW_BYTES: u64 = 128 << 20;
+/// The signals that an image may name, without `SIG`.
+const SIGNALS: [(&str, i32); 14] = [
+    ("HUP", libc::SIGHUP),
+    ("INT", libc::SIGINT),
+    ("QUIT", libc::SIGQUIT),
+    ("ABRT", libc::SIGABRT),
+    ("KILL", libc::SIGKILL),
+    ("USR1", libc::SIGUSR1),
+    ("USR2", libc::SIGUSR2),
+    ("PIPE", libc::SIGPIPE),
+    ("ALRM", libc::SIGALRM),
+    ("TERM", libc::SIGTERM),
+    ("CONT", libc::SIGCONT),
+    ("STOP", libc::SIGSTOP),
+    ("WINCH", libc::SIGWINCH),
+    ("PWR", libc::SIGPWR),
+];
 /// Bytes of a layer's stream that are no file's content, for each member that an image may have: its headers.
 const HEADER_BYTES: u64 = 2_048;
 
@@ -47,6 +70,10 @@ pub(crate) struct Settings {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) directory: PathBuf,
     pub(crate) user: Owner,
+    pub(crate) stop_signal: Option<i32>,
+    pub(crate) volumes: Vec<PathBuf>,
+    /// Of its manifest, where it comes from a registry.
+    pub(crate) digest: Option<String>,
 }
 
 impl Settings {
@@ -198,10 +225,7 @@ impl<'a> Layered<'a> {
     /// [`EngineError::BadImage`] for what is broken, not for this machine, or of a kind that is not known;
     /// [`EngineError::Io`].
     pub(crate) fn unpack(&self, tree: &mut Tree<'_>, limits: Limits) -> Result<Settings, EngineError> {
-        // Docker writes both: the index has a digest for everything.
-        let is_dockers_alone =
-            self.open(Path::new("index.json"))?.is_none() && self.open(Path::new("manifest.json"))?.is_some();
-        let (configuration, layers) = if is_dockers_alone {
+        let (configuration, layers) = if self.is_dockers_alone()? {
             self.of_docker()?
         } else {
             self.of_index()?
@@ -223,6 +247,25 @@ impl<'a> Layered<'a> {
         }
         let no_settings = Config::default();
         self.settings(tree, configuration.config().as_ref().unwrap_or(&no_settings))
+    }
+
+    /// The name that its writer gave it, if that is one of an image and not a tag alone.
+    ///
+    /// # Errors
+    /// As [`Layered::unpack`].
+    pub(crate) fn name(&self) -> Result<Option<String>, EngineError> {
+        let name = if self.is_dockers_alone()? {
+            let tags = self.saved()?.repo_tags.unwrap_or_default();
+            tags.into_iter().next()
+        } else {
+            self.image_of_index()?.1
+        };
+        Ok(name.filter(|name| name.contains([':', '/'])))
+    }
+
+    /// Docker writes both: the index has a digest for everything.
+    fn is_dockers_alone(&self) -> Result<bool, EngineError> {
+        Ok(self.open(Path::new("index.json"))?.is_none() && self.open(Path::new("manifest.json"))?.is_some())
     }
 
     fn apply(&self, tree: &mut Tree<'_>, layer: &Layer, limits: Limits) -> Result<(), EngineError> {
@@ -250,11 +293,9 @@ impl<'a> Layered<'a> {
         let start = io::Cursor::new(magic).take(got as u64);
         let stream: Box<dyn Read + '_> = match magic {
             [0x1f, 0x8b, ..] => Box::new(MultiGzDecoder::new(start.chain(&mut packed))),
-            [0x28, 0xb5, 0x2f, 0xfd] => {
-                let write = "`skopeo copy --dest-compress-format gzip` writes it anew";
-                return Err(self.refused(format!(
-                    "it is packed with zstd, which inco does not read; {write}"
-                )));
+            // A frame, or one that is to be skipped.
+            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => {
+                Box::new(Zstd::new(Box::new(start.chain(&mut packed))))
             }
             _ => Box::new(start.chain(&mut packed)),
         };
@@ -285,27 +326,32 @@ impl<'a> Layered<'a> {
 
     // ---- What it consists of.
 
-    /// By the index of an OCI image layout.
-    fn of_index(&self) -> Result<(ImageConfiguration, Vec<Layer>), EngineError> {
+    /// The image of an OCI image layout: its digest, and its name.
+    fn image_of_index(&self) -> Result<(String, Option<String>), EngineError> {
         let index: ImageIndex = self.document(Path::new("index.json"), None)?;
         let mut found = BTreeMap::new();
         self.manifests(&index, MAX_INDEXES, &mut found)?;
         let mut images = found.into_iter();
-        let (digest, _) = match (images.next(), images.next()) {
-            (Some(one), None) => one,
+        match (images.next(), images.next()) {
+            (Some(one), None) => Ok(one),
             (Some(one), Some(other)) => {
                 let names: Vec<String> = [one, other]
                     .into_iter()
                     .chain(images)
                     .map(|(digest, name)| name.unwrap_or(digest))
                     .collect();
-                return Err(self.several(&names));
+                Err(self.several(&names))
             }
             (None, _) => {
                 let reason = format!("it has no image for {}", own_platform());
-                return Err(self.refused(reason));
+                Err(self.refused(reason))
             }
-        };
+        }
+    }
+
+    /// By the index of an OCI image layout.
+    fn of_index(&self) -> Result<(ImageConfiguration, Vec<Layer>), EngineError> {
+        let (digest, _) = self.image_of_index()?;
         let named: Digest = digest
             .parse()
             .map_err(|_| self.refused(format!("{digest} is no digest")))?;
@@ -356,19 +402,23 @@ impl<'a> Layered<'a> {
         Ok(())
     }
 
+    /// The image in the manifest that Docker alone writes.
+    fn saved(&self) -> Result<Saved, EngineError> {
+        let mut saved: Vec<Saved> = self.document(Path::new("manifest.json"), None)?;
+        match (saved.len(), saved.pop()) {
+            (1, Some(one)) => Ok(one),
+            (_, None) => Err(self.refused("its manifest.json names no image".to_owned())),
+            (_, Some(last)) => {
+                let all = saved.into_iter().chain([last]);
+                let names = all.map(|of| of.repo_tags.unwrap_or_default().join(" "));
+                Err(self.several(&names.collect::<Vec<_>>()))
+            }
+        }
+    }
+
     /// By the manifest that Docker alone writes.
     fn of_docker(&self) -> Result<(ImageConfiguration, Vec<Layer>), EngineError> {
-        let saved: Vec<Saved> = self.document(Path::new("manifest.json"), None)?;
-        let saved = match saved.as_slice() {
-            [one] => one,
-            [] => return Err(self.refused("its manifest.json names no image".to_owned())),
-            several => {
-                let names = several
-                    .iter()
-                    .map(|of| of.repo_tags.clone().unwrap_or_default().join(" "));
-                return Err(self.several(&names.collect::<Vec<_>>()));
-            }
-        };
+        let saved = self.saved()?;
         // The configuration is named by its own digest.
         let name = saved.config.file_stem().and_then(|name| name.to_str());
         let named = name.and_then(|name| format!("sha256:{name}").parse().ok());
@@ -429,7 +479,57 @@ impl<'a> Layered<'a> {
                 .collect(),
             directory,
             user: user(tree, config.user().as_deref().unwrap_or_default())?,
+            stop_signal: self.stop_signal(config.stop_signal().as_deref().unwrap_or_default())?,
+            volumes: self.volumes(tree, config.volumes().as_deref().unwrap_or_default())?,
+            digest: None,
         })
+    }
+
+    /// The number of `SIGQUIT`, `QUIT`, `3` or `SIGRTMIN+3`, as Docker reads them.
+    fn stop_signal(&self, text: &str) -> Result<Option<i32>, EngineError> {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let name = text.to_ascii_uppercase();
+        let name = name.strip_prefix("SIG").unwrap_or(&name);
+        let real_time =
+            |from: i32, offset: &str| offset.parse().ok().map(|offset: i32| from.saturating_add(offset));
+        let number = if let Ok(number) = name.parse() {
+            Some(number)
+        } else if let Some(offset) = name.strip_prefix("RTMIN") {
+            real_time(libc::SIGRTMIN(), if offset.is_empty() { "0" } else { offset })
+        } else if let Some(offset) = name.strip_prefix("RTMAX") {
+            real_time(libc::SIGRTMAX(), if offset.is_empty() { "0" } else { offset })
+        } else {
+            SIGNALS
+                .iter()
+                .find(|(of, _)| *of == name)
+                .map(|(_, number)| *number)
+        };
+        match number.filter(|number| (1..=libc::SIGRTMAX()).contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.refused(format!("its stop signal is {text:?}, which is none"))),
+        }
+    }
+
+    /// The directories that its program writes to; they are made where they are missing.
+    fn volumes(&self, tree: &mut Tree<'_>, named: &[String]) -> Result<Vec<PathBuf>, EngineError> {
+        if named.len() > MAX_VOLUMES {
+            return Err(self.refused(format!("it has {} volumes, {MAX_VOLUMES} may be", named.len())));
+        }
+        let mut volumes = Vec::new();
+        for text in named {
+            let Some(path) = plain(Path::new(text)).filter(|path| path.iter().next().is_some()) else {
+                return Err(self.refused(format!("{text:?} can be no volume")));
+            };
+            if tree.is_free(&path) {
+                tree.add_dir(&path, 0o755, Owner::ROOT)?;
+            }
+            volumes.push(Path::new("/").join(path));
+        }
+        volumes.sort();
+        volumes.dedup();
+        Ok(volumes)
     }
 
     // ---- Files.
@@ -635,6 +735,76 @@ impl Read for Section<'_> {
         self.at += got as u64;
         self.left -= got as u64;
         Ok(got)
+    }
+}
+
+/// Unpacks a stream of zstd frames, one after the other: the library's decoder reads one.
+struct Zstd<'a> {
+    decoder: FrameDecoder,
+    from: Box<dyn Read + 'a>,
+    is_in_frame: bool,
+}
+
+impl<'a> Zstd<'a> {
+    fn new(from: Box<dyn Read + 'a>) -> Zstd<'a> {
+        let mut decoder = FrameDecoder::new();
+        decoder.set_max_window_size(MAX_ZSTD_WINDOW_BYTES);
+        Zstd {
+            decoder,
+            from,
+            is_in_frame: false,
+        }
+    }
+
+    /// Goes to the next frame; false at the end.
+    fn begin(&mut self) -> io::Result<bool> {
+        loop {
+            let mut magic = [0; 4];
+            match read_start(&mut self.from, &mut magic)? {
+                0 => return Ok(false),
+                4 => {}
+                _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+            match self.decoder.init(io::Cursor::new(magic).chain(&mut self.from)) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let skipped = io::copy(&mut self.from.by_ref().take(length.into()), &mut io::sink())?;
+                    if skipped < length.into() {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+    }
+}
+
+impl Read for Zstd<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.is_in_frame {
+                if !self.begin()? {
+                    return Ok(0);
+                }
+                self.is_in_frame = true;
+            }
+            if self.decoder.can_collect() > 0 {
+                return self.decoder.read(bytes);
+            }
+            if self.decoder.is_finished() {
+                self.is_in_frame = false;
+                continue;
+            }
+            self.decoder
+                .decode_blocks(&mut self.from, BlockDecodingStrategy::UptoBlocks(1))
+                .map_err(io::Error::other)?;
+        }
     }
 }
 
@@ -942,7 +1112,7 @@ mod tests {
         ] {
             let config = json!({
                 "Entrypoint": ["/app"], "Cmd": ["-v"], "Env": ["A=b=c", "no value"], "WorkingDir": "/work/here",
-                "User": text,
+                "User": text, "StopSignal": "SIGQUIT", "Volumes": { "/etc": {}, "data/": {}, "//data": {} },
             });
             for (dir, settings) in Layout::of(std::slice::from_ref(&base), config).unpack() {
                 let expected = Settings {
@@ -951,12 +1121,14 @@ mod tests {
                     env: vec![("A".to_owned(), "b=c".to_owned())],
                     directory: "/work/here".into(),
                     user: expected,
+                    stop_signal: Some(libc::SIGQUIT),
+                    volumes: vec!["/data".into(), "/etc".into()],
+                    digest: None,
                 };
                 assert_eq!(settings, expected);
-                assert!(
-                    dir.path().join("work/here").is_dir(),
-                    "a container could not make it"
-                );
+                for made in ["work/here", "data"] {
+                    assert!(dir.path().join(made).is_dir(), "a container could not make it");
+                }
                 let of = |path| fs::metadata(dir.path().join(path)).unwrap();
                 if rustix::process::geteuid().is_root() {
                     let secret = of("etc/secret");
@@ -976,6 +1148,132 @@ mod tests {
             let said = Layout::of(std::slice::from_ref(&base), json!({ "User": text })).refused();
             assert!(said.contains(word), "{said}");
         }
+    }
+
+    #[test]
+    fn stop_signals_and_volumes_are_read_as_docker_reads_them() {
+        let base = tar_of(&[file("a", "1"), (EntryType::Symlink, "out", 0o777, 0, "/etc")]);
+        let signal = |text: &str| Layout::of(std::slice::from_ref(&base), json!({ "StopSignal": text }));
+        for (text, number) in [
+            ("", None),
+            ("SIGTERM", Some(15)),
+            ("usr1", Some(10)),
+            ("3", Some(3)),
+            ("SIGRTMIN+3", Some(libc::SIGRTMIN() + 3)),
+            ("RTMAX", Some(libc::SIGRTMAX())),
+        ] {
+            for (_, settings) in signal(text).unpack() {
+                assert_eq!(settings.stop_signal, number, "{text}");
+            }
+        }
+        for text in ["SIGNOTHING", "0", "-3", "65", "SIGRTMIN+99", "RTMAX+1", "SIG"] {
+            assert!(signal(text).refused().contains("stop signal"), "{text}");
+        }
+        let volume = |path: &str| {
+            Layout::of(std::slice::from_ref(&base), json!({ "Volumes": { path: {} } })).refused()
+        };
+        for path in ["/", "../..", "a/../../b", ""] {
+            assert!(volume(path).contains("no volume"), "{path}: {}", volume(path));
+        }
+        // Below a link, nothing is made.
+        for (dir, settings) in Layout::of(
+            std::slice::from_ref(&base),
+            json!({ "Volumes": { "/out/x": {} } }),
+        )
+        .unpack()
+        {
+            assert_eq!(settings.volumes, [Path::new("/out/x")]);
+            assert_eq!(paths(dir.path()), ["a", "out"]);
+        }
+        let many: serde_json::Map<String, Value> =
+            (0..65).map(|number| (format!("/{number}"), json!({}))).collect();
+        let many = Layout::of(&[base], json!({ "Volumes": many }));
+        assert!(many.refused().contains("65 volumes, 64 may be"));
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+    }
+
+    /// An image with a layer that is packed in this way.
+    fn packed_as(layer: &[u8], packed: Vec<u8>) -> Layout {
+        let mut layout = Layout::default();
+        let mut image = layout.image(&[layer.to_vec()], json!({ "Cmd": ["/a"] }));
+        let manifest = format!("blobs/{}", image["digest"].as_str().unwrap().replace(':', "/"));
+        let mut manifest: Value = serde_json::from_slice(&layout.0[&manifest]).unwrap();
+        let mut named = layout.blob(packed);
+        named["mediaType"] = "application/vnd.oci.image.layer.v1.tar+zstd".into();
+        manifest["layers"] = json!([named]);
+        image = layout.document("manifest", &manifest);
+        layout.index(&[image]);
+        layout
+    }
+
+    #[test]
+    fn layers_packed_with_zstd_may_have_several_frames() {
+        let text = "some text, ".repeat(40_000);
+        let layer = tar_of(&[file("a", &text), file("b", "2")]);
+        let (first, second) = layer.split_at(100_000);
+        let skipped = [&[0x5a, 0x2a, 0x4d, 0x18, 5, 0, 0, 0][..], b"notes"].concat();
+        let frames = [
+            zstd(first),
+            skipped.clone(),
+            zstd(b""),
+            zstd(second),
+            skipped.clone(),
+        ]
+        .concat();
+        let led = [skipped, zstd(&layer)].concat();
+        for packed in [zstd(&layer), frames.clone(), led] {
+            for (dir, _) in packed_as(&layer, packed).unpack() {
+                assert_eq!(paths(dir.path()), ["a", "b"]);
+                assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), text);
+            }
+        }
+        let cut = frames.get(..frames.len() - 3).unwrap().to_vec();
+        // A window of a terabyte, which a reader would have to keep.
+        let window = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf0, 0, 0, 0, 0];
+        let bomb = zstd(&vec![0; 1 << 20]);
+        for (packed, word) in [
+            (cut, "is broken"),
+            ([zstd(&layer), b"rest".to_vec()].concat(), "is broken"),
+            (window, "is broken"),
+            (zstd(&tar_of(&[file("a", "other")])), "has the digest"),
+        ] {
+            let said = packed_as(&layer, packed).refused();
+            assert!(said.contains(word), "{said}");
+        }
+        let small = Limits {
+            members: 4,
+            bytes: 16,
+        };
+        let said = packed_as(&layer, bomb).refused_with(small);
+        assert!(said.contains("unpacks to more than"), "{said}");
+    }
+
+    #[test]
+    fn an_archive_says_how_its_image_is_named() {
+        let layer = [tar_of(&[file("a", "1")])];
+        let named = |annotations: Value| {
+            let mut layout = Layout::default();
+            let mut image = layout.image(&layer, json!({}));
+            image["annotations"] = annotations;
+            layout.index(&[image]);
+            let from = tempfile::tempdir().unwrap();
+            for (path, bytes) in &layout.0 {
+                let at = from.path().join(path);
+                fs::create_dir_all(at.parent().unwrap()).unwrap();
+                fs::write(&at, bytes).unwrap();
+            }
+            let layered = Layered::in_folder(from.path()).unwrap().unwrap();
+            layered.name().unwrap()
+        };
+        let (full, tag) = ("io.containerd.image.name", "org.opencontainers.image.ref.name");
+        let name = "docker.io/library/nginx:1.27";
+        assert_eq!(named(json!({ full: name, tag: "1.27" })).as_deref(), Some(name));
+        assert_eq!(named(json!({ tag: "lab/ids:2" })).as_deref(), Some("lab/ids:2"));
+        assert_eq!(named(json!({ tag: "latest" })), None);
+        assert_eq!(named(json!({})), None);
     }
 
     #[test]
@@ -1213,14 +1511,6 @@ mod tests {
         assert!(layout.refused().contains("index.json: missing field"));
         layout.0.remove("index.json");
         assert!(layout.refused().contains("index.json is missing"));
-        let mut zstd = vec![0x28, 0xb5, 0x2f, 0xfd];
-        zstd.resize(64, 0);
-        // Every other one is packed by gzip here.
-        assert!(
-            Layout::of(&[tar_of(&[]), zstd], json!({}))
-                .refused()
-                .contains("zstd")
-        );
         for files in [
             &["manifest.json", "etc/passwd"][..],
             &["index.json", "etc/passwd"],

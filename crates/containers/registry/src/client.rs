@@ -244,6 +244,12 @@ impl Client {
         }
         let registry = self.reference.registry();
         let text = cause.to_string();
+        if text.contains("CaUsedAsEndEntity") {
+            return format!(
+                "{text}: it shows the certificate of an authority; give it one that this authority signed, or one \
+                 made with `openssl req -x509 -addext basicConstraints=critical,CA:FALSE`"
+            );
+        }
         if text.contains("invalid peer certificate") {
             return format!(
                 "{text}; put the certificate of its authority into /etc/docker/certs.d/{registry}/ca.crt"

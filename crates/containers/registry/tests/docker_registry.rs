@@ -224,10 +224,14 @@ fn a_registry_with_tokens_gets_one_of_its_server() {
 
 #[test]
 fn a_registry_over_tls_needs_an_authority_that_is_trusted() {
+    let authority_key = rcgen::KeyPair::generate().unwrap();
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority_pem = authority.self_signed(&authority_key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(authority, authority_key);
     let key = rcgen::KeyPair::generate().unwrap();
-    let mut names = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    names.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let certificate = names.self_signed(&key).unwrap();
+    let names = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let certificate = names.signed_by(&key, &issuer).unwrap();
     let more = |directory: &Path| {
         let (file, key_file) = (directory.join("cert.pem"), directory.join("key.pem"));
         fs::write(&file, certificate.pem()).unwrap();
@@ -248,7 +252,7 @@ fn a_registry_over_tls_needs_an_authority_that_is_trusted() {
     assert!(error.contains("400"), "{error}");
     let trusted = options.certificates.join(&registry.address);
     fs::create_dir_all(&trusted).unwrap();
-    fs::write(trusted.join("ca.crt"), certificate.pem()).unwrap();
+    fs::write(trusted.join("ca.crt"), &authority_pem).unwrap();
     let error = registry.pull("lab/ids:1", &options).unwrap_err();
     assert!(matches!(error, RegistryError::Missing { .. }), "{error}");
     let other = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -267,7 +271,7 @@ fn a_registry_over_tls_needs_an_authority_that_is_trusted() {
     };
     let trusted = options.certificates.join(&plain.address);
     fs::create_dir_all(&trusted).unwrap();
-    fs::write(trusted.join("ca.crt"), certificate.pem()).unwrap();
+    fs::write(trusted.join("ca.crt"), &authority_pem).unwrap();
     let error = plain.pull("lab/ids:1", &options).unwrap_err().to_string();
     assert!(
         error.contains("does not speak TLS") && error.contains("--plain-http"),

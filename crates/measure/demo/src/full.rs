@@ -252,7 +252,7 @@ pub(super) fn testpmd(ground: &Environment, live: &mut Live) -> Result<Option<Ve
     let name = ImageRef::from(TESTPMD_IMAGE);
     let image = match images::store().resolve(&name) {
         Ok((_, image)) => image,
-        Err(_) => images::import_testpmd(&name, &[])?,
+        Err(_) => images::import_program(&name, TESTPMD_IMAGE, &[])?,
     };
     images::deliver(ground.engine(), engine::DEFAULT_HOST, &image)?;
     let mut runs = Vec::new();

@@ -50,6 +50,12 @@ pub fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// Writes text over the last line of standard error, without an end of the line; ignores errors. For terminals.
+pub fn rewrite(text: &str) {
+    // To the first column, and clear what is there.
+    let _ = write!(io::stderr().lock(), "\r\x1b[K{text}");
+}
+
 /// An error and its causes in one line. Omits a cause that ends the text already.
 pub fn explain(error: &anyhow::Error) -> String {
     let mut text = String::new();

@@ -1,6 +1,13 @@
-//! Builds images of network functions, from a built-in function or this machine's `dpdk-testpmd`, and loads them into
-//! an engine.
+//! Gets images: pulled from a registry, built from a built-in function, or made of a program of this machine. Loads
+//! them into an engine.
 #![forbid(unsafe_code)]
+
+mod host;
+mod pull;
+
+pub use host::import_program;
+pub use pull::{Pulled, may_be_pulled, pull, registry_of};
+pub use registry::Options as RegistryOptions;
 
 use std::path::{Path, PathBuf};
 
@@ -15,6 +22,8 @@ use display::output::WrongUsage;
 const FUNCTIONS: [&str; 1] = ["forward"];
 /// The program name of DPDK's testpmd in Debian and Ubuntu.
 pub const TESTPMD: &str = "dpdk-testpmd";
+/// The name of its image.
+const TESTPMD_IMAGE: &str = "testpmd";
 
 /// The container engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -167,21 +176,6 @@ pub fn remarks(of: &LeftOut) -> Vec<String> {
         ));
     }
     remarks
-}
-
-/// Builds an image of this machine's `dpdk-testpmd` with its libraries and drivers.
-pub fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::Result<Image> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let program = std::env::split_paths(&path)
-        .map(|directory| directory.join(TESTPMD))
-        .find(|program| program.is_file())
-        .with_context(|| format!("{TESTPMD} is not installed: run `apt-get install dpdk-dev`"))?;
-    // Resolves links: the package's libraries are found relative to the real program.
-    let program =
-        std::fs::canonicalize(&program).with_context(|| format!("{} cannot be read", program.display()))?;
-    store()
-        .from_host_program(name, &program, arguments)
-        .map_err(|error| in_store(error.into()))
 }
 
 /// Loads an image into Docker if that is the engine.

@@ -18,6 +18,7 @@ use crate::load;
 use crate::log::{self, LogFormat};
 use crate::machine::Machine;
 use crate::privileges;
+use crate::pull::pull_missing;
 use crate::service_manager::{self, ServiceManager};
 use crate::upgrade::{self, HandOver};
 use crate::{Orchestrator, Place, Reloader, StopRequest};
@@ -35,7 +36,11 @@ pub fn run(
     with_process: Option<i32>,
     hand_over: Option<HandOver>,
 ) -> Result<()> {
-    let configuration = load::load_for_this_machine(file, &Machine::now())?;
+    let mut configuration = load::load_for_this_machine(file, &Machine::now())?;
+    if pull_missing(&configuration, &output::complain)? > 0 {
+        // What depends on the images is checked now.
+        configuration = load::load_for_this_machine(file, &Machine::now())?;
+    }
     let launcher = start_launcher(&configuration)?;
     raise_open_files();
     log::start(log_format);

@@ -262,6 +262,9 @@ fn engine_of(record: &Record, run_dir: &Path, launcher: Option<Launcher>) -> Res
         host: record.host.clone(),
         tls: record.tls.clone(),
         linger: Nanos::ZERO,
+        // It only removes.
+        pull: configuration::Pull::Never,
+        plain_http: Vec::new(),
     };
     Ok(Box::new(DockerEngine::start(docker_config(&engine))?))
 }

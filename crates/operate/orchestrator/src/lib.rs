@@ -16,6 +16,7 @@ mod log;
 pub mod machine;
 mod pool;
 mod privileges;
+mod pull;
 mod service_manager;
 pub mod upgrade;
 mod wiring;

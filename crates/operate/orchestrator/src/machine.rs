@@ -9,7 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use api::{ApiError, run_dir};
-use configuration::{ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Service, Unusable, Uplink};
+use configuration::{
+    ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Pull, Service, Unusable, Uplink,
+};
 use engine::image::Store;
 use engine::{DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, functions_in_use};
 use rustix::io::Errno;
@@ -182,32 +184,35 @@ impl Facts for Machine {
     }
 
     fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable> {
-        let name = ImageRef::from(image);
-        // Docker imports images from the store if it lacks them.
-        if Store::at(Store::default_dir()).resolve(&name).is_ok() {
+        let is_docker = engine.driver == EngineDriver::Docker;
+        if has_image(engine, image) {
             return Ok(());
         }
         let known = Store::at(Store::default_dir()).list().unwrap_or_default();
-        let known: Vec<String> = known.into_iter().map(|image| image.name).collect();
-        let write = match configuration::nearest(&name.with_tag(), known.iter().map(String::as_str)) {
-            Some(near) if engine.driver == EngineDriver::Docker => {
-                format!("write {near:?}, or run `docker pull {image}`")
-            }
+        let near = similar_name(image, known.iter().map(|image| image.name.as_str()));
+        let may_be_pulled = images::may_be_pulled(image);
+        // In Docker's registry, a name with a mistake in it may be another one's image.
+        let may_be_mistake = near.is_some() && images::registry_of(image).as_deref() == Some("docker.io");
+        if may_be_pulled && !may_be_mistake && engine.pull == Pull::Missing {
+            return Ok(());
+        }
+        let pull = if is_docker { "docker" } else { "inco image" };
+        let write = match near {
+            Some(near) if may_be_pulled => format!("write {near:?}, or run `{pull} pull {image}`"),
             Some(near) => format!("write {near:?}, or create it with `inco image import {image} SOURCE`"),
             None => match image.trim_end_matches(":latest") {
                 "inco/forward" => "run `inco image build forward`".to_owned(),
                 "testpmd" => "run `inco image import testpmd`".to_owned(),
-                _ if engine.driver == EngineDriver::Docker => {
-                    format!("run `docker pull {image}`, or `docker build -t {image} .`")
-                }
+                _ if is_docker => format!("run `docker pull {image}`, or `docker build -t {image} .`"),
+                _ if may_be_pulled => format!(
+                    "run `inco image pull {image}`, or `inco image import {image} SOURCE`, or write one that \
+                     `inco image list` shows"
+                ),
                 _ => format!(
                     "run `inco image import {image} SOURCE`, or write one that `inco image list` shows"
                 ),
             },
         };
-        if engine.driver == EngineDriver::Docker && docker_has(engine, &name.with_tag()) {
-            return Ok(());
-        }
         Err(Unusable::new(format!("image {image:?} does not exist"), write))
     }
 
@@ -228,10 +233,16 @@ impl Facts for Machine {
     }
 
     fn program(&self, engine: &Engine, service: &Service, command: &[String]) -> Result<(), Unusable> {
+        let store = Store::at(Store::default_dir());
+        let name = ImageRef::from(service.image.as_deref().unwrap_or_default());
+        let is_here = store.resolve(&name);
+        if is_here.is_err() && images_to_pull(engine, [service]).next().is_some() {
+            // It is asked again when the image is here.
+            return Ok(());
+        }
         let spec = wiring::container(service, engine.is_local())
             .map_err(|error| Unusable::new(format!("{error:#}"), "write a command"))?;
-        let store = Store::at(Store::default_dir());
-        let Ok((rootfs, image)) = store.resolve(&spec.image) else {
+        let Ok((rootfs, image)) = is_here else {
             // Docker has the image. It reports a missing program when it creates a container.
             return Ok(());
         };
@@ -346,6 +357,39 @@ pub fn allowed_cpus() -> Vec<u16> {
     (0..rustix::thread::CpuSet::MAX_CPU as u16)
         .filter(|cpu| allowed.is_set(usize::from(*cpu)))
         .collect()
+}
+
+/// The images of services that are not on this machine and come from registries, with their services.
+pub fn images_to_pull<'a>(
+    engine: &'a Engine,
+    services: impl IntoIterator<Item = &'a Service> + 'a,
+) -> impl Iterator<Item = (&'a Service, &'a str)> + 'a {
+    let with_containers = services.into_iter().filter(|service| service.has_containers());
+    with_containers
+        .filter(|_| engine.pull == Pull::Missing)
+        .filter_map(|service| Some((service, service.image.as_deref()?)))
+        .filter(|(_, image)| images::may_be_pulled(image) && !has_image(engine, image))
+}
+
+/// Whether containers can be made from an image as it is here. Docker imports images from the store if it lacks them.
+fn has_image(engine: &Engine, image: &str) -> bool {
+    let name = ImageRef::from(image);
+    Store::at(Store::default_dir()).resolve(&name).is_ok()
+        || engine.driver == EngineDriver::Docker && docker_has(engine, &name.with_tag())
+}
+
+/// The image of another name that was probably meant. Another tag of the same image is no mistake.
+fn similar_name<'a>(image: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let name = ImageRef::from(image).with_tag();
+    let without_tag = |name: &str| {
+        name.rsplit_once(':')
+            .map_or(name.to_owned(), |(name, _)| name.to_owned())
+    };
+    let known: Vec<&str> = known.collect();
+    if known.iter().any(|known| without_tag(known) == without_tag(&name)) {
+        return None;
+    }
+    configuration::nearest(&name, known)
 }
 
 /// Whether Docker has an image that is not in our store: asked in Docker's own protocol on its unix socket.
@@ -656,7 +700,30 @@ mod tests {
             host: "unix:///nonexistent/docker.sock".to_owned(),
             tls: None,
             linger: model::Nanos::ZERO,
+            pull: Pull::Never,
+            plain_http: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_name_with_a_mistake_is_told_from_another_tag() {
+        let known = ["lab/forward:latest", "nginx:1.26"];
+        let near = |name: &str| similar_name(name, known.into_iter());
+        assert_eq!(near("lab/forwrd"), Some("lab/forward:latest"));
+        assert_eq!(near("nginx:1.27"), None);
+        assert_eq!(near("redis"), None);
+    }
+
+    #[test]
+    fn an_image_that_is_pulled_is_not_missing() {
+        let oci = Engine {
+            driver: EngineDriver::Oci,
+            pull: Pull::Missing,
+            ..docker()
+        };
+        assert_eq!(Machine::now().image(&oci, "nobody/has-this"), Ok(()));
+        let error = Machine::now().image(&oci, "inco/has-not-this").unwrap_err();
+        assert!(error.write.contains("inco image import"), "{error:?}");
     }
 
     #[test]
@@ -670,7 +737,7 @@ mod tests {
             (
                 oci,
                 "nobody/has-this",
-                "`inco image import nobody/has-this SOURCE`",
+                "`inco image pull nobody/has-this`, or `inco image import nobody/has-this SOURCE`",
             ),
         ] {
             let error = Machine::now().image(&engine, image).unwrap_err();

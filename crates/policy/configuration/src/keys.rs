@@ -379,8 +379,9 @@ tables! {
             "The uplinks on which its packets arrive. Packets that an instance sends on data port k leave by uplink \
              k of this list.";
         image: image, [or "none; required unless `port = \"null\"`"], Applies,
-            "image name", "\"inco/forward\"",
-            "The container's image: one that `inco image list` shows, or, with the engine `docker`, one of Docker.";
+            "image name", "\"nginx:1.27\"",
+            "The container's image: one that `inco image list` shows, one of a registry, for example `nginx:1.27` or \
+             `localhost:5000/lab/ids@sha256:...`, or, with the engine `docker`, one of Docker.";
         port: word(PortKind::WORDS),
             [or "`\"memif\"`; with the driver `ebpf`, `\"kernel\"`" => reader.usual_port], Restart,
             "`\"memif\"`, `\"device\"`, `\"kernel\"` or `\"null\"`", "\"null\"",
@@ -704,6 +705,14 @@ tables! {
             "span of time", "\"2m\"",
             "After SIGTERM of systemd: how long containers, flows and rings wait for the next `inco run`. Then they \
              are removed.";
+        pull: word(Pull::WORDS), [= "\"missing\""], Applies,
+            "`\"missing\"` or `\"never\"`", "\"never\"",
+            "Whether `inco run` and `inco reload` pull the image of a service from its registry if it is not on this \
+             machine. With `never`, `inco image pull` does it. Images named `inco/...` are never pulled.";
+        plain_http: registries, [= "[]"], Applies,
+            "list of `HOST:PORT`", "[\"10.0.0.5:5000\"]",
+            "Registries that are asked without TLS. Whoever controls the network can then replace tags. A registry \
+             on this machine (`localhost`, `127.0.0.1`) needs no entry.";
     } => {
         if driver == EngineDriver::Oci {
             for key in ["host", "tls"].into_iter().filter(|key| section.get(key).is_some()) {
@@ -711,7 +720,7 @@ tables! {
                 reader.report(&section.key(key), ValueError::new(what, "remove it, or write driver = \"docker\""));
             }
         }
-        Engine { driver, host, tls, linger }
+        Engine { driver, host, tls, linger, pull, plain_http }
     }
 
     api(reader, section) -> Api = "api":

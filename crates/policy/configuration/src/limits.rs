@@ -49,3 +49,5 @@ pub(crate) const BUCKETS_MAX: u64 = 4096;
 
 /// Ranges of ports of a service's address: each is four rules with two addresses, and there are 256 in all.
 pub(crate) const VIP_RANGES: usize = 16;
+/// Registries without TLS. A machine with more has a mirror.
+pub(crate) const REGISTRIES_MAX: usize = 64;

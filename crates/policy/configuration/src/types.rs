@@ -133,6 +133,14 @@ model::words! {
         /// Docker's or Podman's API.
         Docker = "docker",
     }
+
+    /// When an image comes from its registry.
+    pub enum Pull {
+        /// When it is not on this machine.
+        Missing = "missing",
+        /// When an operator pulls it.
+        Never = "never",
+    }
 }
 
 /// The Open vSwitch bridge that forwards.
@@ -490,6 +498,10 @@ pub struct Engine {
     pub tls: Option<PathBuf>,
     /// How long containers and the switch's state wait for the next run after a stop by a service manager.
     pub linger: Nanos,
+    /// When images come from their registries.
+    pub pull: Pull,
+    /// Registries that are asked without TLS: `10.0.0.5:5000`.
+    pub plain_http: Vec<String>,
 }
 
 impl Engine {

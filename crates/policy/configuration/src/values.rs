@@ -409,6 +409,26 @@ pub(crate) fn image(at: At<'_>) -> Result<String, ValueError> {
     Ok(text.to_owned())
 }
 
+/// Reads registries: host, and port if there is one.
+pub(crate) fn registries(at: At<'_>) -> Result<Vec<String>, ValueError> {
+    let names = texts(at)?;
+    if names.len() > REGISTRIES_MAX {
+        let what = format!("there are {} registries", names.len());
+        return Err(ValueError::new(what, format!("write at most {REGISTRIES_MAX}")));
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || ".-:[]".contains(c);
+    match names
+        .iter()
+        .find(|name| name.is_empty() || name.len() > 255 || !name.chars().all(allowed))
+    {
+        None => Ok(names),
+        Some(wrong) => Err(ValueError::new(
+            format!("{wrong:?} is no registry"),
+            "write host and port, as in the names of its images: \"10.0.0.5:5000\"",
+        )),
+    }
+}
+
 /// Reads an environment: a table, or a list of `NAME=value`.
 pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, ValueError> {
     const EXAMPLE: &str = "write { NAME = \"value\" } or [\"NAME=value\"]";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,10 +14,10 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
 /// Debian's registry, on a port of its own. Ends with this.
-pub struct Registry {
+pub(crate) struct Registry {
     child: Child,
-    pub address: String,
-    pub directory: tempfile::TempDir,
+    pub(crate) address: String,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Drop for Registry {
@@ -29,7 +29,7 @@ impl Drop for Registry {
 
 impl Registry {
     /// One with these lines more in its configuration; `None` where it is not installed.
-    pub fn start(more: impl Fn(&Path) -> String) -> Option<Registry> {
+    pub(crate) fn start(more: impl Fn(&Path) -> String) -> Option<Registry> {
         let program = Path::new("/usr/bin/docker-registry");
         let missing = (!program.exists()).then(|| "docker-registry is not installed".to_owned());
         if !real_parts::available("registry", missing) {
@@ -79,7 +79,7 @@ impl Registry {
     }
 
     /// Pushes a file; gives its descriptor.
-    pub fn push_blob(&self, repository: &str, authorization: &str, bytes: &[u8]) -> Value {
+    pub(crate) fn push_blob(&self, repository: &str, authorization: &str, bytes: &[u8]) -> Value {
         let named = sha256(bytes);
         let begun = request(
             &self.address,
@@ -109,7 +109,7 @@ impl Registry {
     }
 
     /// Pushes a manifest or an index; gives its descriptor.
-    pub fn push_manifest(
+    pub(crate) fn push_manifest(
         &self,
         repository: &str,
         tag: &str,
@@ -125,11 +125,11 @@ impl Registry {
     }
 
     /// Pushes an image with these layers; gives the descriptor of its manifest.
-    pub fn push(&self, repository: &str, tag: &str, authorization: &str, layers: &[&[u8]]) -> Value {
+    pub(crate) fn push(&self, repository: &str, tag: &str, authorization: &str, layers: &[&[u8]]) -> Value {
         self.push_image(repository, tag, authorization, layers, &Image::of(layers))
     }
 
-    pub fn push_image(
+    pub(crate) fn push_image(
         &self,
         repository: &str,
         tag: &str,
@@ -144,26 +144,30 @@ impl Registry {
         self.push_manifest(repository, tag, authorization, MANIFEST, &image.manifest)
     }
 
-    pub fn pull(&self, name: &str, options: &Options) -> Result<(tempfile::TempDir, String), RegistryError> {
+    pub(crate) fn pull(
+        &self,
+        name: &str,
+        options: &Options,
+    ) -> Result<(tempfile::TempDir, String), RegistryError> {
         pull(&format!("{}/{name}", self.address), options)
     }
 }
 
-pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// An image: its configuration and its manifest. Layers are any bytes: nothing here looks into them.
-pub struct Image {
-    pub config: String,
-    pub manifest: Value,
+pub(crate) struct Image {
+    pub(crate) config: String,
+    pub(crate) manifest: Value,
 }
 
 impl Image {
-    pub fn of(layers: &[&[u8]]) -> Image {
+    pub(crate) fn of(layers: &[&[u8]]) -> Image {
         Image::with(layers, &json!({ "Cmd": ["/program"] }))
     }
 
-    pub fn with(layers: &[&[u8]], config: &Value) -> Image {
+    pub(crate) fn with(layers: &[&[u8]], config: &Value) -> Image {
         let config = json!({
             "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }, "os": "linux",
             "config": config,
@@ -188,14 +192,14 @@ impl Image {
 }
 
 /// As `sha256:…`.
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     let digest = digest(&SHA256, bytes);
     let digits: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{digits}")
 }
 
 /// Options without anything of this machine.
-pub fn options(directory: &Path) -> Options {
+pub(crate) fn options(directory: &Path) -> Options {
     Options {
         docker_config: directory.join("config.json"),
         certificates: directory.join("certs.d"),
@@ -203,13 +207,13 @@ pub fn options(directory: &Path) -> Options {
     }
 }
 
-pub fn pull(name: &str, options: &Options) -> Result<(tempfile::TempDir, String), RegistryError> {
+pub(crate) fn pull(name: &str, options: &Options) -> Result<(tempfile::TempDir, String), RegistryError> {
     let into = tempfile::tempdir().unwrap();
     let digest = pull_to(name, options, into.path(), &|_| ())?;
     Ok((into, digest))
 }
 
-pub fn pull_to(
+pub(crate) fn pull_to(
     name: &str,
     options: &Options,
     into: &Path,
@@ -220,21 +224,21 @@ pub fn pull_to(
     Ok(remote.digest().to_owned())
 }
 
-pub fn blob(into: &Path, bytes: &[u8]) -> PathBuf {
+pub(crate) fn blob(into: &Path, bytes: &[u8]) -> PathBuf {
     into.join("blobs/sha256")
         .join(sha256(bytes).trim_start_matches("sha256:"))
 }
 
 /// A request, as it was received; or an answer.
 #[derive(Clone, Debug, Default)]
-pub struct Message {
-    pub path: String,
-    pub status: u16,
-    pub headers: BTreeMap<String, String>,
-    pub body: Vec<u8>,
+pub(crate) struct Message {
+    pub(crate) path: String,
+    pub(crate) status: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
 }
 
-pub fn request(
+pub(crate) fn request(
     address: &str,
     method: &str,
     path: &str,
@@ -281,9 +285,9 @@ fn read_head(reader: &mut impl std::io::BufRead) -> Option<(String, BTreeMap<Str
 }
 
 /// What a server sends: head and body, as bytes.
-pub type Answer = Vec<u8>;
+pub(crate) type Answer = Vec<u8>;
 
-pub fn answer(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+pub(crate) fn answer(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let mut bytes = format!("HTTP/1.1 {status} X\r\nConnection: close\r\n").into_bytes();
     if !headers.iter().any(|(name, _)| *name == "Content-Length") {
         bytes.extend(format!("Content-Length: {}\r\n", body.len()).bytes());
@@ -297,13 +301,13 @@ pub fn answer(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Answer {
 }
 
 /// A server that answers each request by a function, and remembers them. A connection has one request.
-pub struct Server {
-    pub address: String,
-    pub seen: Arc<Mutex<Vec<Message>>>,
+pub(crate) struct Server {
+    pub(crate) address: String,
+    pub(crate) seen: Arc<Mutex<Vec<Message>>>,
 }
 
 impl Server {
-    pub fn start(answers: impl Fn(&Message) -> Answer + Send + Sync + 'static) -> Server {
+    pub(crate) fn start(answers: impl Fn(&Message) -> Answer + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -333,7 +337,7 @@ impl Server {
     }
 
     /// One that has this image, with `other` answering first where it has an answer.
-    pub fn with(
+    pub(crate) fn with(
         image: Image,
         layers: &[&[u8]],
         other: impl Fn(&Message) -> Option<Answer> + Send + Sync + 'static,
@@ -362,13 +366,13 @@ impl Server {
         })
     }
 
-    pub fn pull(&self) -> Result<(tempfile::TempDir, String), RegistryError> {
+    pub(crate) fn pull(&self) -> Result<(tempfile::TempDir, String), RegistryError> {
         let directory = tempfile::tempdir().unwrap();
         pull(&format!("{}/a", self.address), &options(directory.path()))
     }
 
     /// The headers of requests whose path has this in it.
-    pub fn asked(&self, part: &str) -> Vec<BTreeMap<String, String>> {
+    pub(crate) fn asked(&self, part: &str) -> Vec<BTreeMap<String, String>> {
         let seen = self.seen.lock().unwrap();
         let asked = seen.iter().filter(|message| message.path.contains(part));
         asked.map(|message| message.headers.clone()).collect()

@@ -1,6 +1,8 @@
 //! Reload: applies a changed configuration at run time, completely or not at all. Flows keep their pins.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use api::types::{Outcome, Refusal};
@@ -12,6 +14,7 @@ use super::request::Asked;
 use super::{ControlLoop, wiring};
 use crate::load;
 use crate::machine::Machine;
+use crate::pull::pull_missing;
 
 /// Time limit to read and check a file: shorter than the API client's timeout.
 const READING_TIME: Nanos = Nanos::from_secs(8);
@@ -33,6 +36,8 @@ struct Reading {
     asked: Asked,
     since: Nanos,
     result: Read,
+    /// Whether it is just pulling an image: that goes on where the requester waits no longer.
+    pulls: Arc<AtomicBool>,
 }
 
 impl FileReader {
@@ -56,11 +61,13 @@ impl FileReader {
             return Some((asked, read_timeout(&file)));
         }
         let (sender, result) = mpsc::channel();
+        let pulls = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&pulls);
         // Checks of images take time and a file system may hang, so a thread does both.
         let thread = std::thread::Builder::new().name("inco-reload".to_owned());
         let run = move || {
             // The receiver is gone if the loop has ended or abandoned this read.
-            let _ = sender.send(read(&file));
+            let _ = sender.send(read(&file, &told));
         };
         match thread.spawn(run) {
             Ok(_detached) => {
@@ -68,6 +75,7 @@ impl FileReader {
                     asked,
                     since: now,
                     result,
+                    pulls,
                 });
                 None
             }
@@ -85,10 +93,18 @@ impl FileReader {
         let read = match reading.result.try_recv() {
             Ok(read) => read.map_err(wrong),
             Err(TryRecvError::Disconnected) => Err(wrong("reading it ended with a panic".to_owned())),
-            Err(TryRecvError::Empty) if now.since(reading.since) >= READING_TIME => Err(read_timeout(file)),
+            Err(TryRecvError::Empty) if now.since(reading.since) >= READING_TIME => {
+                Err(if reading.pulls.load(Ordering::Relaxed) {
+                    still_pulling()
+                } else {
+                    read_timeout(file)
+                })
+            }
             Err(TryRecvError::Empty) => return None,
         };
-        let Reading { asked, since, result } = self.current.take()?;
+        let Reading {
+            asked, since, result, ..
+        } = self.current.take()?;
         if read.is_err() && now.since(since) >= READING_TIME {
             self.hanging.push(result);
         }
@@ -103,6 +119,13 @@ fn read_timeout(file: &str) -> Refusal {
             READING_TIME.as_secs_f64()
         ),
         "check that `cat` shows the file, and try again; nothing was changed",
+    )
+}
+
+fn still_pulling() -> Refusal {
+    Refusal::new(
+        "an image of the file is still being pulled; that goes on, and nothing was changed yet",
+        "reload again when `inco image list` shows the image; the log has the progress",
     )
 }
 
@@ -177,11 +200,27 @@ impl Facts for InUse {
     }
 }
 
-fn read(file: &str) -> Result<Configuration, String> {
+fn read(file: &str, pulls: &AtomicBool) -> Result<Configuration, String> {
     let configuration = load::load(Path::new(file)).map_err(|error| error.to_string())?;
-    let problems = check_facts(&configuration, &InUse(Machine::now()));
+    check(&configuration)?;
+    let say = |line: &str| {
+        pulls.store(true, Ordering::Relaxed);
+        tracing::info!("{line}");
+    };
+    let pulled = pull_missing(&configuration, &say);
+    let pulled = pulled.map_err(|error| display::output::explain(&error))?;
+    pulls.store(false, Ordering::Relaxed);
+    if pulled > 0 {
+        // What depends on the images.
+        check(&configuration)?;
+    }
+    Ok(configuration)
+}
+
+fn check(configuration: &Configuration) -> Result<(), String> {
+    let problems = check_facts(configuration, &InUse(Machine::now()));
     if problems.is_empty() {
-        return Ok(configuration);
+        return Ok(());
     }
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     Err(lines.join("\n"))
