@@ -55,6 +55,10 @@ for part in "$@"; do
         has valgrind || want valgrind 'counts the instructions of the packet path'
         has promtool || want prometheus 'promtool and Prometheus: check metrics and alerts'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
+        has docker-registry || want docker-registry 'a registry of images, for tests that pull'
+        [ -x /usr/sbin/nginx ] || want nginx-light 'a web server, for tests of images of programs'
+        [ -x /usr/sbin/haproxy ] || want haproxy 'a proxy, likewise'
+        has redis-server || want redis-server 'a database, likewise'
         ;;
     api)
         has schemathesis || [ -x "$schemathesis" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||

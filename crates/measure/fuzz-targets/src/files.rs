@@ -1,4 +1,4 @@
-//! Files: configurations, images, event logs.
+//! Files: configurations, images and what registries say of them, event logs.
 
 use std::fs;
 use std::path::Path;
@@ -7,6 +7,8 @@ use configuration::{Configuration, SwitchDriver, parse};
 use engine::ImageRef;
 use engine::image::Store;
 use model::{Capabilities, Event};
+use registry::Reference;
+use registry::manifest::{self, Document};
 
 use crate::scratch;
 
@@ -71,6 +73,68 @@ pub(crate) fn images(bytes: &[u8]) {
     assert_eq!(entries(&place), if store.exists() { 3 } else { 2 });
     assert_eq!(fs::read(&source).unwrap(), bytes);
     fs::remove_dir_all(&place).unwrap();
+}
+
+/// The name of an image: one that is read has parts that fit into a request, and is written as one that is read to
+/// the same parts. After a byte 0 a `config.json` of Docker, in which its login is looked for.
+pub(crate) fn references(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |byte| *byte == 0);
+    let text = parts.next().unwrap_or_default();
+    let registry = match Reference::parse(&String::from_utf8_lossy(text)) {
+        Ok(read) => {
+            let is_plain = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+            assert!(is_plain(read.host()) && is_plain(read.repository()) && is_plain(read.wanted()));
+            assert!(
+                !read
+                    .repository()
+                    .split('/')
+                    .any(|part| part.is_empty() || part.starts_with('.'))
+            );
+            assert!(!read.host().contains(['/', '@', '?', '#']) && !read.wanted().contains(['/', '?', '#']));
+            assert_eq!(Reference::parse(&read.to_string()).as_ref(), Ok(&read));
+            // One name in the store has one image.
+            let name = ImageRef(read.to_string()).with_tag();
+            assert_eq!(ImageRef(name.clone()).with_tag(), name);
+            read.registry().to_owned()
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            "docker.io".to_owned()
+        }
+    };
+    let helper = |name: &str, _: &str| Err(format!("asked {name}"));
+    if let Some(file) = parts.next()
+        && let Ok(Some(login)) = registry::find_in(file, &registry, helper)
+    {
+        // Passwords are in no log.
+        assert!(
+            login.password.len() < 4
+                || !format!("{login:?}").contains(&login.password)
+                || login.user.contains(&login.password)
+        );
+    }
+}
+
+/// An answer of a registry to a request for a manifest: what is to be downloaded is within the limits, and each name
+/// is one of a file.
+pub(crate) fn manifests(bytes: &[u8]) {
+    match manifest::read(bytes, None) {
+        Ok(Document::Index(index)) => match manifest::choose(&index) {
+            Ok(chosen) => assert!(index.manifests().contains(chosen)),
+            Err(reason) => assert!(!reason.is_empty()),
+        },
+        Ok(Document::Image(image)) => match manifest::blobs(&image) {
+            Ok(blobs) => {
+                assert!(blobs.len() <= manifest::MAX_LAYERS + 1);
+                assert!(blobs.iter().map(|blob| blob.bytes).sum::<u64>() <= manifest::MAX_IMAGE_BYTES);
+                let is_hexadecimal =
+                    |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+                assert!(blobs.iter().all(|blob| is_hexadecimal(&blob.digest)), "{blobs:?}");
+            }
+            Err(reason) => assert!(!reason.is_empty()),
+        },
+        Err(reason) => assert!(!reason.is_empty()),
+    }
 }
 
 /// Lines of an event log: one that is an event is written as the same event, and has a sentence.

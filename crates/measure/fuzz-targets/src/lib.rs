@@ -16,6 +16,8 @@
 //! | `http` | a connection to the API | API clients |
 //! | `configuration` | a configuration, and a second one as its reload | files |
 //! | `images` | archives: tar, OCI layout, `docker save` | files |
+//! | `references` | names of images, and Docker's file with logins | files |
+//! | `manifests` | what an image consists of | registries |
 //! | `events` | lines of the event log | files |
 //!
 //! The target `table` (a persisted flow table) is beside the tests of `flow-table`.
@@ -50,6 +52,8 @@ pub const TARGETS: &[Target] = &[
     ("http", control_plane::http),
     ("configuration", files::configuration),
     ("images", files::images),
+    ("references", files::references),
+    ("manifests", files::manifests),
     ("events", files::events),
 ];
 

@@ -84,6 +84,11 @@ fn the_page_about_looking_runs() {
 }
 
 #[test]
+fn the_page_about_images_runs() {
+    runs_as_it_stands("tasks/images.md");
+}
+
+#[test]
 fn the_page_about_two_arms_runs() {
     runs_as_it_stands("tasks/two-arm.md");
 }

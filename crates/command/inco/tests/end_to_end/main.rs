@@ -14,6 +14,10 @@
 #[path = "../../../../operate/api/tests/browser/mod.rs"]
 #[expect(dead_code, reason = "the test of the page alone measures its memory")]
 mod browser;
+#[path = "../../../../containers/registry/tests/support/mod.rs"]
+#[expect(dead_code, reason = "the tests of the crate use the rest")]
+mod registry_server;
+
 mod captures;
 mod containers;
 mod demo;
@@ -32,6 +36,7 @@ mod operations;
 mod page;
 mod policies;
 mod pool;
+mod pull;
 mod readiness;
 mod refusals;
 mod relaxed;
