@@ -7,8 +7,8 @@ use configuration::{Configuration, SwitchDriver, parse};
 use engine::ImageRef;
 use engine::image::Store;
 use model::{Capabilities, Event};
-use registry::Reference;
 use registry::manifest::{self, Document};
+use registry::{Login, Reference};
 
 use crate::scratch;
 
@@ -107,11 +107,12 @@ pub(crate) fn references(bytes: &[u8]) {
         && let Ok(Some(login)) = registry::find_in(file, &registry, helper)
     {
         // Passwords are in no log.
-        assert!(
-            login.password.len() < 4
-                || !format!("{login:?}").contains(&login.password)
-                || login.user.contains(&login.password)
-        );
+        let user = login.user.clone();
+        let without = Login {
+            user,
+            password: String::new(),
+        };
+        assert_eq!(format!("{login:?}"), format!("{without:?}"));
     }
 }
 
