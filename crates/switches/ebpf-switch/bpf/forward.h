@@ -76,11 +76,8 @@ INLINE int leave(struct __sk_buff *skb, struct world *w, struct counts *c, __u32
                  __u32 bytes)
 {
     __u32 at = outside >> 48;
-    struct slot_counts *sc = &c->slots[slot & (SLOTS - 1)];
     __u64 neighbour = outside & 0xffffffffffffULL;
 
-    sc->back_packets++;
-    sc->back_bytes += bytes;
     if (UNLIKELY(!neighbour))
         at = w->services[w->slots[slot & (SLOTS - 1)].service & (SERVICES - 1)].uplink;
     struct uplink *uplink = &w->uplinks[at & (UPLINKS - 1)];

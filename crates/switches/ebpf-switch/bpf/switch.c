@@ -134,12 +134,18 @@ int inco_instance(struct __sk_buff *skb)
     if (!w || !c || slot >= SLOTS)
         return TC_ACT_SHOT;
     struct slot *row = &w->slots[slot];
+    // Dropped or not, it is the instance's own.
+    c->slots[slot].back_packets++;
+    c->slots[slot].back_bytes += skb->len;
     if (UNLIKELY(row->state == SLOT_FREE || row->state == SLOT_FAILED))
         return drop(c, DROPPED_LOST);
-    if (LIKELY(skb->protocol == BE16(ETH_IP)) && LIKELY(!skb->vlan_present))
-        return from_instance_v4(skb, w, c, slot);
-    if (skb->protocol == BE16(ETH_IP6) && !skb->vlan_present)
-        return from_instance_v6(skb, w, c, slot);
+    // Its neighbours are fixed and its network ends here: multicast is housekeeping that nobody waits for.
+    if (LIKELY(!skb->vlan_present) && LIKELY(is_unicast(skb))) {
+        if (LIKELY(skb->protocol == BE16(ETH_IP)))
+            return from_instance_v4(skb, w, c, slot);
+        if (skb->protocol == BE16(ETH_IP6))
+            return from_instance_v6(skb, w, c, slot);
+    }
     return drop(c, DROPPED_OTHER);
 }
 

@@ -70,7 +70,8 @@ fn steers_until_it_is_killed() {
 /// Starts that process, with two instances.
 fn child(world: &mut World) -> Child {
     let this = std::env::current_exe().unwrap();
-    let mut command = world.host.command(this.to_str().unwrap());
+    // It begins in this thread's namespace; `ip netns exec` would hide the file system with the pinned maps.
+    let mut command = std::process::Command::new(this);
     command.args([
         "restart::steers_until_it_is_killed",
         "--exact",
@@ -82,6 +83,7 @@ fn child(world: &mut World) -> Child {
     let said = BufReader::new(child.stdout.take().unwrap());
     for line in said.lines() {
         let line = line.unwrap();
+        eprintln!("child: {line}");
         if let Some(at) = line.find("made ") {
             let slot = line[at + 5..].trim().parse().unwrap();
             world.start_instance(Slot(slot), &[]);

@@ -34,6 +34,8 @@ impl Bed {
         change(&mut world, &mut service);
         let mut bed = Bed::new(world, service);
         bed.add(0..2, &[]);
+        // The announcements of its addresses.
+        bed.received();
         bed
     }
 
@@ -150,6 +152,7 @@ fn other_packets_are_left_to_the_machine() {
         .send(&udp("198.51.100.7:4000", "10.0.0.101:80", b"another address"));
     // It comes after them.
     bed.sent(&udp("198.51.100.7:4000", "10.0.0.100:80", b"ours"));
+    bed.turn();
     assert_eq!(bed.reading.offered(), 1);
     bed.plan.unmatched = model::Fallback::Drop;
     bed.publish();
@@ -226,9 +229,11 @@ fn icmp_errors_reach_the_instance_whose_packet_they_quote() {
     }
     // One about a packet that nobody sent is no instance's.
     let unknown = tcp(server, "198.51.100.7:9", ACK);
+    bed.turn();
     let before = bed.reading.offered();
     bed.world.wire.send(&icmp_error("203.0.113.1", VIP, &unknown));
     bed.sent(&tcp("198.51.100.7:5000", server, SYN));
+    bed.turn();
     assert_eq!(bed.reading.offered(), before + 1);
     assert!(bed.taken().is_empty());
     bed.switch.stop();
