@@ -379,7 +379,7 @@ tables! {
             "The uplinks on which its packets arrive. Packets that an instance sends on data port k leave by uplink \
              k of this list.";
         image: image, [or "none; required unless `port = \"null\"`"], Applies,
-            "image name", "\"nginx:1.27\"",
+            "image name", "\"inco/forward\"",
             "The container's image: one that `inco image list` shows, one of a registry, for example `nginx:1.27` or \
              `localhost:5000/lab/ids@sha256:...`, or, with the engine `docker`, one of Docker.";
         port: word(PortKind::WORDS),

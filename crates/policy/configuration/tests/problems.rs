@@ -720,6 +720,18 @@ fn problems_outside_of_services_are_reported() {
             with("[engine]\ndriver = 'docker'\nhost = 'tcp://h'\n", ""),
             "\"tcp://h\" has no valid host and port",
         ),
+        (
+            with("[engine]\npull = 'always'\n", ""),
+            "engine.pull: unknown value \"always\"; write one of \"missing\", \"never\"",
+        ),
+        (
+            with("[engine]\nplain_http = ['http://a:5000']\n", ""),
+            "\"http://a:5000\" is no registry; write host and port",
+        ),
+        (
+            with(&format!("[engine]\nplain_http = {:?}\n", ["a"; 65]), ""),
+            "there are 65 registries; write at most 64",
+        ),
         ("a = [1,\n".to_owned(), "this is not TOML"),
         (
             "a = 1\na = 2\n".to_owned(),
