@@ -147,7 +147,7 @@ fn a_status_has_these_fields() {
     );
     assert_eq!(
         status["accounting"],
-        json!({"offered": 0, "returned": 0, "originated": 0, "dropped": 0, "in_flight": 0, "expected_moves": 0})
+        json!({"offered": 0, "returned": 0, "originated": 0, "delivered": 0, "dropped": 0, "in_flight": 0, "expected_moves": 0})
     );
 }
 

@@ -201,6 +201,19 @@ fn a_mutated_key_table_is_a_valid_base() {
     parse(FULL, "f").unwrap();
 }
 
+/// The same with the driver `ebpf`, which the keys of its table need, and with the service and uplink that it takes.
+fn with_driver_ebpf(text: &str) -> String {
+    let driver = "driver = \"ebpf\"\n";
+    let text = match text.split_once("[switch]\n") {
+        Some((before, after)) => format!("{before}[switch]\n{driver}{after}"),
+        None => format!("[switch]\n{driver}{text}"),
+    };
+    text.replace("memif:wan.sock", "kernel:eth0").replace(
+        "[service.a]\n",
+        "[service.a]\nvip = { address = \"10.0.0.100\", ports = 80 }\n",
+    )
+}
+
 /// The example of each key in the reference is accepted, so no key is listed that is not read.
 #[test]
 fn the_example_of_every_key_is_accepted() {
@@ -215,6 +228,9 @@ fn the_example_of_every_key_is_accepted() {
         }
         if (key.table, key.name) == ("service.NAME.scheduler", "limit") {
             text.push_str("metric = \"bytes\"\n");
+        }
+        if key.table == "switch.ebpf" || (key.table, key.name) == ("switch", "ebpf") {
+            text = with_driver_ebpf(&text);
         }
         if (key.table, key.name) == ("engine", "host") {
             text = text.replace("image = \"inco/forward\"", "port = \"null\"") + "tls = \"/tls\"\n";

@@ -29,7 +29,6 @@ enum {
     F_MMAPABLE = 1 << 10,
     BPF_ANY = 0,
     BPF_NOEXIST = 1,
-    CLOCK_MONOTONIC = 1,
     TC_ACT_OK = 0,
     TC_ACT_SHOT = 2,
     PACKET_HOST = 0,
@@ -62,14 +61,10 @@ struct __sk_buff {
     __u32 data_end;
 };
 
-// The kernel finds a timer in a map's value by the name of its type.
-struct bpf_timer {
-    __u64 __opaque[2];
-} __attribute__((aligned(8)));
-
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
 static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static __u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
 static __u32 (*const bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 at, const void *from, __u32 len,
                                          __u64 flags) = (void *)9;
@@ -87,9 +82,7 @@ static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void
 static long (*const bpf_redirect_neigh)(__u32 ifindex, void *params, int len, __u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;
-static long (*const bpf_timer_init)(struct bpf_timer *timer, void *map, __u64 flags) = (void *)169;
-static long (*const bpf_timer_set_callback)(struct bpf_timer *timer, void *callback) = (void *)170;
-static long (*const bpf_timer_start)(struct bpf_timer *timer, __u64 ns, __u64 flags) = (void *)171;
+static long (*const bpf_for_each_map_elem)(void *map, void *callback, void *context, __u64 flags) = (void *)164;
 static long (*const bpf_loop)(__u32 turns, void *callback, void *context, __u64 flags) = (void *)181;
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

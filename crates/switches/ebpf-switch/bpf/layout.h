@@ -104,6 +104,7 @@ struct settings {
     __u32 other;
     __u8 gateway_mac[6];
     __u8 zero[2];
+    __u64 sweep_after; // a full table is swept by the program itself, not before that
 };
 
 struct world {
@@ -183,7 +184,6 @@ struct key6 {
 };
 
 struct flow {
-    struct bpf_timer timer;
     __u64 pin; // slot, service, tag, epoch: see PIN
     __u64 seen;
     __u64 packets[2]; // by direction of the key

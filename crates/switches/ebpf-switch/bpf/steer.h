@@ -1,26 +1,33 @@
 // The flow table of one IP version, and what happens to its packets. Included twice, with other names:
 //   KEY, FLOWS, NAME(x), FAMILY, PARSE, HASH, and SOURCE(key, direction, address): the address of one end.
 
-static int NAME(expire)(void *map, KEY *key, struct flow *flow)
+// Removes a flow that is over: by its timeout, which depends on its protocol and state.
+static long NAME(expire)(void *map, KEY *key, struct flow *flow, struct sweep *s)
 {
     (void)map;
-    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
-    struct world *w = bpf_map_lookup_elem(&world, &zero);
-    struct counts *c = bpf_map_lookup_elem(&counts, &cpu);
-    if (!w || !c)
+    __s64 idle = s->now - flow->seen;
+    if (idle < (__s64)timeout_of(s->world, key->protocol, flow->tcp))
         return 0;
-    __u64 limit = timeout_of(w, key->protocol, flow->tcp);
-    __s64 idle = bpf_ktime_get_coarse_ns() - flow->seen;
-    if (idle < (__s64)limit) {
-        bpf_timer_start(&flow->timer, limit - (idle < 0 ? 0 : idle), 0);
-        return 0;
-    }
     __u64 pin = flow->pin;
     if (bpf_map_delete_elem(&FLOWS, key) == 0) {
-        count_end(w, c, pin);
-        c->ended[FAMILY == 6]++;
+        count_end(s->world, s->counts, pin);
+        s->counts->ended[FAMILY == 6]++;
     }
     return 0;
+}
+
+// The table is full: makes room, unless that was tried a moment ago. Gives whether it did.
+NOINLINE int NAME(make_room)(struct world *w, struct counts *c)
+{
+    struct sweep s = {.world = w, .counts = c, .now = bpf_ktime_get_coarse_ns()};
+    __u64 after = w->settings.sweep_after;
+    if (s.now < after ||
+        __sync_val_compare_and_swap(&w->settings.sweep_after, after, s.now + SWEEP_LONGEST_NS) != after)
+        return 0;
+    bpf_for_each_map_elem(&FLOWS, NAME(expire), &s, 0);
+    __u64 over = bpf_ktime_get_coarse_ns();
+    w->settings.sweep_after = over + SWEEP_PAUSE_NS + (over - s.now) * SWEEP_SHARE;
+    return 1;
 }
 
 // What is known of a flow that is to be pinned.
@@ -124,6 +131,8 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
             .tcp = s->tcp,
         };
         long failed = bpf_map_update_elem(&FLOWS, s->key, &fresh, BPF_NOEXIST);
+        if (failed && failed != -EEXIST && NAME(make_room)(w, c))
+            failed = bpf_map_update_elem(&FLOWS, s->key, &fresh, BPF_NOEXIST);
         if (failed && failed != -EEXIST) {
             c->table_full++;
             s->is_unpinned = 1;
@@ -146,14 +155,11 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
     }
     c->started[FAMILY == 6]++;
     NAME(begin)(s, flow, pin, now);
-    bpf_timer_init(&flow->timer, &FLOWS, CLOCK_MONOTONIC);
-    bpf_timer_set_callback(&flow->timer, NAME(expire));
-    bpf_timer_start(&flow->timer, timeout_of(w, s->key->protocol, s->tcp), 0);
     return slot;
 }
 
 // A packet that may change a connection's state. Gives 1 where another connection begins in its place.
-NOINLINE int NAME(follow_tcp)(struct flow *flow, __u32 flags, __u32 direction, __u64 linger)
+INLINE int NAME(follow_tcp)(struct flow *flow, __u32 flags, __u32 direction)
 {
     __u8 before = flow->tcp, after = before;
     if (flags & RST)
@@ -166,22 +172,19 @@ NOINLINE int NAME(follow_tcp)(struct flow *flow, __u32 flags, __u32 direction, _
                                                                             : TCP_FIN_FORWARD;
     else if (before == TCP_HANDSHAKE && (flags & (SYN | ACK)) == ACK)
         after = TCP_ESTABLISHED;
-    if (after != before) {
+    if (after != before)
         flow->tcp = after;
-        if (after == TCP_CLOSED)
-            bpf_timer_start(&flow->timer, linger, 0);
-    }
     return 0;
 }
 
 // Counts a packet with its flow. Gives 1 where another connection begins in its place.
-INLINE int NAME(see)(const struct world *w, struct flow *flow, const KEY *key, const struct packet *p, __u32 bytes)
+INLINE int NAME(see)(struct flow *flow, const KEY *key, const struct packet *p, __u32 bytes)
 {
     __u32 direction = p->direction & 1;
     if (UNLIKELY(p->is_error))
         return 0;
     if (key->protocol == PROTO_TCP && ((p->tcp_flags & (SYN | FIN | RST)) || flow->tcp == TCP_HANDSHAKE) &&
-        NAME(follow_tcp)(flow, p->tcp_flags, direction, w->settings.timeouts[2]))
+        NAME(follow_tcp)(flow, p->tcp_flags, direction))
         return 1;
     flow->seen = bpf_ktime_get_coarse_ns();
     __sync_fetch_and_add(&flow->packets[direction], 1);
@@ -217,7 +220,7 @@ INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct coun
         } else {
             if (UNLIKELY(p.direction == flow->inside))
                 return not_steered(skb, w, c, uplink, 0);
-            if (LIKELY(row->epoch == PIN_EPOCH(pin)) && LIKELY(!NAME(see)(w, flow, &key, &p, bytes))) {
+            if (LIKELY(row->epoch == PIN_EPOCH(pin)) && LIKELY(!NAME(see)(flow, &key, &p, bytes))) {
                 __u64 outside = outside_of(skb, uplink);
                 if (UNLIKELY(flow->outside != outside) && !p.is_error)
                     flow->outside = outside;
@@ -247,7 +250,7 @@ INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct coun
                                            slot == NO_ROOM ? DROPPED_TABLE_FULL : DROPPED_NO_INSTANCE);
         if (s.flow) {
             s.flow->outside = s.outside;
-            NAME(see)(w, s.flow, &key, &p, bytes);
+            NAME(see)(s.flow, &key, &p, bytes);
         }
     }
     return deliver(skb, w, c, slot & (SLOTS - 1), w->slots[slot & (SLOTS - 1)].service, uplink, bytes);
@@ -278,7 +281,7 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
             return leave(skb, w, c, slot, flow->outside, key.vlan, bytes);
         }
         if (LIKELY(is_own) && LIKELY(p.direction == flow->inside)) {
-            if (LIKELY(!NAME(see)(w, flow, &key, &p, bytes)))
+            if (LIKELY(!NAME(see)(flow, &key, &p, bytes)))
                 return leave(skb, w, c, slot, flow->outside, key.vlan, bytes);
         } else {
             // Another instance's, or the wrong way.
@@ -319,7 +322,7 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
         if (!answers)
             sc->opened++;
         if (s.flow)
-            NAME(see)(w, s.flow, &key, &p, bytes);
+            NAME(see)(s.flow, &key, &p, bytes);
         return leave(skb, w, c, slot, s.flow ? s.flow->outside : 0, key.vlan, bytes);
     }
 }

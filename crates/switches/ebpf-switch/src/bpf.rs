@@ -128,6 +128,42 @@ pub(crate) fn is_mounted(place: &Path) -> io::Result<bool> {
     Ok(rustix::fs::statfs(place)?.f_type as i64 == FS_MAGIC)
 }
 
+/// `BPF_PROG_TEST_RUN`: runs a program once, here and now.
+const RUN: libc::c_long = 10;
+
+/// The arguments of such a run (`union bpf_attr`).
+#[repr(C)]
+#[derive(Default)]
+struct RunAttr {
+    prog_fd: u32,
+    result: u32,
+    sizes: [u32; 2],
+    data: [u64; 2],
+    repeat: u32,
+    duration: u32,
+    context_sizes: [u32; 2],
+    context: [u64; 2],
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    zero: u32,
+}
+
+/// Runs a program that takes no packet.
+pub(crate) fn run(program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = RunAttr {
+        prog_fd: program.as_raw_fd() as u32,
+        ..RunAttr::default()
+    };
+    // SAFETY: the kernel reads the arguments, in which there are no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, RUN, &raw mut attr, size_of::<RunAttr>()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`.
 const TAKE: libc::c_long = 21;
 

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use aya::maps::{HashMap, Map, MapData};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact};
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, ProgramFd, RawTracePoint, SchedClassifier, TcAttachType};
 use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use shared_memory::Mapping;
@@ -71,6 +71,7 @@ pub(crate) struct Shared {
     counts: Mapping,
     cpus: usize,
     flows: [MapData; 2],
+    sweep: ProgramFd,
 }
 
 impl Shared {
@@ -88,6 +89,14 @@ impl Shared {
     /// What inco itself counts, in addition to the CPUs.
     pub(crate) fn own_counts(&self) -> &Counts {
         &self.counts()[self.cpus]
+    }
+
+    /// Removes the flows that are over.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn sweep(&self) -> io::Result<()> {
+        bpf::run(self.sweep.as_fd())
     }
 
     /// A flow table: IPv4 or IPv6.
@@ -138,6 +147,7 @@ impl Kernel {
             let program = classifier(&mut ebpf, program)?;
             program.load().map_err(|error| refused(&error))?;
         }
+        let sweep = sweeper(&mut ebpf).map_err(|error| refused(&error))?;
         let mut take = |name: &str| match ebpf.take_map(name) {
             Some(Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data)) => Ok(data),
             _ => Err(EbpfError::Load {
@@ -159,6 +169,7 @@ impl Kernel {
             counts: map(&counts, size_of::<Counts>() * (cpus + 1))?,
             cpus,
             flows,
+            sweep,
         };
         let settings = &shared.world().settings;
         if !matches!(found, Found::Taken) {
@@ -373,6 +384,14 @@ fn remove_pins(pins: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Loads the program that walks over the flow tables.
+fn sweeper(ebpf: &mut Ebpf) -> Result<ProgramFd, ProgramError> {
+    let missing = || ProgramError::IOError(io::Error::from(io::ErrorKind::NotFound));
+    let program: &mut RawTracePoint = ebpf.program_mut("inco_sweep").ok_or_else(missing)?.try_into()?;
+    program.load()?;
+    program.fd()?.try_clone().map_err(ProgramError::IOError)
 }
 
 fn classifier(ebpf: &mut Ebpf, program: Program) -> Result<&mut SchedClassifier, EbpfError> {

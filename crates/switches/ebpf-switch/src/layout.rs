@@ -128,6 +128,7 @@ pub(crate) struct SettingsRow {
     pub(crate) other: AtomicU32,
     pub(crate) gateway_mac: [AtomicU8; 6],
     zero: [u8; 2],
+    sweep_after: AtomicU64,
 }
 
 /// What inco writes and the programs read.
@@ -200,7 +201,6 @@ pub(crate) const FLOW_BYTES: usize = size_of::<Flow>();
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
-    timer: [u64; 2],
     pub(crate) pin: u64,
     pub(crate) seen: u64,
     pub(crate) packets: [u64; 2],
@@ -221,15 +221,14 @@ impl Flow {
             word.copy_from_slice(&bytes[8 * at..8 * at + 8]);
             u64::from_ne_bytes(word)
         };
-        let last = 8 * 10;
+        let last = 8 * 8;
         Flow {
-            timer: [0; 2],
-            pin: word(2),
-            seen: word(3),
-            packets: [word(4), word(5)],
-            bytes: [word(6), word(7)],
-            pinned_at: word(8),
-            outside: word(9),
+            pin: word(0),
+            seen: word(1),
+            packets: [word(2), word(3)],
+            bytes: [word(4), word(5)],
+            pinned_at: word(6),
+            outside: word(7),
             opener: bytes[last] & 1,
             inside: bytes[last + 1] & 1,
             tcp: bytes[last + 2],
@@ -250,8 +249,8 @@ impl Flow {
     }
 }
 
-const _: () = assert!(FLOW_BYTES == 88 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
-const _: () = assert!(size_of::<SettingsRow>() == 120 && size_of::<UplinkRow>() == 20);
+const _: () = assert!(FLOW_BYTES == 72 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
+const _: () = assert!(size_of::<SettingsRow>() == 128 && size_of::<UplinkRow>() == 20);
 
 /// Writes bytes that the other side reads one by one.
 pub(crate) fn store_bytes<const N: usize>(to: &[AtomicU8; N], from: [u8; N]) {

@@ -6,7 +6,7 @@
 //! instance that may come), [`EbpfError`].
 //!
 //! The programs (`bpf/`) and inco share memory: what inco writes (`World`), what each CPU counts (`Counts`), and the
-//! flow tables, whose entries the programs make and their timers remove. All of it is pinned in the kernel and works
+//! flow tables, whose entries the programs make, and remove when they are over. All of it is pinned in the kernel and works
 //! on when this process ends, however it ends; [`EbpfSwitch::start`] takes it over.
 
 mod announce;

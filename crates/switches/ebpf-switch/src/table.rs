@@ -1,10 +1,12 @@
-//! Flows in the kernel's tables: listed and purged by a thread, because a million entries take a second.
+//! Flows in the kernel's tables. A thread lists them and has those removed that are over, because a walk over a million
+//! entries takes a while.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use flow_table::TcpState;
 use model::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Nanos, ServiceId, Slot};
@@ -14,6 +16,11 @@ use switch::{FlowFilter, FlowRow, SwitchEvent};
 use crate::bpf::{self, Entries};
 use crate::kernel::Shared;
 use crate::layout::{Flow, KEY_BYTES};
+
+/// How often flows that are over are removed.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// The pause after a walk over the tables, in multiples of its duration: it takes at most a twentieth of a CPU.
+const SWEEP_SHARE: u32 = 20;
 
 /// A question to the thread.
 pub(crate) struct Question {
@@ -34,7 +41,20 @@ impl Lister {
         let (questions, todo) = channel::<Question>();
         let (tell, answers) = channel();
         let work = move || {
-            for question in todo {
+            let mut pause = SWEEP_EVERY;
+            loop {
+                let question = match todo.recv_timeout(pause) {
+                    Ok(question) => question,
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        let began = Instant::now();
+                        if let Err(error) = shared.sweep() {
+                            tracing::warn!(%error, "flows that are over stay in the table until it is full");
+                        }
+                        pause = (began.elapsed() * SWEEP_SHARE).max(SWEEP_EVERY);
+                        continue;
+                    }
+                };
                 let answer = list(&shared, &question).unwrap_or_else(|error| SwitchEvent::Trouble {
                     what: "flow table".to_owned(),
                     reason: error.to_string(),

@@ -151,6 +151,13 @@ impl World {
     }
 }
 
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // A test that fails leaves nothing in the kernel either.
+        self.switch.stop();
+    }
+}
+
 impl Bed {
     /// A switch with one service.
     pub(crate) fn new(world: World, service: ServicePlan) -> Bed {

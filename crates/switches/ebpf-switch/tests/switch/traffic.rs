@@ -143,7 +143,15 @@ fn scaling_breaks_no_connection() {
     let rounds = if real_parts::is_full_length() { 100 } else { 6 };
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let net = Namespace::clone_of(&bed.world.net);
+    /// Ends the clients, also where the test fails.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     std::thread::scope(|scope| {
+        let end = Stop(&stop);
         let clients: Vec<_> = (0..4)
             .map(|client| {
                 let (stop, done, net) = (&stop, &done, &net);
@@ -188,7 +196,7 @@ fn scaling_breaks_no_connection() {
             bed.events.clear();
             bed.world.instances.remove(&Slot(1));
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         let failed: Vec<String> = clients
             .into_iter()
             .flat_map(|client| client.join().unwrap())
