@@ -166,7 +166,8 @@ TOML
         become 'all flows are pinned' has_flows
         before=$(main)
         nf=$(containers)
-        within dpkg --no-triggers -i /var/tmp/later.deb >"$top/upgrade" 2>&1 || failed "$top/upgrade" 'it is not upgraded'
+        within dpkg --no-triggers -i /var/tmp/later.deb >"$top/upgrade" 2>&1 ||
+            failed "$top/upgrade" 'it is not upgraded'
         case $(within dpkg-query -W -f '${Version}' inco) in
         *+later) ;;
         *) fail 'the later version is not installed' ;;

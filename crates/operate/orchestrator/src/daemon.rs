@@ -117,7 +117,7 @@ pub(crate) fn launcher_command() -> LauncherCommand {
     LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop")
 }
 
-/// Starts the launcher. It makes containers for the embedded engine, and keeps for the next run what inco's own switch
+/// Starts the launcher. It makes containers for the embedded engine. It keeps for the next run what inco's own switch
 /// and the API have open. It forks, so it must start before any thread and any memory mapping.
 ///
 /// # Errors

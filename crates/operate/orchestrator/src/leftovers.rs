@@ -50,6 +50,21 @@ struct Record {
     tls: Option<PathBuf>,
 }
 
+impl Record {
+    /// What is written in the file. After a shorter record there may be the rest of the one before: inco was killed
+    /// while it wrote.
+    fn read(file: &File) -> serde_json::Result<Record> {
+        Record::deserialize(&mut serde_json::Deserializer::from_reader(file))
+    }
+
+    /// Replaces what is written: whenever this process is killed, there is one of the two.
+    fn write(&self, file: &mut File) -> io::Result<()> {
+        let text = serde_json::to_vec(self)?;
+        file.write_all(&text)?;
+        file.set_len(text.len() as u64)
+    }
+}
+
 /// A running inco.
 #[derive(Clone, Debug)]
 pub struct Running {
@@ -69,7 +84,7 @@ impl Running {
     /// The inco that uses the run directory; `None` if none runs or its file is not readable.
     pub fn of(run_dir: &Path) -> Option<Running> {
         let file = File::open(run_dir.join(FILE)).ok()?;
-        let record: Record = serde_json::from_reader(&file).ok()?;
+        let record = Record::read(&file).ok()?;
         let holds_it = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
         holds_it.then_some(Running {
             pid: record.pid,
@@ -98,9 +113,7 @@ pub(crate) struct Kept {
 pub(crate) fn kept_sockets(run_dir: &Path) -> Kept {
     let record = File::open(run_dir.join(FILE)).ok().and_then(|file| {
         let is_over = file.try_lock_shared().is_ok();
-        serde_json::from_reader::<_, Record>(&file)
-            .ok()
-            .filter(|_| is_over)
+        Record::read(&file).ok().filter(|_| is_over)
     });
     match (record, Keeper::connect(run_dir)) {
         // The kernel's list has the name that the socket was bound to, which is another one.
@@ -163,10 +176,7 @@ impl Mark {
             host: engine.host.clone(),
             tls: engine.tls.clone(),
         };
-        let text = serde_json::to_vec(&record)?;
-        file.set_len(0)
-            .and_then(|()| file.write_all(&text))
-            .with_context(of_file)?;
+        record.write(&mut file).with_context(of_file)?;
         Ok(Mark {
             path,
             _file: file,
@@ -200,7 +210,7 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let record: Record = serde_json::from_reader(&file).with_context(|| {
+    let record = Record::read(&file).with_context(|| {
         format!(
             "{} is damaged: start `inco run` and stop it again",
             path.display()
@@ -309,6 +319,33 @@ mod tests {
 
     const TEXT: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:/nonexistent/wan.sock\"\n[service.a]\n\
                         port = \"null\"\n";
+
+    #[test]
+    fn a_record_is_read_after_inco_was_killed_while_it_wrote_a_shorter_one() {
+        let record = |file: &str| Record {
+            pid: 7,
+            file: file.to_owned(),
+            socket: PathBuf::from("api.sock"),
+            listen: None,
+            uplinks: Vec::new(),
+            driver: "oci".to_owned(),
+            host: String::new(),
+            tls: None,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        let [longer, shorter] =
+            ["a-long-name.toml", "a.toml"].map(|file| serde_json::to_vec(&record(file)).unwrap());
+        let rest = longer.get(shorter.len()..).unwrap();
+        fs::write(&path, [&shorter, rest].concat()).unwrap();
+        assert_eq!(Record::read(&File::open(&path).unwrap()).unwrap().file, "a.toml");
+        let mut file = OpenOptions::new().write(true).open(&path).unwrap();
+        record("b.toml").write(&mut file).unwrap();
+        assert_eq!(
+            fs::read(&path).unwrap(),
+            serde_json::to_vec(&record("b.toml")).unwrap()
+        );
+    }
 
     #[test]
     fn a_run_directory_has_one_inco_and_is_known_to_be_left() {

@@ -11,8 +11,8 @@
 //! 5. If the new program ends or does not answer by the deadline, the guard ends it and executes the old program
 //!    again, which takes everything over in turn.
 //!
-//! The guard also holds what the launcher keeps. The new program does not begin with less than that. So the death of a
-//! launcher, the one before or the new one, ends in step 5 and loses nothing.
+//! The guard also holds what the launcher keeps. The new program does not begin with less than that. So the death of
+//! a launcher, the one before or the new one, ends in step 5 and loses nothing.
 //!
 //! A guard that is killed is a crash like any other: the next run takes over.
 
