@@ -54,6 +54,11 @@ for part in "$@"; do
         has ip || want iproute2 'network namespaces and veth pairs for tests'
         has valgrind || want valgrind 'counts the instructions of the packet path'
         has promtool || want prometheus 'promtool and Prometheus: check metrics and alerts'
+        has curl || want curl 'asks for pages in tests of services'
+        # Daemons may be in a folder that only root looks into.
+        has nginx || [ -x /usr/sbin/nginx ] || want nginx-light 'the web server that tests run in containers as it is'
+        has haproxy || [ -x /usr/sbin/haproxy ] || want haproxy 'the balancer that tests run so'
+        has redis-server || want redis-server 'the store that tests run so'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
         has docker-registry || want docker-registry 'a registry of images, for tests that pull'
         [ -x /usr/sbin/nginx ] || want nginx-light 'a web server, for tests of images of programs'

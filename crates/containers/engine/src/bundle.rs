@@ -2,17 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use serde_json::{Value, json};
 
 use crate::image::Image;
 use crate::program::PATH;
-use crate::stage::{self, Shown, Stage};
-use crate::{ContainerSpec, EngineError, Given, OPEN_FILES};
+use crate::seccomp::Calls;
+use crate::stage::{self, Ordinary, Shown, Stage};
+use crate::{ContainerSpec, EngineError, Given, OPEN_FILES, host_files};
 
 /// Room in the container's `/tmp`, in KiB.
 const TMP_KIB: u32 = 16 * 1024;
 /// Room in its `/run`, in KiB. DPDK keeps its runtime files there.
 const RUN_KIB: u32 = 64 * 1024;
+/// Open files of an ordinary program at most.
+const ORDINARY_OPEN_FILES: u64 = 65_536;
 /// Room in its `/dev/shm`, in KiB.
 const SHM_KIB: u32 = 64 * 1024;
 
@@ -68,6 +73,16 @@ pub(crate) fn stage(
         mapped: false,
     });
     let devices = given.devices.iter().map(|path| stage::device(path));
+    let ordinary = spec.is_ordinary().then(|| Ordinary {
+        ports: given.ports.clone(),
+        files: host_files::all(&spec.name, &given.ports),
+    });
+    let calls = match (&ordinary, given.interfaces.as_slice()) {
+        (Some(_), _) => Calls::Ordinary,
+        (None, []) => Calls::Usual,
+        // Whole frames take packet sockets.
+        (None, _) => Calls::Frames,
+    };
     Ok(Stage {
         place,
         first_id,
@@ -77,6 +92,8 @@ pub(crate) fn stage(
         shown: mounts.chain(exchange).collect(),
         devices: devices.collect::<Result<_, _>>()?,
         hugepages: spec.hugepages,
+        calls,
+        ordinary,
     })
 }
 
@@ -107,6 +124,8 @@ pub(crate) fn config(
         cpu: _,
         functions: _,
         labels: _,
+        // In `rights`.
+        capabilities: _,
     } = spec;
     let arguments = if command.is_empty() {
         image.command(&[])
@@ -134,8 +153,7 @@ pub(crate) fn config(
         resources["cpu"] = json!({ "cpus": cpus });
     }
     let has_interfaces = !given.interfaces.is_empty();
-    // Whole frames need a right; the kernel's own stack is not to speak on a data port.
-    let rights: &[&str] = if has_interfaces { &["CAP_NET_RAW"] } else { &[] };
+    // The kernel's own stack is not to speak on a port of whole frames.
     let is_ipv6_there = has_interfaces && Path::new("/proc/sys/net/ipv6").exists();
     let settings = ["all", "default"].map(|of| (format!("net.ipv6.conf.{of}.disable_ipv6"), json!("1")));
     let settings: serde_json::Map<String, Value> = settings.into_iter().filter(|_| is_ipv6_there).collect();
@@ -149,20 +167,19 @@ pub(crate) fn config(
     );
     let interfaces = given.interfaces.iter().map(|name| (name.clone(), json!({})));
     let interfaces: serde_json::Map<String, Value> = interfaces.collect();
+    let files = open_files(spec);
     json!({
         "ociVersion": "1.0.2",
-        "root": { "path": stage.rootfs_path(), "readonly": true },
-        "hostname": name.chars().take(63).collect::<String>(),
+        "root": { "path": stage.rootfs_path(), "readonly": !spec.is_ordinary() },
+        "hostname": host_files::hostname(name),
         "process": {
             "terminal": false,
             "user": { "uid": image.user.uid, "gid": image.user.gid },
             "args": arguments,
             "env": env,
             "cwd": image.directory,
-            "capabilities": {
-                "bounding": rights, "effective": rights, "inheritable": [], "permitted": rights, "ambient": [],
-            },
-            "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": OPEN_FILES, "soft": OPEN_FILES }],
+            "capabilities": rights(spec, has_interfaces, image.user.uid, own_capabilities()),
+            "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": files, "soft": files }],
             "noNewPrivileges": true,
         },
         "mounts": mounts(spec, given, stage),
@@ -177,6 +194,41 @@ pub(crate) fn config(
             "readonlyPaths": READ_ONLY_PATHS,
         },
     })
+}
+
+/// The capabilities of its program. A user other than root has them only in reach, as with Docker: none is in effect.
+/// With the host's ids it has only those of `own`, which inco has; a user namespace comes with all.
+fn rights(spec: &ContainerSpec, has_interfaces: bool, user: u32, own: CapabilitySet) -> Value {
+    let frames = has_interfaces.then(|| "CAP_NET_RAW".to_owned());
+    let is_there = |name: &&str| {
+        spec.user_namespace || CapabilitySet::from_name(name).is_some_and(|one| own.contains(one))
+    };
+    let named = spec.capabilities().filter(is_there);
+    let named = named.map(|name| format!("CAP_{name}"));
+    let in_reach: Vec<String> = frames.iter().cloned().chain(named).collect();
+    let in_effect = if user == 0 {
+        in_reach.clone()
+    } else {
+        frames.into_iter().collect()
+    };
+    json!({
+        "bounding": in_reach, "effective": in_effect, "inheritable": [], "permitted": in_effect, "ambient": [],
+    })
+}
+
+/// The capabilities of this process, which are those of its launcher or fewer.
+fn own_capabilities() -> CapabilitySet {
+    capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted)
+}
+
+/// How many files its program may have open. A server has one for each connection; the launcher cannot give more than
+/// it may have itself.
+pub(crate) fn open_files(spec: &ContainerSpec) -> u64 {
+    if !spec.is_ordinary() {
+        return OPEN_FILES;
+    }
+    let own = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    ORDINARY_OPEN_FILES.min(own).max(OPEN_FILES)
 }
 
 fn mounts(spec: &ContainerSpec, given: &Given, stage: &Stage) -> Vec<Value> {
@@ -198,9 +250,10 @@ fn mounts(spec: &ContainerSpec, given: &Given, stage: &Stage) -> Vec<Value> {
             "destination": "/sys", "type": "sysfs", "source": "sysfs",
             "options": ["nosuid", "noexec", "nodev", "ro"],
         }),
-        memory("/tmp", "1777", TMP_KIB),
-        memory("/run", "755", RUN_KIB),
     ];
+    if !spec.is_ordinary() {
+        mounts.extend([memory("/tmp", "1777", TMP_KIB), memory("/run", "755", RUN_KIB)]);
+    }
     // How they may be used is said on the stage already, and cannot be loosened here.
     let bind = |target: &Path, source: PathBuf| json!({ "destination": target, "type": "bind", "source": source, "options": ["bind", "rprivate"] });
     if stage.hugepages {
@@ -370,6 +423,52 @@ mod tests {
             let refused = stage_of(&spec, &given).unwrap_err();
             assert!(refused.to_string().contains(no_device), "{refused}");
         }
+    }
+
+    #[test]
+    fn an_ordinary_program_has_what_it_expects() {
+        let mut spec = ContainerSpec::new("inco-web-1", "a");
+        spec.functions = vec![model::NetFunction::Port(crate::port::example())];
+        let given = Given {
+            ports: vec![crate::port::example()],
+            ..Given::default()
+        };
+        let stage = stage_of(&spec, &given).unwrap();
+        assert_eq!(stage.calls, Calls::Ordinary);
+        let ordinary = stage.ordinary.unwrap();
+        assert_eq!((ordinary.ports, ordinary.files.len()), (given.ports.clone(), 3));
+        let config = read_with(&spec, &given);
+        assert_eq!(config.root().as_ref().unwrap().readonly(), Some(false));
+        let mounts = config.mounts().iter().flatten();
+        let covered = |of: &&libcontainer::oci_spec::runtime::Mount| {
+            ["/tmp", "/run"]
+                .map(Path::new)
+                .contains(&of.destination().as_path())
+        };
+        assert_eq!(mounts.filter(covered).count(), 0);
+        let moved = config.linux().as_ref().unwrap().net_devices().clone();
+        assert!(
+            moved.is_none_or(|moved| moved.is_empty()),
+            "it is not the runtime that moves ports"
+        );
+
+        let all = CapabilitySet::all();
+        let count = |of: &Value, kind: &str| of[kind].as_array().unwrap().len();
+        let of_root = rights(&spec, false, 0, all);
+        assert_eq!(
+            (count(&of_root, "bounding"), count(&of_root, "effective")),
+            (13, 13)
+        );
+        let of_user = rights(&spec, false, 7, all);
+        assert_eq!(
+            (count(&of_user, "bounding"), count(&of_user, "effective")),
+            (13, 0)
+        );
+        // What inco does not have it can give in a user namespace only.
+        let few = CapabilitySet::CHOWN | CapabilitySet::NET_RAW;
+        assert_eq!(count(&rights(&spec, false, 0, few), "effective"), 13);
+        spec.user_namespace = false;
+        assert_eq!(rights(&spec, false, 0, few)["effective"], json!(["CAP_CHOWN"]));
     }
 
     #[test]

@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use model::{Mount, Nanos, NetFunction};
+use model::{CAPABILITIES, Mount, Nanos, NetFunction};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
@@ -186,6 +187,9 @@ pub struct Exchange {
 
 /// The specification of a container. Every container has no network except the interfaces that it is given, a
 /// read-only root file system, no capabilities (with interfaces: `CAP_NET_RAW`) and no way to gain privileges.
+///
+/// A container with a kernel port ([`NetFunction::Port`]) is made for an ordinary program, which knows nothing of
+/// inco: it has the kernel's network, a root file system that it can write to, and [`CAPABILITIES`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerSpec {
     /// Its name, as `inco-firewall-7`: see [`ContainerSpec::check`].
@@ -219,6 +223,8 @@ pub struct ContainerSpec {
     /// into the container under their names, and back on removal; of other functions it gets the device files.
     /// [`Given`](crate::Given) describes its environment.
     pub functions: Vec<NetFunction>,
+    /// The capabilities of its program, of [`CAPABILITIES`]; `None` for the usual ones.
+    pub capabilities: Option<Vec<String>>,
 }
 
 /// The longest name of a container, in bytes.
@@ -246,7 +252,26 @@ impl ContainerSpec {
             user_namespace: true,
             hugepages: false,
             functions: Vec::new(),
+            capabilities: None,
         }
+    }
+
+    /// Whether its program is an ordinary one: it has a kernel port.
+    pub fn is_ordinary(&self) -> bool {
+        self.functions
+            .iter()
+            .any(|function| matches!(function, NetFunction::Port(_)))
+    }
+
+    /// The names of the capabilities that its program has.
+    pub(crate) fn capabilities(&self) -> impl Iterator<Item = &str> {
+        let usual: &[&str] = if self.is_ordinary() { &CAPABILITIES } else { &[] };
+        let usual = usual.iter().copied().filter(|_| self.capabilities.is_none());
+        self.capabilities
+            .iter()
+            .flatten()
+            .map(String::as_str)
+            .chain(usual)
     }
 
     /// Checks name, quota, mounts and texts, without access to the system.
@@ -268,6 +293,15 @@ impl ContainerSpec {
         for function in &self.functions {
             crate::function::check(function)?;
         }
+        crate::port::check_all(&self.functions)?;
+        let mut capabilities = self.capabilities.iter().flatten();
+        if let Some(name) = capabilities.find(|name| !CAPABILITIES.contains(&name.as_str())) {
+            let reason = format!("{name} is none of {}", CAPABILITIES.join(", "));
+            return Err(EngineError::BadSpec {
+                what: "this capability",
+                reason,
+            });
+        }
         let mounts = self.mounts.iter().map(|mount| [&mount.source, &mount.target]);
         let exchange = self.exchange.iter().map(|of| [&of.source, &of.target]);
         for paths in mounts.chain(exchange) {
@@ -287,6 +321,50 @@ impl ContainerSpec {
         let env = self.env.iter().flat_map(|(key, value)| [key, value]);
         check_texts(self.command.iter().chain(env))
     }
+}
+
+/// Signals by name, beside the real-time ones.
+const SIGNALS: [(&str, i32); 14] = [
+    ("HUP", libc::SIGHUP),
+    ("INT", libc::SIGINT),
+    ("QUIT", libc::SIGQUIT),
+    ("ABRT", libc::SIGABRT),
+    ("KILL", libc::SIGKILL),
+    ("USR1", libc::SIGUSR1),
+    ("USR2", libc::SIGUSR2),
+    ("PIPE", libc::SIGPIPE),
+    ("ALRM", libc::SIGALRM),
+    ("TERM", libc::SIGTERM),
+    ("CONT", libc::SIGCONT),
+    ("STOP", libc::SIGSTOP),
+    ("WINCH", libc::SIGWINCH),
+    ("PWR", libc::SIGPWR),
+];
+
+/// The number of `SIGQUIT`, `QUIT`, `3` or `SIGRTMIN+3`, as Docker reads them; `None` for what is no signal.
+pub(crate) fn signal_number(text: &str) -> Option<i32> {
+    let name = text.trim().to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let real_time = |from: i32, offset: &str| match offset {
+        "" => Some(from),
+        offset => offset.parse().ok().map(|offset: i32| from.saturating_add(offset)),
+    };
+    let number = if let Ok(number) = name.parse() {
+        Some(number)
+    } else if let Some(offset) = name.strip_prefix("RTMIN") {
+        real_time(libc::SIGRTMIN(), offset)
+    } else if let Some(offset) = name.strip_prefix("RTMAX") {
+        real_time(libc::SIGRTMAX(), offset)
+    } else {
+        SIGNALS.iter().find(|(of, _)| *of == name).map(|(_, number)| *number)
+    };
+    number.filter(|number| (1..=libc::SIGRTMAX()).contains(number))
+}
+
+/// The signal by which a program is asked to end, from the number that its image gives. SIGTERM if that gives none, or
+/// a real-time signal.
+pub(crate) fn stop_signal(number: Option<i32>) -> Signal {
+    number.and_then(Signal::from_named_raw).unwrap_or(Signal::TERM)
 }
 
 /// Checks arguments or environment: no NUL.
@@ -411,6 +489,7 @@ impl Usage {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by it")]
 mod tests {
     use proptest::prelude::*;
 
@@ -480,6 +559,44 @@ mod tests {
             }];
             assert_eq!(spec.check().is_ok(), good, "{source} {target}");
         }
+    }
+
+    #[test]
+    fn an_ordinary_program_has_the_usual_capabilities_unless_others_are_said() {
+        let mut spec = ContainerSpec::new("inco-a-1", "a");
+        assert_eq!(spec.capabilities().count(), 0);
+        spec.functions = vec![NetFunction::Port(crate::port::example())];
+        assert!(spec.capabilities().eq(CAPABILITIES));
+        spec.capabilities = Some(Vec::new());
+        assert_eq!((spec.capabilities().count(), spec.check()), (0, Ok(())));
+        spec.capabilities = Some(vec!["CHOWN".to_owned()]);
+        assert!(spec.capabilities().eq(["CHOWN"]));
+        for refused in ["NET_RAW", "NET_ADMIN", "SYS_ADMIN", "chown", "CAP_CHOWN"] {
+            spec.capabilities = Some(vec![refused.to_owned()]);
+            let error = spec.check().unwrap_err().to_string();
+            assert!(
+                error.contains(refused) && error.contains("NET_BIND_SERVICE"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_stop_signal_of_an_image_is_read_as_docker_reads_it() {
+        for (text, signal) in [
+            ("SIGQUIT", Signal::QUIT),
+            ("quit", Signal::QUIT),
+            ("3", Signal::QUIT),
+            ("SIGWINCH", Signal::WINCH),
+            ("15", Signal::TERM),
+            ("SIGRTMIN+3", Signal::TERM),
+            ("0", Signal::TERM),
+            ("999", Signal::TERM),
+            ("", Signal::TERM),
+        ] {
+            assert_eq!(stop_signal(signal_number(text)), signal, "{text}");
+        }
+        assert_eq!(signal_number("SIGRTMIN+3"), Some(libc::SIGRTMIN() + 3));
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! The engine `docker`: containers by the API of Docker or Podman, on this machine or, over TLS, on another one.
 //!
+//! A container with kernel ports finds them set up: see [`holder`].
+//!
 //! On this machine slow API calls are replaced: a pidfd tells the end of a program, and CPU quotas are written to the
 //! control group. Containers run on while `dockerd` is stopped only with `live-restore`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,9 +19,9 @@ use bollard::Docker;
 use bollard::errors::Error;
 use bollard::exec::{CreateExecOptions, StartExecResults};
 use bollard::models::{
-    ContainerCreateBody, ContainerState as DockerState, ContainerSummaryStateEnum, ContainerUpdateBody,
-    DeviceMapping, HostConfig, HostConfigLogConfig, Mount as DockerMount, MountBindOptions,
-    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+    ContainerCreateBody, ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum,
+    ContainerUpdateBody, DeviceMapping, HostConfig, HostConfigLogConfig, Mount as DockerMount,
+    MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use bollard::query_parameters::{
     CreateContainerOptions, CreateImageOptions, InspectContainerOptions, KillContainerOptions,
@@ -26,7 +29,7 @@ use bollard::query_parameters::{
 };
 use clock::{monotonic, unix_ms};
 use futures_util::StreamExt;
-use model::Nanos;
+use model::{InterfaceSetup, Nanos};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -34,16 +37,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
-use crate::bundle::{MASKED_PATHS, READ_ONLY_PATHS};
+use crate::bundle::{MASKED_PATHS, READ_ONLY_PATHS, open_files};
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::container::check_command;
+use crate::container::{check_command, signal_number, stop_signal};
 use crate::docker_config::DockerConfig;
 use crate::front::{Command, Front, LIST_LIMIT, shorten_slice};
 use crate::image::{Image, Store};
+use crate::seccomp::Calls;
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Executed,
     Execution, Exit, Given, ImageRef, Label, MAX_COMMAND_OUTPUT_BYTES, MAX_OUTPUT_BYTES, Owner, Request, SYS,
-    Ticket, Usage, exchange, seccomp,
+    Ticket, Usage, exchange, holder, host_files, port, seccomp,
 };
 
 /// How long the engine may take for anything but a create.
@@ -114,6 +118,7 @@ impl DockerEngine {
                 entries: RefCell::default(),
                 exchanges: RefCell::default(),
                 imported: RefCell::default(),
+                holders: RefCell::default(),
                 tellers: RefCell::default(),
                 queues: RefCell::default(),
                 down_since: RefCell::new(None),
@@ -260,19 +265,28 @@ fn is_connection(error: &Error) -> bool {
 async fn import(docker: &Docker, store: &Store, name: &ImageRef) -> Result<(), EngineError> {
     let mut archive = Vec::new();
     let image = store.write_tar(name, &mut archive)?;
-    let full = name.with_tag();
-    let (repository, tag) = full.rsplit_once(':').unwrap_or((&full, "latest"));
+    load(docker, &name.with_tag(), changes(&image), archive).await
+}
+
+/// Has Docker make an image of these files.
+async fn load(
+    docker: &Docker,
+    full: &str,
+    changes: Vec<String>,
+    archive: Vec<u8>,
+) -> Result<(), EngineError> {
+    let (repository, tag) = full.rsplit_once(':').unwrap_or((full, "latest"));
     let options = CreateImageOptions {
         from_src: Some("-".to_owned()),
         repo: Some(repository.to_owned()),
         tag: Some(tag.to_owned()),
-        changes: changes(&image),
+        changes,
         ..CreateImageOptions::default()
     };
     let body = bollard::body_full(archive.into());
     let mut progress = std::pin::pin!(docker.create_image(Some(options), Some(body), None));
     while let Some(step) = progress.next().await {
-        step.map_err(|error| refused("import image", &full, error))?;
+        step.map_err(|error| refused("import image", full, error))?;
     }
     Ok(())
 }
@@ -390,6 +404,8 @@ struct Entry {
     pidfd: Option<Rc<OwnedFd>>,
     group: Option<Cgroup>,
     started_unix_ms: u64,
+    /// What asks it to end.
+    stop_signal: Signal,
     /// Whether its end has been told.
     ended: watch::Receiver<bool>,
     /// Whether it was killed from here, so that its exit status is known without a request.
@@ -414,6 +430,8 @@ struct Service {
     exchanges: RefCell<HashMap<String, PathBuf>>,
     /// Images that Docker has as our store has them, with the build.
     imported: RefCell<HashMap<String, u64>>,
+    /// Holders that creates under way have.
+    holders: RefCell<HashSet<String>>,
     /// Reports the end of containers that have no watcher yet.
     tellers: RefCell<HashMap<String, watch::Sender<bool>>>,
     queues: RefCell<HashMap<String, (Queue, usize)>>,
@@ -604,15 +622,11 @@ impl Service {
                 .borrow_mut()
                 .insert(name.clone(), of.source.clone());
         }
-        let made = match self.make(&spec, &given, image.as_ref(), limit).await {
-            Ok(()) => match self.start(&spec, limit).await {
-                Ok(started) => Ok(started),
-                Err(error) => {
-                    self.discard(&name).await;
-                    Err(error)
-                }
-            },
-            Err(error) => Err(error),
+        let made = if given.ports.is_empty() {
+            self.make_and_start(&spec, &given, image.as_ref(), limit, "none".to_owned())
+                .await
+        } else {
+            self.make_with_ports(&spec, &given, image.as_ref(), limit).await
         };
         if made.is_err() {
             // Remaining files do no harm.
@@ -659,31 +673,144 @@ impl Service {
         Ok(Some(image))
     }
 
-    async fn make(
+    /// Makes a container in that network, and starts it. Nothing is left of one that does not start.
+    async fn make_and_start(
         &self,
         spec: &ContainerSpec,
         given: &Given,
         image: Option<&Image>,
         limit: Duration,
-    ) -> Result<(), EngineError> {
+        network: String,
+    ) -> Result<(u32, Nanos), EngineError> {
+        let body = body(spec, given, image, self.is_podman, network);
+        match self.make(&spec.name, body, limit).await {
+            Err(EngineError::NotInDocker { .. }) => {
+                return Err(EngineError::NotInDocker {
+                    image: spec.image.with_tag(),
+                });
+            }
+            other => other?,
+        }
+        match self.start(spec, limit).await {
+            Ok(started) => Ok(started),
+            Err(error) => {
+                self.discard(&spec.name).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn make(&self, name: &str, body: ContainerCreateBody, limit: Duration) -> Result<(), EngineError> {
         let options = CreateContainerOptions {
-            name: Some(spec.name.clone()),
+            name: Some(name.to_owned()),
             ..CreateContainerOptions::default()
         };
-        let asked = self
-            .docker
-            .create_container(Some(options), body(spec, given, image, self.is_podman));
-        match self.ask("create", &spec.name, limit, asked).await {
+        let asked = self.docker.create_container(Some(options), body);
+        match self.ask("create", name, limit, asked).await {
             Ok(_) => Ok(()),
-            Err(EngineError::NotInDocker { .. }) => Err(EngineError::NotInDocker {
-                image: spec.image.with_tag(),
-            }),
             Err(error @ EngineError::Timeout { .. }) => {
-                self.discard(&spec.name).await;
+                self.discard(name).await;
                 Err(error)
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The same for a container with kernel ports: a holder has its network before it starts.
+    async fn make_with_ports(
+        &self,
+        spec: &ContainerSpec,
+        given: &Given,
+        image: Option<&Image>,
+        limit: Duration,
+    ) -> Result<(u32, Nanos), EngineError> {
+        if self.hierarchy.is_none() || self.is_podman {
+            let ports: Vec<&str> = given.ports.iter().map(|port| port.host.as_str()).collect();
+            return Err(EngineError::NoFunction {
+                what: format!(
+                    "Podman, and an engine on another machine, take no port of this one, as {}",
+                    ports.join(", ")
+                ),
+                write: "take Docker on this machine, or the engine oci".to_owned(),
+            });
+        }
+        let holder = holder::name(&spec.name);
+        self.holders.borrow_mut().insert(holder.clone());
+        let made = match self.hold(&holder, spec, given, limit).await {
+            Ok(()) => {
+                self.make_and_start(spec, given, image, limit, format!("container:{holder}"))
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        // The network stays with the program.
+        self.discard(&holder).await;
+        self.holders.borrow_mut().remove(&holder);
+        made
+    }
+
+    /// Starts a holder with the ports of a container in its network.
+    async fn hold(
+        &self,
+        holder: &str,
+        spec: &ContainerSpec,
+        given: &Given,
+        limit: Duration,
+    ) -> Result<(), EngineError> {
+        self.ensure_holder_image(limit).await?;
+        let body = || holder_body(spec, &given.ports);
+        match self.make(holder, body(), limit).await {
+            Err(EngineError::NameTaken { .. }) => {
+                // A run that was killed left it.
+                self.discard(holder).await;
+                self.make(holder, body(), limit).await?;
+            }
+            other => other?,
+        }
+        let asked = self.docker.start_container(holder, None::<StartContainerOptions>);
+        self.ask("start", holder, limit, asked).await?;
+        let asked = self
+            .docker
+            .inspect_container(holder, None::<InspectContainerOptions>);
+        let inspected = self.ask("inspect", holder, ANSWER, asked).await?;
+        let pid = inspected.state.and_then(|state| state.pid).unwrap_or_default();
+        let ports = given.ports.clone();
+        // The kernel takes milliseconds for it.
+        let given = tokio::task::spawn_blocking(move || {
+            let path = format!("/proc/{pid}/ns/net");
+            let network = File::open(&path).map_err(|error| format!("{path}: {error}"))?;
+            port::give(network.as_fd(), &ports)
+        });
+        let given = given.await.unwrap_or_else(|error| Err(error.to_string()));
+        given.map_err(|reason| EngineError::Start {
+            name: spec.name.clone(),
+            reason,
+        })
+    }
+
+    async fn ensure_holder_image(&self, limit: Duration) -> Result<(), EngineError> {
+        let asked = self.docker.inspect_image(holder::IMAGE);
+        match self.ask("inspect image", holder::IMAGE, ANSWER, asked).await {
+            Err(EngineError::NotFound { .. } | EngineError::NotInDocker { .. }) => {}
+            other => return other.map(drop),
+        }
+        let loaded = load(&self.docker, holder::IMAGE, Vec::new(), holder::archive()?);
+        timeout(limit, loaded).await.map_err(|_| silent(limit))?
+    }
+
+    /// Removes the holders that a run which was killed left of containers with this label.
+    async fn remove_left_holders(&self, label: &Label) -> Result<(), EngineError> {
+        let key = format!("{}.{}", holder::LABEL, label.key);
+        let label = Label {
+            key,
+            value: label.value.clone(),
+        };
+        for name in self.summaries(&label).await?.iter().filter_map(name_of) {
+            if !self.holders.borrow().contains(&name) {
+                self.discard(&name).await;
+            }
+        }
+        Ok(())
     }
 
     async fn start(&self, spec: &ContainerSpec, limit: Duration) -> Result<(u32, Nanos), EngineError> {
@@ -699,12 +826,8 @@ impl Service {
         let asked = self
             .docker
             .inspect_container(name, None::<InspectContainerOptions>);
-        let state = self
-            .ask("inspect", name, ANSWER, asked)
-            .await?
-            .state
-            .unwrap_or_default();
-        let (entry, told) = self.entry(&state);
+        let inspected = self.ask("inspect", name, ANSWER, asked).await?;
+        let (entry, told) = self.entry(&inspected);
         if let Some(quota) = spec.cpu {
             match &entry.group {
                 // One that has ended already has none.
@@ -721,10 +844,16 @@ impl Service {
     }
 
     /// What is known of a container that was started.
-    fn entry(&self, state: &DockerState) -> (Entry, watch::Sender<bool>) {
+    fn entry(&self, inspected: &ContainerInspectResponse) -> (Entry, watch::Sender<bool>) {
         let (told, ended) = watch::channel(false);
-        let pid = state
-            .pid
+        let asked = inspected
+            .config
+            .as_ref()
+            .and_then(|config| config.stop_signal.as_deref());
+        let pid = inspected
+            .state
+            .as_ref()
+            .and_then(|state| state.pid)
             .and_then(|pid| i32::try_from(pid).ok())
             .and_then(Pid::from_raw);
         let local = self.hierarchy.as_ref().zip(pid);
@@ -742,6 +871,7 @@ impl Service {
                 pidfd,
                 group,
                 started_unix_ms: unix_ms(),
+                stop_signal: stop_signal(asked.and_then(signal_number)),
                 ended,
                 killed: Rc::default(),
                 stopping: Rc::default(),
@@ -827,13 +957,8 @@ impl Service {
             let _ = pidfd_send_signal(&**pidfd, signal);
             return Ok(());
         }
-        let word = if signal == Signal::KILL {
-            "SIGKILL"
-        } else {
-            "SIGTERM"
-        };
         let options = KillContainerOptions {
-            signal: word.to_owned(),
+            signal: signal.as_raw().to_string(),
         };
         match self
             .ask(
@@ -862,7 +987,7 @@ impl Service {
                 self.pause(name, false).await?;
             }
             entry.stopping.set(true);
-            self.signal(name, &entry, Signal::TERM).await?;
+            self.signal(name, &entry, entry.stop_signal).await?;
             if timeout(Duration::from_nanos(grace.0), ended.wait_for(|&ended| ended))
                 .await
                 .is_ok()
@@ -1011,7 +1136,8 @@ impl Service {
         }
     }
 
-    async fn list(self: &Rc<Self>, label: &Label) -> Result<Vec<Container>, EngineError> {
+    /// What Docker says of the containers with this label.
+    async fn summaries(&self, label: &Label) -> Result<Vec<ContainerSummary>, EngineError> {
         let filter = match &label.value {
             Some(value) => format!("{}={value}", label.key),
             None => label.key.clone(),
@@ -1027,10 +1153,14 @@ impl Service {
             LIST_LIMIT,
             self.docker.list_containers(Some(options)),
         );
+        listed.await
+    }
+
+    async fn list(self: &Rc<Self>, label: &Label) -> Result<Vec<Container>, EngineError> {
+        self.remove_left_holders(label).await?;
         let mut containers = Vec::new();
-        for summary in listed.await? {
-            let names = summary.names.unwrap_or_default();
-            let Some(name) = names.first().map(|name| name.trim_start_matches('/').to_owned()) else {
+        for summary in self.summaries(label).await? {
+            let Some(name) = name_of(&summary) else {
                 continue;
             };
             let mut labels: BTreeMap<String, String> =
@@ -1078,15 +1208,15 @@ impl Service {
         let asked = self
             .docker
             .inspect_container(name, None::<InspectContainerOptions>);
-        let state = match self.ask("inspect", name, ANSWER, asked).await {
-            Ok(inspected) => inspected.state.unwrap_or_default(),
+        let inspected = match self.ask("inspect", name, ANSWER, asked).await {
+            Ok(inspected) => inspected,
             Err(EngineError::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        if state.running != Some(true) {
+        if inspected.state.as_ref().and_then(|state| state.running) != Some(true) {
             return Ok(None);
         }
-        let (mut entry, told) = self.entry(&state);
+        let (mut entry, told) = self.entry(&inspected);
         entry.started_unix_ms = created_ms;
         self.insert(name, entry.clone(), told);
         self.watch(name, labels);
@@ -1261,6 +1391,11 @@ impl Service {
     }
 }
 
+fn name_of(summary: &ContainerSummary) -> Option<String> {
+    let name = summary.names.as_ref()?.first()?;
+    Some(name.trim_start_matches('/').to_owned())
+}
+
 /// What Docker puts before each part of an output, its time as RFC 3339 has it, and the part.
 fn stamped(part: &[u8]) -> Option<(&str, &[u8])> {
     let end = part.iter().position(|&byte| byte == b' ')?;
@@ -1287,13 +1422,13 @@ fn exit_of(code: i64, out_of_memory: bool) -> Exit {
 
 /// What Docker is asked for: the same as the `oci` engine makes.
 /// Limits per user, beside those of the control group.
-fn user_limits(is_podman: bool) -> Vec<ResourcesUlimits> {
+fn user_limits(is_podman: bool, open_files: i64) -> Vec<ResourcesUlimits> {
     let limit = |name: &str, most: i64| ResourcesUlimits {
         name: Some(name.to_owned()),
         soft: Some(most),
         hard: Some(most),
     };
-    let mut limits = vec![limit("nofile", 4_096)];
+    let mut limits = vec![limit("nofile", open_files)];
     // Unless told otherwise, Podman asks for more than a host without CAP_SYS_RESOURCE may give. What holds is the
     // control group's limit.
     if is_podman {
@@ -1312,8 +1447,15 @@ fn device(path: &Path) -> DeviceMapping {
     }
 }
 
-/// `image` is what our store says of it: one that only Docker has runs as root, in `/`.
-fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: bool) -> ContainerCreateBody {
+/// `image` is what our store says of it: a network function of one that only Docker has runs as root, in `/`.
+fn body(
+    spec: &ContainerSpec,
+    given: &Given,
+    image: Option<&Image>,
+    is_podman: bool,
+    network: String,
+) -> ContainerCreateBody {
+    let is_ordinary = spec.is_ordinary();
     // All fields by name: the compiler asks what this engine does with a new one.
     let ContainerSpec {
         image: image_name,
@@ -1330,11 +1472,15 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
         name: _,
         cpu: _,
         functions: _,
+        // With what is usual, in `ContainerSpec::capabilities`.
+        capabilities: _,
         // The daemon's own setting.
         user_namespace: _,
     } = spec;
-    let user = image.map_or(Owner::ROOT, |image| image.user);
-    let directory = image.map_or_else(|| "/".to_owned(), |image| image.directory.display().to_string());
+    let known = image.map(|image| (image.user, image.directory.display().to_string()));
+    // Of an ordinary program Docker knows it, too.
+    let known = known.or_else(|| (!is_ordinary).then(|| (Owner::ROOT, "/".to_owned())));
+    let (user, directory) = known.unzip();
     let exchange = exchange.iter();
     let mounts = mounts
         .iter()
@@ -1359,17 +1505,23 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
         typ: Some(MountType::BIND),
         ..DockerMount::default()
     });
+    let calls = if is_ordinary {
+        Calls::Ordinary
+    } else {
+        Calls::Usual
+    };
     let mut security = vec!["no-new-privileges:true".to_owned()];
     if !is_podman {
         // Podman takes the path of a file here; its own profile is close.
-        security.push(format!("seccomp={}", seccomp::docker_profile()));
+        security.push(format!("seccomp={}", seccomp::docker_profile(calls)));
     }
     let exchange_label = exchange.map(|of| (EXCHANGE_LABEL.to_owned(), of.source.display().to_string()));
     let memory = memory_bytes.and_then(|bytes| i64::try_from(bytes).ok());
     let host = HostConfig {
-        network_mode: Some("none".to_owned()),
-        readonly_rootfs: Some(true),
+        network_mode: Some(network),
+        readonly_rootfs: Some(!is_ordinary),
         cap_drop: Some(vec!["ALL".to_owned()]),
+        cap_add: Some(spec.capabilities().map(str::to_owned).collect()),
         security_opt: Some(security),
         pids_limit: Some(i64::from(*pids_limit)),
         memory,
@@ -1379,11 +1531,13 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
         shm_size: Some(64 << 20),
         masked_paths: Some(MASKED_PATHS.map(str::to_owned).to_vec()),
         readonly_paths: Some(READ_ONLY_PATHS.map(str::to_owned).to_vec()),
-        tmpfs: Some(HashMap::from([
-            ("/tmp".to_owned(), "size=16m,mode=1777".to_owned()),
-            ("/run".to_owned(), "size=64m,mode=755".to_owned()),
-        ])),
-        ulimits: Some(user_limits(is_podman)),
+        tmpfs: (!is_ordinary).then(|| {
+            HashMap::from([
+                ("/tmp".to_owned(), "size=16m,mode=1777".to_owned()),
+                ("/run".to_owned(), "size=64m,mode=755".to_owned()),
+            ])
+        }),
+        ulimits: Some(user_limits(is_podman, open_files(spec) as i64)),
         devices: Some(given.devices.iter().map(|path| device(path)).collect()),
         mounts: Some(mounts.chain(hugepages).collect()),
         log_config: Some(HostConfigLogConfig {
@@ -1408,8 +1562,37 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
                 .collect(),
         ),
         labels: Some(labels.clone().into_iter().chain(exchange_label).collect()),
-        user: Some(format!("{}:{}", user.uid, user.gid)),
-        working_dir: Some(directory),
+        user: user.map(|user| format!("{}:{}", user.uid, user.gid)),
+        working_dir: directory,
+        stop_signal: image.and_then(|image| Some(image.stop_signal?.to_string())),
+        host_config: Some(host),
+        ..ContainerCreateBody::default()
+    }
+}
+
+/// The holder of a container with these ports. What names and finds it is Docker's part, as for any container.
+fn holder_body(spec: &ContainerSpec, ports: &[InterfaceSetup]) -> ContainerCreateBody {
+    let hostname = host_files::hostname(&spec.name);
+    let hosts = host_files::own_addresses(ports).map(|address| format!("{hostname}:{address}"));
+    let labels = spec.labels.iter();
+    let labels = labels.map(|(key, value)| (format!("{}.{key}", holder::LABEL), value.clone()));
+    let own = (holder::LABEL.to_owned(), spec.name.clone());
+    let host = HostConfig {
+        network_mode: Some("none".to_owned()),
+        readonly_rootfs: Some(true),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
+        pids_limit: Some(1),
+        memory: Some(holder::MEMORY_BYTES),
+        memory_swap: Some(holder::MEMORY_BYTES),
+        extra_hosts: Some(hosts.collect()),
+        ..HostConfig::default()
+    };
+    ContainerCreateBody {
+        image: Some(holder::IMAGE.to_owned()),
+        entrypoint: Some(vec![holder::PROGRAM.to_owned()]),
+        labels: Some(labels.chain([own]).collect()),
+        hostname: Some(hostname),
         host_config: Some(host),
         ..ContainerCreateBody::default()
     }
@@ -1443,7 +1626,9 @@ mod tests {
     #[test]
     fn docker_containers_get_the_same_confinement() {
         let spec = ContainerSpec::new("inco-a-1", "a");
-        let host = body(&spec, &Given::default(), None, false).host_config.unwrap();
+        let host = body(&spec, &Given::default(), None, false, "none".into())
+            .host_config
+            .unwrap();
         assert_eq!(host.network_mode.as_deref(), Some("none"));
         assert_eq!(host.readonly_rootfs, Some(true));
         assert_eq!(host.cap_drop, Some(vec!["ALL".to_owned()]));

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use model::NetFunction;
+use model::{InterfaceSetup, NetFunction};
 
-use crate::EngineError;
+use crate::{EngineError, port};
 
 /// Where the kernel tells of devices.
 pub const SYS: &str = "/sys";
@@ -28,10 +28,8 @@ pub(crate) fn check(function: &NetFunction) -> Result<(), EngineError> {
     let is_right = match function {
         NetFunction::Pci { address, vfio } => is_name(address) && vfio.as_deref().is_none_or(is_device),
         NetFunction::Sf(_) => true,
-        NetFunction::Interface(name) => is_name(name) && name.len() <= 15,
-        NetFunction::Port(setup) => [&setup.host, &setup.name]
-            .into_iter()
-            .all(|name| is_name(name.as_str()) && name.len() <= 15),
+        NetFunction::Interface(name) => port::is_name(name),
+        NetFunction::Port(setup) => return port::check(setup),
     };
     if is_right {
         return Ok(());
@@ -47,6 +45,8 @@ pub(crate) fn check(function: &NetFunction) -> Result<(), EngineError> {
 pub struct Given {
     /// Network interfaces that are moved into it, under their names.
     pub interfaces: Vec<String>,
+    /// Those that are moved into it and set up there, for the kernel's network.
+    pub ports: Vec<InterfaceSetup>,
     /// Device files.
     pub devices: Vec<PathBuf>,
     /// Environment: `INCO_INTERFACES` and `INCO_PCI`, in the order of the functions, with commas.
@@ -69,20 +69,13 @@ impl Given {
                 }
                 NetFunction::Sf(number) => given.add_sf(function, *number, sys)?,
                 NetFunction::Interface(name) => {
-                    let directory = sys.join("class/net").join(name);
-                    if !directory.exists() {
-                        let write = "`ip link` shows those that there are; a container may have it still";
-                        return Err(missing(function, "is not there", write));
-                    }
+                    let directory = interface(function, name, sys)?;
                     given.interfaces.push(name.clone());
                     given.devices.extend(verbs(&directory.join("device")));
                 }
-                NetFunction::Port(_) => {
-                    return Err(missing(
-                        function,
-                        "cannot be set up by this engine yet",
-                        "write another kind of port",
-                    ));
+                NetFunction::Port(setup) => {
+                    interface(function, &setup.host, sys)?;
+                    given.ports.push(setup.clone());
                 }
             }
         }
@@ -175,6 +168,16 @@ impl Given {
         self.interfaces.push(interface);
         Ok(())
     }
+}
+
+/// Where the kernel tells of an interface.
+fn interface(function: &NetFunction, name: &str, sys: &Path) -> Result<PathBuf, EngineError> {
+    let directory = sys.join("class/net").join(name);
+    if directory.exists() {
+        return Ok(directory);
+    }
+    let write = "`ip link` shows those that there are; a container may have it still";
+    Err(missing(function, "is not there", write))
 }
 
 fn missing(function: &NetFunction, what: &str, write: impl Into<String>) -> EngineError {

@@ -465,7 +465,8 @@ impl Store {
         set_mode(&rootfs, 0o755)?;
         let mut tree = Tree::open(&rootfs, source, Limits::default())?;
         for point in MOUNT_POINTS {
-            tree.add_dir(Path::new(point), 0o755, Owner::ROOT)?;
+            let mode = if point == "tmp" { 0o1777 } else { 0o755 };
+            tree.add_dir(Path::new(point), mode, Owner::ROOT)?;
         }
         let settings = fill(&mut tree)?;
 

@@ -47,9 +47,10 @@ use rustix::thread::{
 };
 use seccompiler::BpfProgram;
 
+use crate::seccomp::Calls;
 use crate::stage::Stage;
 use crate::wire::{Channel, Notice, Order, Received, VERSION};
-use crate::{EngineError, MAX_COMMAND_OUTPUT_BYTES, OPEN_FILES, Owner, seccomp};
+use crate::{EngineError, MAX_COMMAND_OUTPUT_BYTES, OPEN_FILES, Owner, port, seccomp};
 
 /// The variables of its environment: its run directory, and the argument that has the program clean up.
 const RUN_DIR: &str = "INCO_LAUNCHER_RUN_DIR";
@@ -348,14 +349,25 @@ fn lost(error: &keeper::Error) -> EngineError {
 /// The system calls that containers may make.
 struct Filters {
     usual: BpfProgram,
-    /// For those with network interfaces.
-    with_frames: BpfProgram,
+    frames: BpfProgram,
+    ordinary: BpfProgram,
+}
+
+impl Filters {
+    fn of(&self, calls: Calls) -> &BpfProgram {
+        match calls {
+            Calls::Usual => &self.usual,
+            Calls::Frames => &self.frames,
+            Calls::Ordinary => &self.ordinary,
+        }
+    }
 }
 
 /// Runs the program of a container: the last step, in the container.
 #[derive(Clone)]
 struct Exec {
     filter: Rc<Filters>,
+    calls: Calls,
     /// The user namespace that a command must enter, and its user there: the runtime does not enter it.
     user: Option<(Arc<OwnedFd>, Owner)>,
     /// Closed by a successful exec; otherwise the reason is written to it.
@@ -371,14 +383,7 @@ impl Executor for Exec {
         let Some((program, rest)) = arguments.and_then(|arguments| arguments.split_first()) else {
             return Err(ExecutorError::InvalidArg);
         };
-        let devices = spec
-            .linux()
-            .as_ref()
-            .and_then(|linux| linux.net_devices().as_ref());
-        let filter = match devices {
-            Some(devices) if !devices.is_empty() => &self.filter.with_frames,
-            _ => &self.filter.usual,
-        };
+        let filter = self.filter.of(self.calls);
         let user = self.user.as_ref();
         let entered = user.map_or(Ok(()), |(namespace, user)| enter(namespace, *user, spec));
         let reason = match entered.map(|()| seccompiler::apply_filter(filter)) {
@@ -464,8 +469,8 @@ pub fn main() -> Result<(), EngineError> {
     let null = File::open("/dev/null").map_err(|e| EngineError::io("open", Path::new("/dev/null"), &e))?;
     rustix::stdio::dup2_stdin(&null).map_err(own)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(own)?;
-    let filter = |with_frames| {
-        seccomp::filter(with_frames).map_err(|error| EngineError::BadSpec {
+    let filter = |calls| {
+        seccomp::filter(calls).map_err(|error| EngineError::BadSpec {
             what: "its filter of system calls",
             reason: error.to_string(),
         })
@@ -473,8 +478,9 @@ pub fn main() -> Result<(), EngineError> {
     raise_own_open_files();
     let run_dir = std::env::var_os(RUN_DIR).map(PathBuf::from);
     let filters = Filters {
-        usual: filter(false)?,
-        with_frames: filter(true)?,
+        usual: filter(Calls::Usual)?,
+        frames: filter(Calls::Frames)?,
+        ordinary: filter(Calls::Ordinary)?,
     };
     let mut service = Service {
         filter: Rc::new(filters),
@@ -888,6 +894,7 @@ impl Started {
         name: &str,
         state: &str,
         filter: &Rc<Filters>,
+        calls: Calls,
         user: Option<(Arc<OwnedFd>, Owner)>,
         output: &OwnedFd,
     ) -> Result<Started, String> {
@@ -900,6 +907,7 @@ impl Started {
         let copy = || rustix::io::fcntl_dupfd_cloexec(output, 3).map_err(words("output"));
         let executor = Exec {
             filter: Rc::clone(filter),
+            calls,
             user,
             failure: Arc::new(failed),
         };
@@ -951,7 +959,7 @@ fn try_exec(
     // The runtime looks for the root file system at its name, though it needs none.
     stage.cover()?;
     let output = output_file().map_err(words("output file"))?;
-    let Started { builder, failure } = Started::new(name, state, filter, user, &output)?;
+    let Started { builder, failure } = Started::new(name, state, filter, stage.calls, user, &output)?;
     // In a user namespace it is root until it is there.
     let own = if stage.first_id.is_some() {
         Owner::ROOT
@@ -980,12 +988,13 @@ fn try_make(
     state: &str,
     filter: &Rc<Filters>,
 ) -> Result<(u32, u64, Vec<OwnedFd>), String> {
-    Stage::of_bundle(Path::new(bundle))?.set_up()?;
+    let stage = Stage::of_bundle(Path::new(bundle))?;
+    stage.set_up()?;
     // Open for reading, too: a write waits where nobody reads, and never ends the program.
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let output = rustix::fs::open(Path::new(bundle).join(OUTPUT), flags, Mode::empty());
     let output = output.map_err(words("open the output"))?;
-    let Started { builder, failure } = Started::new(name, state, filter, None, &output)?;
+    let Started { builder, failure } = Started::new(name, state, filter, stage.calls, None, &output)?;
     let mut container = builder
         .as_init(bundle)
         .with_systemd(false)
@@ -998,6 +1007,11 @@ fn try_make(
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         reason
     };
+    if let Some(ordinary) = &stage.ordinary {
+        let network = format!("/proc/{pid}/ns/net");
+        let network = File::open(&network).map_err(|error| kill(format!("{network}: {error}")))?;
+        port::give(network.as_fd(), &ordinary.ports).map_err(kill)?;
+    }
     container.start().map_err(in_full).map_err(kill)?;
     failure_of(failure).map_err(kill)?;
     let at_ns = clock::monotonic().0;

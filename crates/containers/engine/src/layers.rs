@@ -42,23 +42,6 @@ const MAX_LINKS: usize = 4;
 const MAX_VOLUMES: usize = 64;
 /// Bytes that a layer packed with zstd may have its reader keep: what the format's own tools take without an option.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 128 << 20;
-/// The signals that an image may name, without `SIG`.
-const SIGNALS: [(&str, i32); 14] = [
-    ("HUP", libc::SIGHUP),
-    ("INT", libc::SIGINT),
-    ("QUIT", libc::SIGQUIT),
-    ("ABRT", libc::SIGABRT),
-    ("KILL", libc::SIGKILL),
-    ("USR1", libc::SIGUSR1),
-    ("USR2", libc::SIGUSR2),
-    ("PIPE", libc::SIGPIPE),
-    ("ALRM", libc::SIGALRM),
-    ("TERM", libc::SIGTERM),
-    ("CONT", libc::SIGCONT),
-    ("STOP", libc::SIGSTOP),
-    ("WINCH", libc::SIGWINCH),
-    ("PWR", libc::SIGPWR),
-];
 /// Bytes of a layer's stream that are no file's content, for each member that an image may have: its headers.
 const HEADER_BYTES: u64 = 2_048;
 
@@ -490,23 +473,7 @@ impl<'a> Layered<'a> {
         if text.is_empty() {
             return Ok(None);
         }
-        let name = text.to_ascii_uppercase();
-        let name = name.strip_prefix("SIG").unwrap_or(&name);
-        let real_time =
-            |from: i32, offset: &str| offset.parse().ok().map(|offset: i32| from.saturating_add(offset));
-        let number = if let Ok(number) = name.parse() {
-            Some(number)
-        } else if let Some(offset) = name.strip_prefix("RTMIN") {
-            real_time(libc::SIGRTMIN(), if offset.is_empty() { "0" } else { offset })
-        } else if let Some(offset) = name.strip_prefix("RTMAX") {
-            real_time(libc::SIGRTMAX(), if offset.is_empty() { "0" } else { offset })
-        } else {
-            SIGNALS
-                .iter()
-                .find(|(of, _)| *of == name)
-                .map(|(_, number)| *number)
-        };
-        match number.filter(|number| (1..=libc::SIGRTMAX()).contains(number)) {
+        match signal_number(text) {
             Some(number) => Ok(Some(number)),
             None => Err(self.refused(format!("its stop signal is {text:?}, which is none"))),
         }

@@ -31,12 +31,16 @@ pub mod exchange;
 mod fake;
 mod front;
 mod function;
+#[cfg(feature = "docker")]
+mod holder;
+mod host_files;
 pub mod image;
 pub mod launcher;
 mod layers;
 pub mod logs;
 mod none;
 mod oci;
+mod port;
 mod program;
 mod seccomp;
 mod stage;
@@ -97,12 +101,13 @@ pub enum Request {
         /// The quota; `None` lifts it.
         quota: Option<CpuQuota>,
     },
-    /// End the program by SIGTERM, and kill it after `grace`. Done when it has ended, at once if it already had. A
+    /// End the program by the stop signal of its image, which is SIGTERM unless the image names another one, and kill
+    /// it after `grace`. Done when it has ended, at once if it already had. A
     /// paused container is resumed first.
     Stop {
         /// The container.
         name: String,
-        /// Time between SIGTERM and SIGKILL; zero kills at once.
+        /// Time between that signal and SIGKILL; zero kills at once.
         grace: Nanos,
     },
     /// Kill its processes and remove the container. Done at once if there is no such container.

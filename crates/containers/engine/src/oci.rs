@@ -30,7 +30,7 @@ use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::container::{check_command, check_name};
+use crate::container::{check_command, check_name, stop_signal};
 use crate::front::{Command, Front, shorten_slice};
 use crate::image::Store;
 use crate::launcher::{Launcher, OUTPUT, raise_open_files};
@@ -140,6 +140,9 @@ struct Record {
     /// The directory on the host in which it meets inco.
     #[serde(default)]
     exchange: Option<PathBuf>,
+    /// The signal that asks it to end, by its number; `None` for SIGTERM.
+    #[serde(default)]
+    stop_signal: Option<i32>,
 }
 
 impl Record {
@@ -941,6 +944,7 @@ impl Worker {
             interfaces: given.interfaces.clone(),
             first_id,
             exchange: spec.exchange.as_ref().map(|of| of.source.clone()),
+            stop_signal: image.stop_signal,
             ..Record::of(&name)
         };
         let dir = self.bundle_dir(&name);
@@ -1189,8 +1193,9 @@ impl Worker {
         if grace > Nanos::ZERO
             && let Some(pidfd) = &container.pidfd
         {
+            let signal = stop_signal(container.record.stop_signal);
             // One that has ended meanwhile is what was wanted.
-            let _ = pidfd_send_signal(pidfd, Signal::TERM);
+            let _ = pidfd_send_signal(pidfd, signal);
         }
         let kill_at = monotonic() + grace;
         container.job = Some(Job::Stop {

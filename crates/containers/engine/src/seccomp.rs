@@ -1,5 +1,6 @@
 //! The system calls that a container may make: an allow-list for programs that compute, use sockets and shared
-//! memory, including DPDK's memory policies. All others fail with ENOSYS, for which C libraries have fallbacks.
+//! memory, including DPDK's memory policies. Ordinary programs behind a kernel port may make a few more. All others
+//! fail with ENOSYS, for which C libraries have fallbacks.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
+use serde::{Deserialize, Serialize};
 
 /// New namespaces are refused: a user namespace gives its process capabilities and with them a larger attack surface
 /// of the kernel.
@@ -84,6 +86,47 @@ const ALLOWED: &[(&str, libc::c_long)] = &calls![
     SYS_getrandom,
 ];
 
+/// Allowed as well for ordinary programs, which have rights in their user namespace: servers shut themselves into a
+/// directory, become another user, read files without waiting and share semaphores.
+#[rustfmt::skip]
+const ALLOWED_ORDINARY: &[(&str, libc::c_long)] = &calls![
+    SYS_chroot, SYS_setreuid, SYS_setregid, SYS_setfsuid, SYS_setfsgid, SYS_sync, SYS_syncfs,
+    SYS_io_setup, SYS_io_submit, SYS_io_getevents, SYS_io_cancel, SYS_io_destroy,
+    SYS_semget, SYS_semop, SYS_semtimedop, SYS_semctl, SYS_msgget, SYS_msgsnd, SYS_msgrcv, SYS_msgctl,
+    SYS_setxattr, SYS_fsetxattr, SYS_lsetxattr, SYS_llistxattr, SYS_removexattr, SYS_fremovexattr,
+    SYS_lremovexattr, SYS_ioprio_get, SYS_ioprio_set, SYS_sched_setattr,
+];
+
+/// Which calls a container may make.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Calls {
+    /// Those of a network function.
+    #[default]
+    Usual,
+    /// With packet sockets, for whole frames on the interfaces that it is given.
+    Frames,
+    /// Those of an ordinary program.
+    Ordinary,
+}
+
+impl Calls {
+    /// Those that are allowed with any arguments.
+    fn allowed(self) -> impl Iterator<Item = &'static (&'static str, libc::c_long)> {
+        let more = if self == Calls::Ordinary {
+            ALLOWED_ORDINARY
+        } else {
+            &[]
+        };
+        ALLOWED.iter().chain(ALLOWED_HERE).chain(more)
+    }
+
+    fn families(self) -> impl Iterator<Item = i32> {
+        FAMILIES
+            .into_iter()
+            .chain((self == Calls::Frames).then_some(libc::AF_PACKET))
+    }
+}
+
 /// The old forms of the above, which newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
@@ -118,25 +161,19 @@ const PRIVILEGED: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
 /// With one of these flags a call makes a file, so that its mode counts.
 const MAKES_FILE: u64 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
 
-/// The filter, compiled for this machine. `with_frames` allows packet sockets, for containers with network
-/// interfaces.
-pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
+/// The filter, compiled for this machine.
+pub(crate) fn filter(calls: Calls) -> Result<BpfProgram, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED
-        .iter()
-        .chain(ALLOWED_HERE)
-        .map(|&(_, number)| (number, Vec::new()))
-        .collect();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        calls.allowed().map(|&(_, number)| (number, Vec::new())).collect();
     let rule = |conditions| SeccompRule::new(conditions);
     let is = |argument, length, value| SeccompCondition::new(argument, length, SeccompCmpOp::Eq, value);
     let is_not = |argument, length, value| SeccompCondition::new(argument, length, SeccompCmpOp::Ne, value);
 
     let no_namespace = SeccompCondition::new(0, Qword, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?;
     rules.insert(libc::SYS_clone, vec![rule(vec![no_namespace])?]);
-    let families = FAMILIES
-        .iter()
-        .chain(with_frames.then_some(&libc::AF_PACKET))
-        .map(|&family| rule(vec![is(0, Dword, family as u64)?]));
+    let families = calls.families();
+    let families = families.map(|family| rule(vec![is(0, Dword, family as u64)?]));
     rules.insert(libc::SYS_socket, families.collect::<Result<_, _>>()?);
     // Asking for the personality and setting the usual one; others weaken the layout of memory.
     let personalities = [0, 0xffff_ffff]
@@ -172,9 +209,9 @@ pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
 /// The same list as a profile for Docker. What is refused fails with EPERM there, except `clone3`, for which C
 /// libraries need ENOSYS.
 #[cfg(feature = "docker")]
-pub(crate) fn docker_profile() -> String {
+pub(crate) fn docker_profile(allowed: Calls) -> String {
     let name = |call: &(&'static str, libc::c_long)| call.0.trim_start_matches("SYS_");
-    let names: Vec<&str> = ALLOWED.iter().chain(ALLOWED_HERE).map(name).collect();
+    let names: Vec<&str> = allowed.allowed().map(name).collect();
     let when_at = |index: u8, call: &str, operation: &str, value: u64| {
         serde_json::json!({
             "names": [call], "action": "SCMP_ACT_ALLOW",
@@ -192,9 +229,9 @@ pub(crate) fn docker_profile() -> String {
         when("clone", "SCMP_CMP_MASKED_EQ", NEW_NAMESPACES),
     ];
     calls.extend(
-        FAMILIES
-            .iter()
-            .map(|&family| when("socket", "SCMP_CMP_EQ", family as u64)),
+        allowed
+            .families()
+            .map(|family| when("socket", "SCMP_CMP_EQ", family as u64)),
     );
     calls.extend(
         [0, 0xffff_ffff]
@@ -214,8 +251,8 @@ mod tests {
 
     #[test]
     fn the_filter_compiles_and_fits_the_kernel() {
-        for with_frames in [false, true] {
-            let filter = filter(with_frames).unwrap();
+        for calls in [Calls::Usual, Calls::Frames, Calls::Ordinary] {
+            let filter = filter(calls).unwrap();
             assert!(
                 filter.len() > ALLOWED.len() && filter.len() < 4096,
                 "{}",
@@ -235,10 +272,7 @@ mod tests {
         ];
         for number in refused {
             assert!(
-                ALLOWED
-                    .iter()
-                    .chain(ALLOWED_HERE)
-                    .all(|&(_, allowed)| allowed != number),
+                Calls::Ordinary.allowed().all(|&(_, allowed)| allowed != number),
                 "{number}"
             );
         }

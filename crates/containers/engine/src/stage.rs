@@ -9,8 +9,9 @@
 //! Each container has [`IDS`] ids of the host for itself. Owners are mapped: files of the host's root belong to the
 //! container's root, and vice versa.
 
+use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,10 @@ use libcontainer::syscall::linux::{
     AT_EMPTY_PATH, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MountAttr,
 };
 use libcontainer::syscall::syscall::create_syscall;
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid, chown, makedev, mknodat};
+use model::InterfaceSetup;
+use rustix::fs::{
+    CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chown, fchown, makedev, mknodat, openat2,
+};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_bind, mount_change,
@@ -30,6 +34,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde::{Deserialize, Serialize};
 
+use crate::seccomp::Calls;
 use crate::{EngineError, Owner};
 
 /// Ids of the host that a container has to itself: as many as images use.
@@ -48,6 +53,12 @@ const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
 const ROOTFS: &str = "rootfs";
 const USER: &str = "user";
 const HUGEPAGES: &str = "hugepages";
+const IMAGE: &str = "image";
+const CHANGES: &str = "changes";
+/// What an ordinary program may change of its image's files and write beside them, in MiB and in files. It counts as
+/// memory of the container.
+const CHANGES_MIB: u32 = 256;
+const CHANGES_FILES: u32 = 65_536;
 
 /// Something of the machine that is shown to a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +89,22 @@ pub(crate) struct Stage {
     pub(crate) devices: Vec<(u32, u32)>,
     /// Whether it sees the machine's hugepages.
     pub(crate) hugepages: bool,
+    /// The system calls that it may make.
+    #[serde(default)]
+    pub(crate) calls: Calls,
+    /// What an ordinary program gets beside that.
+    #[serde(default)]
+    pub(crate) ordinary: Option<Ordinary>,
+}
+
+/// What a program gets that knows nothing of inco: it finds the kernel's network, and a root file system that it can
+/// write to. Nothing that it writes outlives its container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ordinary {
+    /// The interfaces of its network.
+    pub(crate) ports: Vec<InterfaceSetup>,
+    /// Files that are written for it: where, and what.
+    pub(crate) files: Vec<(PathBuf, String)>,
 }
 
 /// The ids of the container with this number, from 0: the first of [`IDS`].
@@ -177,7 +204,10 @@ impl Stage {
             shown.push((tree, is_dir));
         }
         self.raise()?;
-        put(&rootfs, &self.rootfs_path(), true)?;
+        match &self.ordinary {
+            None => put(&rootfs, &self.rootfs_path(), true)?,
+            Some(ordinary) => self.put_writable(&rootfs, &ordinary.files)?,
+        }
         for (number, (tree, is_dir)) in shown.iter().enumerate() {
             put(tree, &self.shown_path(number), *is_dir)?;
         }
@@ -195,9 +225,10 @@ impl Stage {
                 })
                 .map_err(|errno| format!("make device file {major}:{minor}: {errno}"))?;
         }
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         if self.hugepages {
             let options = format!("uid={},gid={},mode=0700", owner.uid, owner.gid);
-            self.mount(&self.hugepages_path(), "hugetlbfs", &options)?;
+            mount_at(&self.hugepages_path(), "hugetlbfs", flags, &options)?;
         }
         if let (Some(user), Some(path)) = (&user, self.user_path()) {
             File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -206,8 +237,47 @@ impl Stage {
             // A user namespace may mount these only where they are fully visible. A service manager may have covered
             // parts of the host's.
             for system in ["proc", "sysfs"] {
-                self.mount(&self.place.join(system), system, "")?;
+                mount_at(&self.place.join(system), system, flags, "")?;
             }
+        }
+        Ok(())
+    }
+
+    /// Puts the root file system under one in memory that takes what is changed, and writes files there.
+    fn put_writable(&self, rootfs: &OwnedFd, files: &[(PathBuf, String)]) -> Result<(), String> {
+        let [image, changes] = [IMAGE, CHANGES].map(|name| self.place.join(name));
+        put(rootfs, &image, true)?;
+        let options = format!("size={CHANGES_MIB}m,nr_inodes={CHANGES_FILES},mode=0755");
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount_at(&changes, "tmpfs", flags, &options)?;
+        let root = Owner::ROOT.on_host(self.first_id);
+        let root = (Some(Uid::from_raw(root.uid)), Some(Gid::from_raw(root.gid)));
+        let [upper, work] = ["upper", "work"].map(|name| changes.join(name));
+        for dir in [&upper, &work] {
+            fs::create_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        }
+        // The root directory itself is the upper one.
+        let mode = fs::metadata(&image).map(|data| data.permissions());
+        mode.and_then(|mode| fs::set_permissions(&upper, mode))
+            .and_then(|()| chown(&upper, root.0, root.1).map_err(Into::into))
+            .map_err(|error| format!("{}: {error}", upper.display()))?;
+        let [lower, upper, work] = [&image, &upper, &work].map(|path| path.display());
+        let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+        let writable = self.rootfs_path();
+        mount("overlay", &writable, "overlay", flags, text(&options)?.as_c_str())
+            .map_err(|errno| format!("mount an overlay, for a writable root file system: {errno}"))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let writable =
+            rustix::fs::open(&writable, flags, Mode::empty()).map_err(|errno| errno.to_string())?;
+        for (path, text) in files {
+            // Links of the image lead where they would in the container, and a pipe of it keeps nobody waiting.
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(0o644);
+            openat2(&writable, path, flags, mode, ResolveFlags::IN_ROOT)
+                .and_then(|file| fchown(&file, root.0, root.1).map(|()| File::from(file)))
+                .map_err(Into::into)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .map_err(|error| format!("write {} of the container: {error}", path.display()))?;
         }
         Ok(())
     }
@@ -221,14 +291,17 @@ impl Stage {
         let rootfs = self.rootfs_path();
         fs::create_dir(&rootfs).map_err(|error| format!("{}: {error}", rootfs.display()))
     }
+}
 
-    fn mount(&self, at: &Path, kind: &str, options: &str) -> Result<(), String> {
-        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        let words = |error: &dyn std::fmt::Display| format!("mount {kind} at {}: {error}", at.display());
-        fs::create_dir(at).map_err(|error| words(&error))?;
-        let options = std::ffi::CString::new(options).map_err(|error| words(&error))?;
-        mount(kind, at, kind, flags, options.as_c_str()).map_err(|errno| words(&errno))
-    }
+/// Mounts a file system on a directory that it makes.
+fn mount_at(at: &Path, kind: &str, flags: MountFlags, options: &str) -> Result<(), String> {
+    let words = |error: &dyn std::fmt::Display| format!("mount {kind} at {}: {error}", at.display());
+    fs::create_dir(at).map_err(|error| words(&error))?;
+    mount(kind, at, kind, flags, text(options)?.as_c_str()).map_err(|errno| words(&errno))
+}
+
+fn text(options: &str) -> Result<CString, String> {
+    CString::new(options).map_err(|error| error.to_string())
 }
 
 /// Its file in a bundle.

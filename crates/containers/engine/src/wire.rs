@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// A launcher that outlives its parent may meet one built from other sources: both ends must say the same.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// The longest message, in bytes: names and paths, nothing that grows.
 const MAX_MESSAGE: usize = 16 * 1024;
 /// File descriptors in a message at most.

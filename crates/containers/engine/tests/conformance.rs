@@ -16,6 +16,7 @@ use engine::{
     Label, MAX_COMMAND_OUTPUT_BYTES, Request,
 };
 use model::Nanos;
+use support::wire::{self, Wire};
 use support::{Told, spec};
 
 /// An engine under test, and what only its test knows.
@@ -69,6 +70,12 @@ fn labelled(subject: &dyn Subject, what: &str, command: &[&str]) -> engine::Cont
     let mut spec = spec(&subject.name(what), command);
     spec.labels.insert("inco.test".into(), subject.prefix());
     spec
+}
+
+/// Why there cannot be such a container.
+fn refused(subject: &mut dyn Subject, spec: &engine::ContainerSpec) -> EngineError {
+    let create = Request::Create(Box::new(spec.clone()));
+    subject.told().ask(create).unwrap_err()
 }
 
 fn a_container_runs_ends_and_leaves_nothing_behind(subject: &mut dyn Subject) {
@@ -167,15 +174,9 @@ fn a_container_runs_ends_and_leaves_nothing_behind(subject: &mut dyn Subject) {
 fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
     let spec = labelled(subject, "refused", &["sleep"]);
     let name = spec.name.clone();
-    let ask = |subject: &mut dyn Subject, spec: &engine::ContainerSpec| {
-        subject
-            .told()
-            .ask(Request::Create(Box::new(spec.clone())))
-            .unwrap_err()
-    };
     let mut missing = spec.clone();
     missing.image = "inco/no-such-image:1".into();
-    let error = ask(subject, &missing);
+    let error = refused(subject, &missing);
     let image = "inco/no-such-image:1".to_owned();
     let is_docker = subject.told().engine.driver() == "docker";
     let (expected, advice) = if is_docker {
@@ -190,17 +191,17 @@ fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
     assert!(error.to_string().contains(advice), "{error}");
     let mut bad = spec.clone();
     bad.name = "inco-../../x".into();
-    assert!(matches!(ask(subject, &bad), EngineError::BadName { .. }));
+    assert!(matches!(refused(subject, &bad), EngineError::BadName { .. }));
     let mut bad = spec.clone();
     bad.cpu = Some(CpuQuota {
         quota_us: 1,
         period_us: 10_000,
     });
-    assert!(matches!(ask(subject, &bad), EngineError::BadSpec { .. }));
+    assert!(matches!(refused(subject, &bad), EngineError::BadSpec { .. }));
     if subject.fake().is_none() {
         let mut bad = spec.clone();
         bad.command = vec!["/no-such-program".into()];
-        let error = ask(subject, &bad);
+        let error = refused(subject, &bad);
         assert!(
             matches!(&error, EngineError::Start { reason, .. } if reason.contains("no-such-program")),
             "{error}"
@@ -211,7 +212,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
             target: "/x".into(),
             read_only: true,
         }];
-        assert!(ask(subject, &bad).to_string().contains("/no/such/dir"));
+        assert!(refused(subject, &bad).to_string().contains("/no/such/dir"));
     }
     assert_eq!(subject.traces(&name), Vec::<String>::new());
 
@@ -232,7 +233,10 @@ fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
     }
 
     let pid = subject.told().create(&spec);
-    assert_eq!(ask(subject, &spec), EngineError::NameTaken { name: name.clone() });
+    assert_eq!(
+        refused(subject, &spec),
+        EngineError::NameTaken { name: name.clone() }
+    );
     // The one that was there is as it was.
     let listed = list(subject);
     assert_eq!(listed.first().map(|container| container.pid), Some(pid));
@@ -745,6 +749,132 @@ fn a_container_is_confined(subject: &mut dyn Subject) {
     subject.told().remove(&spec.name).unwrap();
 }
 
+/// Docker's capabilities without `NET_RAW`, as the kernel writes them.
+const ORDINARY: &str = "00000000a80405fb";
+
+/// A container whose program says what is amiss of its port.
+fn ported(subject: &dyn Subject, wire: &Wire, capabilities: &str) -> engine::ContainerSpec {
+    let name = subject.name("ported");
+    let hostname: String = name.chars().take(63).collect();
+    let command = ["ported", capabilities, wire::SERVICE, "20000\t20999", &hostname];
+    let mut spec = labelled(subject, "ported", &command);
+    spec.functions = vec![wire.function()];
+    spec
+}
+
+/// Its program finds its network, and can change nothing of it: it says so itself. For engines with programs.
+fn a_port_is_there_before_the_program_which_cannot_change_it(subject: &mut dyn Subject) {
+    if !support::available("oci", wire::missing()) {
+        return;
+    }
+    let wire = Wire::new();
+    let mut spec = ported(subject, &wire, ORDINARY);
+    subject.told().create(&spec);
+    let (exit, output, _) = subject.told().exit_of(&spec.name);
+    assert_eq!((exit.status, output.as_str()), (Some(0), ""));
+    subject.told().remove(&spec.name).unwrap();
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+    gone(&wire);
+
+    // The place is used again.
+    wire.plug();
+    spec = ported(subject, &wire, "0000000000000000");
+    spec.capabilities = Some(Vec::new());
+    subject.told().create(&spec);
+    let (exit, output, _) = subject.told().exit_of(&spec.name);
+    assert_eq!((exit.status, output.as_str()), (Some(0), ""));
+    subject.told().remove(&spec.name).unwrap();
+    gone(&wire);
+}
+
+/// The kernel removes a network namespace, and with it the pair, a little after its last process.
+fn gone(wire: &Wire) {
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    while wire.is_plugged() {
+        assert!(std::time::Instant::now() < deadline, "the port stays");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// It outlives the engine, serves through a pause, and goes with its container.
+fn a_container_keeps_its_port(subject: &mut dyn Subject) {
+    if !support::available("oci", wire::missing()) {
+        return;
+    }
+    let wire = Wire::new();
+    let mut spec = labelled(subject, "keeps", &["sleep"]);
+    spec.functions = vec![wire.function()];
+    let pid = subject.told().create(&spec);
+    assert!(wire.answers(wire::SERVICE) && wire.answers(wire::SERVICE_V6));
+    subject.reopen();
+    let listed = list(subject);
+    assert_eq!(
+        listed.iter().map(|container| container.pid).collect::<Vec<_>>(),
+        [pid]
+    );
+    assert!(wire.answers(wire::SERVICE));
+    subject.told().pause(&spec.name).unwrap();
+    subject.told().resume(&spec.name).unwrap();
+    let exec = Request::Exec {
+        name: spec.name.clone(),
+        command: vec![
+            "/probe".to_owned(),
+            "cat".to_owned(),
+            "/sys/class/net/eth0/mtu".to_owned(),
+        ],
+        limit: Nanos::from_secs(8),
+    };
+    subject.told().ask(exec).unwrap();
+    assert!(wire.is_plugged());
+    subject.told().remove(&spec.name).unwrap();
+    gone(&wire);
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+}
+
+fn a_container_without_its_port_is_not_made(subject: &mut dyn Subject) {
+    if !support::available("oci", wire::missing()) {
+        return;
+    }
+    let wire = Wire::new();
+    let mut spec = labelled(subject, "portless", &["sleep"]);
+    let mut absent = wire.port();
+    absent.host = "incoc-nowhere".to_owned();
+    spec.functions = vec![model::NetFunction::Port(absent)];
+    let error = refused(subject, &spec);
+    assert!(
+        matches!(&error, EngineError::NoFunction { what, .. } if what.contains("incoc-nowhere")),
+        "{error}"
+    );
+    // It fails after it was moved.
+    let mut twice = wire.port();
+    twice.addresses.extend_from_within(..1);
+    spec.functions = vec![model::NetFunction::Port(twice)];
+    let error = refused(subject, &spec);
+    assert!(
+        matches!(&error, EngineError::Start { reason, .. } if reason.contains("address 10.0.0.100/32")),
+        "{error}"
+    );
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+    gone(&wire);
+    wire.plug();
+    spec.functions = vec![wire.function()];
+    spec.command = vec!["/no-such-program".to_owned()];
+    let error = refused(subject, &spec);
+    assert!(
+        matches!(&error, EngineError::Start { reason, .. } if reason.contains("no-such-program")),
+        "{error}"
+    );
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+    gone(&wire);
+    // Nothing of that is in the way of the next one.
+    wire.plug();
+    spec.command = vec!["/probe".to_owned(), "sleep".to_owned()];
+    subject.told().create(&spec);
+    assert!(wire.answers(wire::SERVICE));
+    subject.told().remove(&spec.name).unwrap();
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+}
+
 /// Processes with this in their command line or cgroup, control groups and mounts with this in their name.
 fn traces_on_this_machine(name: &str, cgroup_part: &str, dirs: &[PathBuf]) -> Vec<String> {
     let mut traces = Vec::new();
@@ -904,7 +1034,8 @@ mod oci {
         a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
         what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program,
-        a_process_in_its_control_group_goes_with_the_container);
+        a_process_in_its_control_group_goes_with_the_container, a_port_is_there_before_the_program_which_cannot_change_it,
+        a_container_keeps_its_port, a_container_without_its_port_is_not_made);
 
     #[test]
     fn limits_hold() {
@@ -987,7 +1118,8 @@ mod docker {
             self.told = Some(Told::new(engine(&self.place).unwrap()));
         }
         fn traces(&self, name: &str) -> Vec<String> {
-            // Docker's groups and files have its own id: it is asked by the command that a user would use.
+            // Docker's groups and files have its own id: it is asked by the command that a user would use. A holder's
+            // name begins with its container's.
             let listed = std::process::Command::new("docker")
                 .args(["ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.Names}}"])
                 .output()
@@ -996,9 +1128,9 @@ mod docker {
             let ours = listed
                 .lines()
                 .filter_map(|line| line.split_once(' '))
-                .find(|(_, own)| *own == name);
-            ours.map(|(id, _)| traces_on_this_machine(name, id, &[]))
-                .unwrap_or_default()
+                .filter(|(_, own)| own.starts_with(name));
+            ours.flat_map(|(id, _)| traces_on_this_machine(name, id, &[]))
+                .collect()
         }
     }
 
@@ -1022,7 +1154,41 @@ mod docker {
         a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
         what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program,
-        a_process_in_its_control_group_goes_with_the_container);
+        a_process_in_its_control_group_goes_with_the_container, a_port_is_there_before_the_program_which_cannot_change_it,
+        a_container_keeps_its_port, a_container_without_its_port_is_not_made);
+
+    #[test]
+    fn a_holder_that_a_killed_run_left_is_removed() {
+        let Some(mut subject) = subject("holder") else {
+            return;
+        };
+        let name = subject.name("held");
+        let label = format!("inco.holder-of.inco.test={}", subject.prefix);
+        // What such a run has made is of any image.
+        let image = support::IMAGE;
+        let holder = format!("{name}.holder");
+        let spec = labelled(&subject, "other", &["sleep"]);
+        subject.told().create(&spec);
+        let made = std::process::Command::new("docker")
+            .args([
+                "run",
+                "--detach",
+                "--network=none",
+                "--name",
+                &holder,
+                "--label",
+                &label,
+                image,
+            ])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+        assert_ne!(subject.traces(&name), Vec::<String>::new());
+        subject.reopen();
+        assert_eq!(list(&mut subject).len(), 1, "it is no container of a service");
+        assert_eq!(subject.traces(&name), Vec::<String>::new());
+        subject.told().remove(&spec.name).unwrap();
+    }
 
     #[test]
     fn output_is_kept_up_to_its_limit_and_after_the_end() {

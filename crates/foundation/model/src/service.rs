@@ -129,6 +129,24 @@ pub enum Ready {
     Exec(Vec<String>),
 }
 
+/// The capabilities that an ordinary program has unless something else is said, and all that one may have: those of
+/// Docker without `NET_RAW`, with which it could answer for another's address. They hold in its user namespace.
+pub const CAPABILITIES: [&str; 13] = [
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+];
+
 /// A file or directory of this machine that a container sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {

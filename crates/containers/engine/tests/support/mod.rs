@@ -2,6 +2,9 @@
 #![allow(dead_code, unreachable_pub)] // each test takes what it needs
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
 
+pub mod layout;
+pub mod wire;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;

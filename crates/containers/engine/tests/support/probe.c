@@ -8,6 +8,9 @@
  *   eat           takes memory until it is killed
  *   fork          makes processes until it cannot, prints how many, and sleeps
  *   confined      says what it can do that it should not be able to; status 0 if nothing
+ *   ported CAPS ADDRESS PORTS NAME  says what is amiss of its network, as an ordinary program of that name with those capabilities,
+ *                 that address first and those ports for its connections; status 0 if nothing, else 1
+ *   quit          says that it waits; ends with status 7 on SIGQUIT; ignores SIGTERM
  *   beside        the same, for a command beside the container's program, whose group it must be in
  *   flood [COUNT] writes to its output for ever, or so many lines until a write fails
  *   cat FILE      prints what is in a file
@@ -17,14 +20,19 @@
  *   fill DIR      makes files in a directory, and one as long as can be, until neither goes on; prints how many and how long; sleeps
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -123,6 +131,103 @@ static int confined(int beside) {
     return bad;
 }
 
+static int contains(const char *path, const char *text) {
+    static char content[65536];
+    int file = open(path, O_RDONLY);
+    int length = file < 0 ? 0 : read(file, content, sizeof content - 1);
+    content[length < 0 ? 0 : length] = 0;
+    close(file);
+    return strstr(content, text) != 0;
+}
+
+static int bound(const char *address, int port, int option) {
+    int on = 1, one = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
+    inet_pton(AF_INET, address, &at.sin_addr);
+    if (option && setsockopt(one, IPPROTO_IP, option, &on, sizeof on) < 0) return -1;
+    return bind(one, (struct sockaddr *)&at, sizeof at) < 0 ? -1 : one;
+}
+
+static int ported(const char *caps, const char *address, const char *ports, const char *name) {
+    /* What it is given, and all of it before its first instruction. */
+    char line[256];
+    snprintf(line, sizeof line, "CapEff:\t%s\n", caps);
+    check("its capabilities are in effect", contains("/proc/self/status", line));
+    snprintf(line, sizeof line, "CapBnd:\t%s\n", caps);
+    check("and no others are in reach", contains("/proc/self/status", line));
+    struct sockaddr_in away = {.sin_family = AF_INET, .sin_port = htons(9)}, own;
+    inet_pton(AF_INET, "192.0.2.1", &away.sin_addr);
+    socklen_t length = sizeof own;
+    int out = socket(AF_INET, SOCK_DGRAM, 0);
+    check("there is a way out", connect(out, (struct sockaddr *)&away, sizeof away) == 0);
+    check("from its first address", getsockname(out, (struct sockaddr *)&own, &length) == 0 &&
+                                        !strcmp(inet_ntoa(own.sin_addr), address));
+    check("from one of its own ports", contains("/proc/sys/net/ipv4/ip_local_port_range", ports));
+    check("through a next hop that is known", contains("/proc/net/arp", "169.254.1.1") &&
+                                                  contains("/proc/net/arp", "02:69:6e:63:6f:00"));
+    struct ifaddrs *all, *of;
+    int tentative = 0, loops = 0;
+    getifaddrs(&all);
+    for (of = all; of; of = of->ifa_next)
+        if (of->ifa_addr && of->ifa_addr->sa_family == AF_INET && !strcmp(of->ifa_name, "lo")) loops++;
+    check("its loopback interface is up", loops == 1);
+    FILE *six = fopen("/proc/net/if_inet6", "r");
+    while (six && fgets(line, sizeof line, six)) {
+        unsigned flags = 0;
+        sscanf(line, "%*s %*s %*s %*s %x", &flags);
+        if (flags & 0x40) tentative++;
+        check("no address of its own making", strncmp(line, "fe80", 4));
+    }
+    check("its addresses of IPv6 serve at once", !tentative);
+    check("any user may serve a low port", bound("0.0.0.0", 80, 0) >= 0);
+    check("it may ask whether a machine is there", socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP) >= 0);
+    check("its files can be written", open("/probe-was-here", O_CREAT | O_WRONLY, 0644) >= 0 && open("/run/x", O_CREAT, 0644) >= 0 &&
+                                          open("/tmp/x", O_CREAT, 0644) >= 0);
+    check("its output can be opened", open("/dev/stdout", O_WRONLY | O_APPEND) >= 0 && open("/dev/stderr", O_WRONLY | O_CREAT, 0644) >= 0);
+    char host[256] = "";
+    gethostname(host, sizeof host);
+    check("its name", !strcmp(host, name) && contains("/etc/hostname", name));
+    snprintf(line, sizeof line, "%s\t%s", address, name);
+    check("it finds itself by its name", contains("/etc/hosts", line) && contains("/etc/hosts", "localhost"));
+    check("it knows name servers", access("/etc/resolv.conf", R_OK) == 0);
+
+    /* What it cannot do to its network, and to that of others. */
+    struct ifreq eth0 = {.ifr_name = "eth0"};
+    check("it has eth0", ioctl(out, SIOCGIFHWADDR, &eth0) == 0);
+    eth0.ifr_hwaddr.sa_data[5] ^= 1;
+    check("it keeps its MAC address", ioctl(out, SIOCSIFHWADDR, &eth0) < 0 && errno == EPERM);
+    struct sockaddr_in other = {.sin_family = AF_INET};
+    inet_pton(AF_INET, "10.0.0.99", &other.sin_addr);
+    memcpy(&eth0.ifr_addr, &other, sizeof other);
+    check("it keeps its address", ioctl(out, SIOCSIFADDR, &eth0) < 0 && errno == EPERM);
+    eth0.ifr_flags = 0;
+    check("it keeps it up", ioctl(out, SIOCSIFFLAGS, &eth0) < 0 && errno == EPERM);
+    eth0.ifr_mtu = 9000;
+    check("it keeps its MTU", ioctl(out, SIOCSIFMTU, &eth0) < 0 && errno == EPERM);
+    check("no whole frames", socket(AF_PACKET, SOCK_RAW, 0) < 0);
+    check("no raw packets", socket(AF_INET, SOCK_RAW, IPPROTO_RAW) < 0 && socket(AF_INET6, SOCK_RAW, IPPROTO_TCP) < 0);
+    check("no other address", bound("10.0.0.99", 0, 0) < 0 && errno == EADDRNOTAVAIL);
+    check("nor as a proxy", bound("10.0.0.99", 0, IP_TRANSPARENT) < 0);
+    int free = bound("10.0.0.99", 0, IP_FREEBIND);
+    check("nor ahead of time", free < 0 || sendto(free, "x", 1, 0, (struct sockaddr *)&away, sizeof away) < 0);
+    check("settings stay", open("/proc/sys/net/ipv4/ip_forward", O_WRONLY) < 0);
+    check("no other namespace", syscall(SYS_setns, open("/proc/1/ns/net", O_RDONLY), CLONE_NEWNET) < 0);
+    check("no new one", unshare(CLONE_NEWNET) < 0 && unshare(CLONE_NEWUSER) < 0);
+    check("process 1 is its own", getpid() == 1);
+    DIR *net = opendir("/sys/class/net");
+    struct dirent *entry;
+    int own_ones = 0;
+    while (net && (entry = readdir(net))) {
+        if (!strncmp(entry->d_name, "eth", 3)) own_ones++;
+        check("no interface of the machine", strncmp(entry->d_name, "inco", 4) && strncmp(entry->d_name, "docker", 6) &&
+                                                 strncmp(entry->d_name, "veth", 4));
+    }
+    check("one interface", own_ones == 1);
+    return bad;
+}
+
+static void quit_with_7(int signal) { (void)signal; _exit(7); }
+
 int main(int argc, char **argv) {
     const char *verb = argc > 1 ? argv[1] : "sleep";
     setvbuf(stdout, 0, _IONBF, 0);
@@ -206,6 +311,13 @@ int main(int argc, char **argv) {
             if (open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0644) < 0 && errno != EMFILE) break;
         }
         printf("%ld files, %ld bytes\n", files, bytes);
+        for (;;) pause();
+    }
+    if (!strcmp(verb, "ported")) return ported(argv[2], argv[3], argv[4], argv[5]);
+    if (!strcmp(verb, "quit")) {
+        signal(SIGQUIT, quit_with_7);
+        signal(SIGTERM, SIG_IGN);
+        puts("waits");
         for (;;) pause();
     }
     if (!strcmp(verb, "confined")) return confined(0);
