@@ -26,6 +26,7 @@ use serde::de::DeserializeOwned;
 use tar::{Archive, EntryType};
 
 use crate::EngineError;
+use crate::container::signal_number;
 use crate::unpack::{self, Limits, Owner, Tree};
 
 /// Layers of an image. Docker itself makes no more than 127.

@@ -188,6 +188,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         cpuset: _,
         hugepages: _,
         user_namespace: _,
+        capabilities: _,
         // In `pool.rs` and `drivers`.
         devices: _,
         egress: _,
@@ -267,5 +268,6 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
     spec.cpuset = service.cpuset.clone();
     spec.hugepages = service.hugepages;
     spec.user_namespace = service.user_namespace;
+    spec.capabilities = service.capabilities.clone();
     Ok(spec)
 }

@@ -417,6 +417,13 @@ tables! {
             "Whether root in the container is an unprivileged user on the host. Write `false` only for programs \
              that need rights which a user namespace cannot give, such as some drivers of cards. Engine `oci` only; \
              with Docker, Docker's own settings apply.";
+        // Docker's, without the one to send any packet: an instance speaks from its own address only.
+        capabilities: capabilities, [or "none; with `port = \"kernel\"` those of Docker without `NET_RAW`"], Applies,
+            "list of names", "[\"NET_BIND_SERVICE\"]",
+            "The capabilities of the program, in the container's user namespace: some of `AUDIT_WRITE`, `CHOWN`, \
+             `DAC_OVERRIDE`, `FOWNER`, `FSETID`, `KILL`, `MKNOD`, `NET_BIND_SERVICE`, `SETFCAP`, `SETGID`, \
+             `SETPCAP`, `SETUID`, `SYS_CHROOT`. `[]` is none. A program that its image does not run as root cannot \
+             use them, as with Docker.";
         ready: ready, [= "\"connected\""], Applies,
             "`\"connected\"`, `\"consumes\"` or a table", "{ exec = [\"/bin/check\"] }",
             "When an instance is ready: `connected` when its data ports are up, `consumes` when it has also taken a \
@@ -496,7 +503,7 @@ tables! {
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, ready, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, capabilities, ready, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
             affinity, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
         }
     }

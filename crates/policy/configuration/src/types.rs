@@ -345,6 +345,8 @@ pub struct Service {
     pub hugepages: bool,
     /// Whether a container's root is an unprivileged user on the host.
     pub user_namespace: bool,
+    /// Capabilities of a container's program; `None` for the usual ones of its kind of port.
+    pub capabilities: Option<Vec<String>>,
     /// The readiness condition of an instance.
     pub ready: Ready,
     /// Longest time from the program's start until the instance is ready.

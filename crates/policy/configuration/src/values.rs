@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use model::{
-    Capabilities, Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId, WorkerId, protocol,
+    CAPABILITIES, Capabilities, Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId, WorkerId, protocol,
 };
 use toml::de::DeValue;
 
@@ -614,6 +614,19 @@ pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, ValueError> {
 /// Validates a CPU set and keeps its notation.
 pub(crate) fn cpuset(text: &str) -> Result<String, ValueError> {
     cpus_of(text).map(|_| text.to_owned())
+}
+
+/// Reads capabilities: their names, each once.
+pub(crate) fn capabilities(at: At<'_>) -> Result<Vec<String>, ValueError> {
+    let mut names = texts(at)?;
+    let write = || format!("write some of {}", CAPABILITIES.join(", "));
+    if let Some(name) = names.iter().find(|name| !CAPABILITIES.contains(&name.as_str())) {
+        let what = format!("{name:?} is no capability that a container may have");
+        return Err(ValueError::new(what, write()));
+    }
+    names.sort();
+    names.dedup();
+    Ok(names)
 }
 
 /// Reads a readiness condition: a word, or a table with a command.

@@ -33,6 +33,7 @@ env = { A = "b" }
 mounts = ["/etc/rules:/etc/rules:ro"]
 memory = "64MiB"
 cpuset = "0-1"
+capabilities = ["CHOWN", "KILL"]
 ready = { exec = ["/bin/check"] }
 instances = { min = 3, max = 8, standby = 1, standby_mode = "paused" }
 cpus = 0.5

@@ -440,6 +440,10 @@ fn each_problem_is_reported() {
             "\"3-1\" is not a list of CPUs; write numbers and ranges, for example \"0-3,7\"",
         ),
         (
+            "capabilities = ['CHOWN', 'NET_RAW']",
+            "service.a.capabilities: \"NET_RAW\" is no capability that a container may have; write some of AUDIT_WRITE, ",
+        ),
+        (
             "drain_deadline = 60",
             "the number 60 is not a duration; write text with a unit",
         ),
