@@ -106,7 +106,7 @@ promises: nf ## the tests of docs/promises.md at their stated size: half an hour
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
 demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick or --all)
-	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench)
+	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web,$(ARGS)),web)
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
 	@echo "demo: building what it needs, in target/$(HOST)/demo; on two cores this takes some minutes the first time"
 	$(CARGO) build --profile demo --target $(HOST) -p inco --no-default-features $(if $(filter docker,$(ENGINE)),--features docker)

@@ -2,7 +2,7 @@
 # Installs what is missing, and prints what and why. Asks nothing: it installs as root or with passwordless sudo, else
 # it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, deb, arm
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm
 #
 # Exit status: 0 if every part is there or can be done without; 1 if one that is needed is missing.
 set -euo pipefail
@@ -73,6 +73,14 @@ for part in "$@"; do
         has chromium-headless-shell || has chromium ||
             want chromium-headless-shell 'the browser for tests of the web page (100 MB)'
         ;;
+    web)
+        has ip || want iproute2 'network namespaces and veth pairs of the web demo'
+        has nginx || want nginx-light 'the web server in the containers'
+        has wrk || want wrk 'the load'
+        has haproxy || want haproxy 'a peer of the web demo'
+        has nft || want nftables 'a peer of the web demo'
+        has nc || want netcat-openbsd 'asks whether a web server listens'
+        ;;
     deb)
         has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary depends on'
         has strip || want binutils 'strip: smaller programs'
@@ -100,7 +108,7 @@ for part in "$@"; do
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
         ;;
     *)
-        say "no part '$part'; there are: rust build dpdk lint test api browser docker bench deb arm"
+        say "no part '$part'; there are: rust build dpdk lint test api browser docker bench web deb arm"
         exit 2
         ;;
     esac

@@ -15,7 +15,8 @@ use testbed::SwitchName;
         "  inco demo --quick --engine docker\n",
         "  inco demo --all\n",
         "  inco demo --full --json > summary.json\n",
-        "  inco demo --overload --scheduler round-robin\n\n",
+        "  inco demo --overload --scheduler round-robin\n",
+        "  inco demo --web\n\n",
         "Stops cleanly with Ctrl-C.",
     )
 )]
@@ -33,6 +34,10 @@ pub struct DemoArgs {
     /// plateau, at how many flows loss starts, and where packets are lost
     #[arg(long, conflicts_with_all = ["quick", "all", "full"])]
     pub overload: bool,
+    /// Balance nginx containers behind one address under load by wrk, beside HAProxy and nftables: four minutes. Needs
+    /// root, and nginx, wrk, haproxy and nft on this machine
+    #[arg(long, conflicts_with_all = ["quick", "all", "full", "overload", "scheduler"])]
+    pub web: bool,
     /// The container engine
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineName,

@@ -6,6 +6,8 @@
 //! 3. With `--full`: saturation, packet sizes, and DPDK's `testpmd` as an instance.
 //! 4. With `--overload` instead: more than all instances can process (the paper's figures 8 and 9).
 //! 5. Summary (table and JSON) and report.
+//!
+//! [`web`] is another demo: ordinary web servers behind one address.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -19,6 +21,7 @@ mod measure;
 mod overload;
 mod report;
 mod summary;
+mod web;
 
 use anyhow::{Context, Result, bail};
 use display::output::{self, WrongUsage};
@@ -44,6 +47,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
                 .to_owned(),
         )
         .into());
+    }
+    if args.web {
+        return web::run(args);
     }
     let interrupt = Interrupt::listen()?;
     make_image(args.engine)?;

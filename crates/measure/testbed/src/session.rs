@@ -356,13 +356,22 @@ impl<'g> Session<'g> {
         })
     }
 
-    /// Sets the number of active instances manually and waits for it.
-    pub fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
+    /// Sets the number of active instances manually and does not wait for it.
+    ///
+    /// # Errors
+    /// inco refuses it or does not answer.
+    pub fn ask_for(&self, service: &str, instances: u32) -> Result<()> {
         let action = Action::Scale {
             service: service.to_owned(),
             instances: Some(instances),
         };
         self.client()?.act(&action)?;
+        Ok(())
+    }
+
+    /// Sets the number of active instances manually and waits for it.
+    pub fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
+        self.ask_for(service, instances)?;
         let since = Instant::now();
         loop {
             let rows = self.client()?.services()?;
