@@ -356,7 +356,10 @@ pub(crate) fn signal_number(text: &str) -> Option<i32> {
     } else if let Some(offset) = name.strip_prefix("RTMAX") {
         real_time(libc::SIGRTMAX(), offset)
     } else {
-        SIGNALS.iter().find(|(of, _)| *of == name).map(|(_, number)| *number)
+        SIGNALS
+            .iter()
+            .find(|(of, _)| *of == name)
+            .map(|(_, number)| *number)
     };
     number.filter(|number| (1..=libc::SIGRTMAX()).contains(number))
 }

@@ -6,7 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use model::{
-    CAPABILITIES, Capabilities, Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId, WorkerId, protocol,
+    CAPABILITIES, Capabilities, Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId,
+    WorkerId, protocol,
 };
 use toml::de::DeValue;
 

@@ -28,8 +28,12 @@ pub(super) enum Balancer {
 }
 
 impl Balancer {
-    pub(super) const ALL: [Balancer; 4] =
-        [Balancer::Inco, Balancer::Haproxy, Balancer::Nftables, Balancer::Routing];
+    pub(super) const ALL: [Balancer; 4] = [
+        Balancer::Inco,
+        Balancer::Haproxy,
+        Balancer::Nftables,
+        Balancer::Routing,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -168,10 +172,13 @@ impl<'g> Bed<'g> {
             Bed::Inco(bed) => {
                 let rows = bed.session.client()?.instances()?;
                 let active = rows.iter().find(|row| row.state == InstanceState::Active);
-                let pid = active.and_then(|row| row.pid).context("inco has no active instance")?;
+                let pid = active
+                    .and_then(|row| row.pid)
+                    .context("inco has no active instance")?;
                 let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
                 let pid = pid.context("an instance has no process id")?;
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("cannot kill an instance")
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+                    .context("cannot kill an instance")
             }
             Bed::Peer(bed) => {
                 bed.active.first().context("there is no server")?.kill();
@@ -239,13 +246,16 @@ impl PeerBed {
             bail!("a balancer needs a server");
         }
         self.peer.set(&self.balancer, &addresses)?;
-        self.draining.extend(removed.into_iter().map(|server| (end, server)));
+        self.draining
+            .extend(removed.into_iter().map(|server| (end, server)));
         Ok(())
     }
 
     fn end_drained(&mut self) -> Result<()> {
         let now = Instant::now();
-        let (over, left) = std::mem::take(&mut self.draining).into_iter().partition(|(end, _)| *end <= now);
+        let (over, left) = std::mem::take(&mut self.draining)
+            .into_iter()
+            .partition(|(end, _)| *end <= now);
         self.draining = left;
         for (_, server) in over {
             self.servers.remove(server)?;

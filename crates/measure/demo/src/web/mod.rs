@@ -120,7 +120,11 @@ fn busy_cpu_s() -> Result<f64> {
         .map(|word| word.parse::<f64>().unwrap_or(0.0));
     // user, nice, system, idle, iowait, irq, softirq; steal and guests are not this machine's work.
     let of_interest = [true, true, true, false, false, true, true];
-    let busy: f64 = ticks.zip(of_interest).filter(|(_, counts)| *counts).map(|(ticks, _)| ticks).sum();
+    let busy: f64 = ticks
+        .zip(of_interest)
+        .filter(|(_, counts)| *counts)
+        .map(|(ticks, _)| ticks)
+        .sum();
     Ok(busy / rustix::param::clock_ticks_per_second() as f64)
 }
 
@@ -133,7 +137,16 @@ fn speed(
 ) -> Result<Run> {
     let bed = Bed::start(ground, balancer, None)?;
     let url = format!("http://{}/", bed.address());
-    let start = |time| Wrk::start(bed.client(), ground.directory(), &url, connections, SPEED_CONNECTIONS, time);
+    let start = |time| {
+        Wrk::start(
+            bed.client(),
+            ground.directory(),
+            &url,
+            connections,
+            SPEED_CONNECTIONS,
+            time,
+        )
+    };
     let mut warm_up = start(WARM_UP)?;
     wait(interrupt, || warm_up.is_over())?;
     warm_up.end()?;
@@ -170,7 +183,14 @@ fn scaling(
     let url = format!("http://{}/", bed.address());
     let title = format!("{}, {}: 1 → {MAX} → 1", balancer.name(), connections.name());
     let changes = [(SCALE_OUT, Change::Scale(MAX)), (SCALE_IN, Change::Scale(1))];
-    let wrk = Wrk::start(bed.client(), ground.directory(), &url, connections, SCALING_CONNECTIONS, SCALING_TIME)?;
+    let wrk = Wrk::start(
+        bed.client(),
+        ground.directory(),
+        &url,
+        connections,
+        SCALING_CONNECTIONS,
+        SCALING_TIME,
+    )?;
     let (load, instances) = under_load(&mut bed, wrk, &changes, interrupt, &title, connections, live)?;
     run.failed_requests += load.failed;
     run.instances = Some(instances);
@@ -179,13 +199,36 @@ fn scaling(
     wait(interrupt, || {
         bed.poll()?;
         if since.elapsed() > SETTLED {
-            bail!("{} does not have {KILL_SERVERS} servers after {} s", balancer.name(), SETTLED.as_secs());
+            bail!(
+                "{} does not have {KILL_SERVERS} servers after {} s",
+                balancer.name(),
+                SETTLED.as_secs()
+            );
         }
         Ok(bed.connections()?.len() == KILL_SERVERS as usize)
     })?;
-    let title = format!("{}, {}: one of {KILL_SERVERS} is killed", balancer.name(), connections.name());
-    let wrk = Wrk::start(bed.client(), ground.directory(), &url, connections, SCALING_CONNECTIONS, KILL_TIME)?;
-    let (load, _) = under_load(&mut bed, wrk, &[(KILL, Change::Kill)], interrupt, &title, connections, live)?;
+    let title = format!(
+        "{}, {}: one of {KILL_SERVERS} is killed",
+        balancer.name(),
+        connections.name()
+    );
+    let wrk = Wrk::start(
+        bed.client(),
+        ground.directory(),
+        &url,
+        connections,
+        SCALING_CONNECTIONS,
+        KILL_TIME,
+    )?;
+    let (load, _) = under_load(
+        &mut bed,
+        wrk,
+        &[(KILL, Change::Kill)],
+        interrupt,
+        &title,
+        connections,
+        live,
+    )?;
     run.failed_by_kill = Some(load.failed);
     run.left_behind.extend(bed.stop()?);
     Ok(())

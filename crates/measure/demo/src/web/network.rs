@@ -99,7 +99,21 @@ impl Link {
     /// # Errors
     /// `ip` failed.
     pub(super) fn into(near: &str, namespace: &Namespace, far: &str) -> Result<Link> {
-        run("ip", &["link", "add", near, "type", "veth", "peer", "name", far, "netns", namespace.name()])?;
+        run(
+            "ip",
+            &[
+                "link",
+                "add",
+                near,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                far,
+                "netns",
+                namespace.name(),
+            ],
+        )?;
         Ok(Link(near.to_owned()))
     }
 }
@@ -125,7 +139,18 @@ pub(super) fn client_of_inco() -> Result<(Namespace, Link, String)> {
 pub(super) fn client_and_balancer() -> Result<(Namespace, Namespace)> {
     let client = Namespace::new("client")?;
     let balancer = Namespace::new("balancer")?;
-    client.ip(&["link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", balancer.name()])?;
+    client.ip(&[
+        "link",
+        "add",
+        INTERFACE,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        INTERFACE,
+        "netns",
+        balancer.name(),
+    ])?;
     for address in [format!("{BALANCER}/24"), format!("{ADDRESS}/32")] {
         balancer.ip(&["address", "add", &address, "dev", INTERFACE])?;
     }

@@ -67,7 +67,8 @@ impl Haproxy {
         }
         std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         let Some(master) = &self.master else {
-            let log = std::fs::File::create(self.directory.join("haproxy.log")).context("cannot make haproxy.log")?;
+            let log = std::fs::File::create(self.directory.join("haproxy.log"))
+                .context("cannot make haproxy.log")?;
             let child = balancer
                 .command("haproxy")
                 .args(["-W", "-db", "-f"])
@@ -80,7 +81,9 @@ impl Haproxy {
             self.master = Some(child);
             return wait_for(&socket);
         };
-        let pid = i32::try_from(master.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = i32::try_from(master.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         let pid = pid.context("haproxy has no process id")?;
         rustix::process::kill_process(pid, rustix::process::Signal::USR2).context("haproxy has ended")
     }
@@ -89,7 +92,9 @@ impl Haproxy {
 impl Drop for Haproxy {
     fn drop(&mut self) {
         let Some(master) = &mut self.master else { return };
-        let pid = i32::try_from(master.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = i32::try_from(master.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         // The master ends its workers. Both fail only if it has ended already.
         let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::TERM));
         let _ = master.wait();
@@ -100,7 +105,11 @@ fn wait_for(socket: &Path) -> Result<()> {
     let since = Instant::now();
     while std::os::unix::net::UnixStream::connect(socket).is_err() {
         if since.elapsed() > LIMIT {
-            bail!("haproxy does not answer within {} s; see haproxy.log beside {}", LIMIT.as_secs(), socket.display());
+            bail!(
+                "haproxy does not answer within {} s; see haproxy.log beside {}",
+                LIMIT.as_secs(),
+                socket.display()
+            );
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -109,7 +118,11 @@ fn wait_for(socket: &Path) -> Result<()> {
 
 /// Replaces the rules in one transaction: established connections keep their server.
 fn set_rules(balancer: &Namespace, servers: &[Ipv4Addr]) -> Result<()> {
-    let map: Vec<String> = servers.iter().enumerate().map(|(index, of)| format!("{index} : {of}")).collect();
+    let map: Vec<String> = servers
+        .iter()
+        .enumerate()
+        .map(|(index, of)| format!("{index} : {of}"))
+        .collect();
     let rules = format!(
         "table ip inco-web {{}}\ndelete table ip inco-web\ntable ip inco-web {{\n  chain prerouting {{\n    type nat \
          hook prerouting priority dstnat;\n    ip daddr {ADDRESS} tcp dport 80 dnat to numgen inc mod {} map {{ {} }}\n  \

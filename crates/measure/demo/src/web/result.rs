@@ -62,7 +62,9 @@ impl Run {
 
     /// One line that stays visible.
     pub(super) fn line(&self) -> String {
-        let by_kill = self.failed_by_kill.map_or(String::new(), |failed| format!(", {failed} by the kill"));
+        let by_kill = self
+            .failed_by_kill
+            .map_or(String::new(), |failed| format!(", {failed} by the kill"));
         format!(
             "{}, {}: {} requests/s, p99 {:.2} ms; {} failed{by_kill}\n",
             self.balancer.name(),
@@ -81,13 +83,20 @@ impl Web {
         for run in self.runs.iter().filter(|run| run.balancer == Balancer::Inco) {
             let name = run.connections.name();
             if run.failed_requests > 0 {
-                broken.push(format!("{name}: {} requests failed without a failed server", run.failed_requests));
+                broken.push(format!(
+                    "{name}: {} requests failed without a failed server",
+                    run.failed_requests
+                ));
             }
             match run.instances {
                 Some(of) if (of.start, of.peak) == (1, MAX as usize) => {}
                 other => broken.push(format!("{name}: instances did not go 1, {MAX}: {other:?}")),
             }
-            broken.extend(run.left_behind.iter().map(|left| format!("{name}: left behind: {left}")));
+            broken.extend(
+                run.left_behind
+                    .iter()
+                    .map(|left| format!("{name}: left behind: {left}")),
+            );
         }
         broken
     }
@@ -114,8 +123,11 @@ impl Web {
                 format!("{:.2} ms", run.p99_ms),
                 format!("{:.1}", run.cpu_s_per_million_requests),
                 run.failed_requests.to_string(),
-                run.failed_by_kill.map_or("-".to_owned(), |failed| failed.to_string()),
-                run.instances.map_or("-".to_owned(), |of| format!("{}, {}, {}", of.start, of.peak, of.end)),
+                run.failed_by_kill
+                    .map_or("-".to_owned(), |failed| failed.to_string()),
+                run.instances.map_or("-".to_owned(), |of| {
+                    format!("{}, {}, {}", of.start, of.peak, of.end)
+                }),
             ]);
         }
         let mut text = table.text();

@@ -28,7 +28,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The program of a server.
 pub(super) fn command() -> Vec<String> {
-    ["/usr/sbin/nginx", "-c", &format!("{CONFIGURATION}/nginx.conf")].map(str::to_owned).to_vec()
+    ["/usr/sbin/nginx", "-c", &format!("{CONFIGURATION}/nginx.conf")]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// Writes the configuration of the servers into a directory and returns it: one worker that answers with 612 bytes,
@@ -61,7 +63,9 @@ pub(super) struct Server {
 impl Server {
     /// Kills its program.
     pub(super) fn kill(&self) {
-        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = i32::try_from(self.pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         if let Some(pid) = pid {
             // Fails only if it has ended by itself.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -87,7 +91,10 @@ impl Servers {
     /// The engine cannot start.
     pub(super) fn new(directory: &Path, configuration: &Path, cpus: Option<f64>) -> Result<Servers> {
         let run_dir = directory.join("servers");
-        let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop"), &run_dir)?;
+        let launcher = Launcher::start(
+            LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop"),
+            &run_dir,
+        )?;
         Ok(Servers {
             engine: OciEngine::start(OciConfig::at(run_dir), launcher)?,
             configuration: configuration.to_owned(),
@@ -113,7 +120,17 @@ impl Servers {
         balancer.ip(&["link", "set", &far, "address", &text_of(GATEWAY_MAC), "up"])?;
         let target = format!("{address}/32");
         balancer.ip(&["route", "add", &target, "dev", &far])?;
-        let neighbour = ["neigh", "add", &address.to_string(), "lladdr", &text_of(mac), "dev", &far, "nud", "permanent"];
+        let neighbour = [
+            "neigh",
+            "add",
+            &address.to_string(),
+            "lladdr",
+            &text_of(mac),
+            "dev",
+            &far,
+            "nud",
+            "permanent",
+        ];
         balancer.ip(&neighbour)?;
         let name = format!("inco-web-{number}");
         let mut spec = ContainerSpec::new(name.clone(), IMAGE);

@@ -37,7 +37,9 @@ impl Watch {
     pub(super) fn start(client: &Namespace, address: &str, connections: Connections) -> Result<Watch> {
         let path = format!("/run/netns/{}", client.name());
         let namespace = std::fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
-        let address: SocketAddr = format!("{address}:80").parse().context("the address of the service")?;
+        let address: SocketAddr = format!("{address}:80")
+            .parse()
+            .context("the address of the service")?;
         let latencies_ms = Arc::new(Mutex::new(VecDeque::new()));
         let ends = Arc::new(AtomicBool::new(false));
         let (kept, is_over) = (Arc::clone(&latencies_ms), Arc::clone(&ends));
@@ -45,7 +47,12 @@ impl Watch {
             .name("web-watch".to_owned())
             .spawn(move || {
                 // Only this thread is in that namespace.
-                if move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), Some(LinkNameSpaceType::Network)).is_ok() {
+                if move_into_link_name_space(
+                    std::os::fd::AsFd::as_fd(&namespace),
+                    Some(LinkNameSpaceType::Network),
+                )
+                .is_ok()
+                {
                     ask(address, connections, &kept, &is_over);
                 }
             })
@@ -64,9 +71,14 @@ impl Watch {
         let rate = sent.saturating_sub(sent_before) as f64 / before.elapsed().as_secs_f64().max(1e-3);
         let mut latencies: Vec<f64> = lock(&self.latencies_ms).iter().copied().collect();
         latencies.sort_by(f64::total_cmp);
-        let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();
-        let of_each: Vec<String> =
-            connections.iter().map(|count| count.map_or("?".to_owned(), |count| count.to_string())).collect();
+        let p99 = latencies
+            .get(latencies.len() * 99 / 100)
+            .copied()
+            .unwrap_or_default();
+        let of_each: Vec<String> = connections
+            .iter()
+            .map(|count| count.map_or("?".to_owned(), |count| count.to_string()))
+            .collect();
         format!(
             "{:5.1} s  {:>6} requests/s  p99 {p99:7.2} ms  {} servers, connections: {}",
             at.as_secs_f64(),
@@ -98,7 +110,9 @@ fn ask(address: SocketAddr, connections: Connections, latencies: &Mutex<VecDeque
     let mut open: Option<TcpStream> = None;
     while !ends.load(Ordering::Relaxed) {
         let began = Instant::now();
-        let stream = open.take().map_or_else(|| TcpStream::connect_timeout(&address, TIMEOUT), Ok);
+        let stream = open
+            .take()
+            .map_or_else(|| TcpStream::connect_timeout(&address, TIMEOUT), Ok);
         let answered = stream.and_then(|mut stream| {
             stream.set_read_timeout(Some(TIMEOUT))?;
             stream.set_nodelay(true)?;

@@ -112,7 +112,11 @@ impl Wrk {
 
     /// Whether it has ended.
     pub(super) fn is_over(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait().context("cannot query the state of wrk")?.is_some())
+        Ok(self
+            .child
+            .try_wait()
+            .context("cannot query the state of wrk")?
+            .is_some())
     }
 
     /// Waits for its end.
@@ -122,11 +126,16 @@ impl Wrk {
     pub(super) fn end(mut self) -> Result<Load> {
         let mut text = String::new();
         if let Some(out) = &mut self.child.stdout {
-            out.read_to_string(&mut text).context("cannot read the report of wrk")?;
+            out.read_to_string(&mut text)
+                .context("cannot read the report of wrk")?;
         }
         let status = self.child.wait().context("cannot wait for wrk")?;
         if !status.success() {
-            let said = self.said.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+            let said = self
+                .said
+                .take()
+                .and_then(|thread| thread.join().ok())
+                .unwrap_or_default();
             bail!("wrk ended with {status}: {}", said.trim());
         }
         parse(&text).with_context(|| format!("this report of wrk has no figures: {text:?}"))
@@ -154,7 +163,9 @@ fn parse(text: &str) -> Option<Load> {
                 has_requests = true;
             }
             ["Socket", "errors:", errors @ ..] => {
-                let counts = errors.iter().filter_map(|word| word.trim_end_matches(',').parse::<u64>().ok());
+                let counts = errors
+                    .iter()
+                    .filter_map(|word| word.trim_end_matches(',').parse::<u64>().ok());
                 load.failed += counts.sum::<u64>();
             }
             ["Non-2xx", .., count] => load.failed += count.parse::<u64>().ok()?,
@@ -208,7 +219,10 @@ mod tests {
 
     #[test]
     fn a_report_without_figures_is_none() {
-        assert_eq!(parse("unable to connect to 10.77.0.100:http Connection refused\n"), None);
+        assert_eq!(
+            parse("unable to connect to 10.77.0.100:http Connection refused\n"),
+            None
+        );
         assert_eq!(parse("12 requests in 1.00s, 2KB read\n"), None);
     }
 
