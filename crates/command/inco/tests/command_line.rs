@@ -478,7 +478,7 @@ impl Fake {
         });
         let events = EventLog::default();
         let server = Server::start(
-            ServerSettings::on(&directory.path().join("api.sock")),
+            ServerSettings::on(directory.path().join("api.sock")),
             asker,
             events.clone(),
         )

@@ -145,7 +145,7 @@ pub(crate) fn http(bytes: &[u8]) {
         Server::start(
             ServerSettings {
                 limits,
-                ..ServerSettings::on(&scratch("api.sock"))
+                ..ServerSettings::on(scratch("api.sock"))
             },
             asker,
             EventLog::default(),

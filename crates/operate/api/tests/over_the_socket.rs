@@ -124,7 +124,7 @@ impl Fake {
         });
         let events = EventLog::default();
         let server = Server::start(
-            ServerSettings::on(&directory.path().join("run/api.sock")),
+            ServerSettings::on(directory.path().join("run/api.sock")),
             asker,
             events.clone(),
         )

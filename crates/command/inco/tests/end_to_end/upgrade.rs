@@ -270,8 +270,9 @@ fn killed_in_an_upgrade(
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
+    // A launcher that another thread had started becomes a child of the guard, too.
     let new = at_once("the new inco starts", || {
-        child_of(guard).filter(|pid| Some(*pid) != first)
+        child_of(guard).filter(|pid| Some(*pid) != first && *pid != old)
     });
     let begins = || {
         at_once("the new launcher begins", || {
@@ -347,7 +348,12 @@ fn no_flow_notices_a_kill_9_while_a_launcher_replaces_another() {
             let running = program_of(inco.status().pid);
             let program = programs.iter().find(|program| **program != running).unwrap();
             let incos = killed_in_an_upgrade(&place, program, victim, moment, Duration::from_micros(delay));
-            if matches!(victim, Victim::Guard | Victim::BothIncos) {
+            // Where the upgrade was over just before, the guard ends as the new inco does.
+            let has_ended = eventually("inco goes on, or has ended", PATIENCE, || {
+                let ended = !incos.into_iter().any(is_alive);
+                (ended || inco.client().status().is_ok()).then_some(ended)
+            });
+            if has_ended || matches!(victim, Victim::Guard | Victim::BothIncos) {
                 // Also the new inco, which may go on alone.
                 let traces = inco.kill();
                 incos.into_iter().for_each(kill_9);
