@@ -23,6 +23,13 @@ want() { # package, reason; a package counts once
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
+kernel_clang() { # true if the build will find one, or INCO_CLANG names one
+    [ -n "${INCO_CLANG:-}" ] && return 0
+    local name
+    for name in clang clang-20 clang-19 clang-18 clang-17 clang-16 clang-15 clang-14; do has "$name" && return; done
+    return 1
+}
+
 libclang() { # true if bindgen will find one
     [ -n "${LIBCLANG_PATH:-}" ] && return 0
     # The library alone is not enough: its headers (stddef.h) come with the -dev package.
@@ -38,6 +45,7 @@ for part in "$@"; do
     build)
         has cc || want gcc 'links Rust programs'
         [ -e /usr/include/stdio.h ] || want libc6-dev 'the C library, also for static linking'
+        kernel_clang || want clang-14 "compiles the programs of the driver ebpf for the kernel"
         has git || want git 'reads the version that the program reports'
         [ -d /etc/ssl/certs ] || want ca-certificates 'cargo fetches crates over TLS'
         ;;

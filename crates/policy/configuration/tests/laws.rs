@@ -183,6 +183,8 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
                 without("listen = \"[::1]:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n");
             text.push_str(&format!("[api]\n{others}{line}"));
         }
+        "switch" if name == "ebpf" => text = for_the_kernel(&text, &line),
+        "switch.ebpf" => text = for_the_kernel(&text, &format!("[switch.ebpf]\n{line}")),
         "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
         // The keys are valid only with TLS.
         "switch.openflow" if name == "tls" => text.push_str(&format!(
@@ -202,17 +204,11 @@ fn a_mutated_key_table_is_a_valid_base() {
     parse(FULL, "f").unwrap();
 }
 
-/// The same with the driver `ebpf`, which the keys of its table need, and with the service and uplink that it takes.
-fn with_driver_ebpf(text: &str) -> String {
-    let driver = "driver = \"ebpf\"\n";
-    let text = match text.split_once("[switch]\n") {
-        Some((before, after)) => format!("{before}[switch]\n{driver}{after}"),
-        None => format!("[switch]\n{driver}{text}"),
-    };
-    text.replace("memif:wan.sock", "kernel:eth0").replace(
-        "[service.a]\n",
-        "[service.a]\nvip = { address = \"10.0.0.100\", ports = 80 }\n",
-    )
+/// The same with the driver `ebpf`, the uplink and the service that it takes, and these lines of the switch.
+fn for_the_kernel(text: &str, lines: &str) -> String {
+    let text = text.replace("memif:wan.sock", "kernel:eth0");
+    let vip = "[service.a.vip]\naddress = \"10.0.0.100\"\nports = 80\n";
+    format!("{text}{vip}[switch]\ndriver = \"ebpf\"\n{lines}")
 }
 
 /// The example of each key in the reference is accepted, so no key is listed that is not read.
@@ -229,9 +225,6 @@ fn the_example_of_every_key_is_accepted() {
         }
         if (key.table, key.name) == ("service.NAME.scheduler", "limit") {
             text.push_str("metric = \"bytes\"\n");
-        }
-        if key.table == "switch.ebpf" || (key.table, key.name) == ("switch", "ebpf") {
-            text = with_driver_ebpf(&text);
         }
         if (key.table, key.name) == ("engine", "host") {
             text = text.replace("image = \"inco/forward\"", "port = \"null\"") + "tls = \"/tls\"\n";
