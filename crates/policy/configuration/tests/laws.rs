@@ -152,6 +152,11 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         _ => text.push_str(&format!("[service.a]\n{service}")),
     }
     match table {
+        "service.NAME" if name == "vip" => text = for_the_kernel(&text, ""),
+        "service.NAME.vip" => {
+            let others = without("address = \"10.0.0.100\"\nports = 80\n");
+            text = for_the_kernel(&format!("{text}[service.a.vip]\n{others}{line}"), "");
+        }
         "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
         "" | "uplink[]" | "service.NAME" => {}
         "service.NAME.mounts[]" => {
@@ -183,8 +188,12 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
                 without("listen = \"[::1]:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n");
             text.push_str(&format!("[api]\n{others}{line}"));
         }
-        "switch" if name == "ebpf" => text = for_the_kernel(&text, &line),
-        "switch.ebpf" => text = for_the_kernel(&text, &format!("[switch.ebpf]\n{line}")),
+        "switch" if name == "ebpf" => {
+            text = for_the_kernel(&format!("{text}{VIP}"), &line);
+        }
+        "switch.ebpf" => {
+            text = for_the_kernel(&format!("{text}{VIP}"), &format!("[switch.ebpf]\n{line}"));
+        }
         "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
         // The keys are valid only with TLS.
         "switch.openflow" if name == "tls" => text.push_str(&format!(
@@ -204,11 +213,13 @@ fn a_mutated_key_table_is_a_valid_base() {
     parse(FULL, "f").unwrap();
 }
 
-/// The same with the driver `ebpf`, the uplink and the service that it takes, and these lines of the switch.
+/// The address of a service, which the driver `ebpf` needs.
+const VIP: &str = "[service.a.vip]\naddress = \"10.0.0.100\"\nports = 80\n";
+
+/// The same with the driver `ebpf`, with the uplink that it takes, and these lines of the switch.
 fn for_the_kernel(text: &str, lines: &str) -> String {
     let text = text.replace("memif:wan.sock", "kernel:eth0");
-    let vip = "[service.a.vip]\naddress = \"10.0.0.100\"\nports = 80\n";
-    format!("{text}{vip}[switch]\ndriver = \"ebpf\"\n{lines}")
+    format!("{text}[switch]\ndriver = \"ebpf\"\n{lines}")
 }
 
 /// The example of each key in the reference is accepted, so no key is listed that is not read.

@@ -83,7 +83,7 @@ pub(crate) fn fragment(src: &str, dst: &str, id: u16, offset: u16, more: bool, r
     let total = (frame.len() - 14) as u16;
     frame[16..18].copy_from_slice(&total.to_be_bytes());
     frame[18..20].copy_from_slice(&id.to_be_bytes());
-    let field = offset / 8 | if more { 0x2000 } else { 0 };
+    let field = (offset / 8) | if more { 0x2000 } else { 0 };
     frame[20..22].copy_from_slice(&field.to_be_bytes());
     fix_ip_checksum(&mut frame);
     frame
