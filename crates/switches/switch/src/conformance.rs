@@ -7,14 +7,15 @@
     reason = "what goes wrong here fails a driver's test"
 )]
 
+mod plans;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::{
-    Fallback, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, UplinkId,
-    Vip, VipMode, protocol,
+    FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, UplinkId, protocol,
 };
 use packet::Parsed;
 use scheduling::Scheduler;
@@ -109,7 +110,7 @@ const CASES: &[Case] = &[
     ("edits are done or refused", edits_are_done_or_refused),
     (
         "plans are carried out or refused",
-        plans_that_ask_for_more_are_refused,
+        plans::that_ask_for_more_are_refused,
     ),
     ("flows are shared, pinned and returned", flows_are_pinned),
     (
@@ -379,55 +380,6 @@ fn edits_are_done_or_refused(of: &mut Conforming<'_>) {
     of.send(0..FLOWS);
     assert_eq!(of.reading.acknowledged, of.plan.generation);
     of.give_all_back();
-}
-
-fn plans_that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
-    let can = of.bed.switch().capabilities();
-    let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-    let vip = |mode| Vip {
-        addresses: vec![address],
-        ports: vec![PORT..=PORT],
-        mode,
-    };
-    let mut asked: Vec<(&str, bool, Plan)> = Vec::new();
-    let mut ask = |what, is_able, change: &dyn Fn(&mut Plan)| {
-        let mut plan = of.plan.clone();
-        change(&mut plan);
-        asked.push((what, is_able, plan));
-    };
-    for (word, mode) in VipMode::WORDS {
-        let change = |plan: &mut Plan| plan.services[0].vip = Some(vip(*mode));
-        ask(word, can.vips.contains(mode), &change);
-    }
-    ask("host", can.passes_to_host, &|plan| {
-        plan.unmatched = Fallback::Host
-    });
-    ask("two pins", can.returns, &|plan| {
-        plan.services[0].symmetric = false
-    });
-    ask("relaxed", can.relaxed_moves && can.return_matching, &|plan| {
-        plan.services[0].relaxed = true;
-        plan.services[0].return_counters = true;
-    });
-    for (what, is_able, plan) in asked {
-        of.plan = Plan {
-            generation: Generation(of.plan.generation.0 + 1),
-            ..plan
-        };
-        let generation = of.plan.generation;
-        let published = of
-            .bed
-            .switch()
-            .request(SwitchRequest::Publish(Arc::new(of.plan.clone())));
-        assert_eq!(published.is_ok(), is_able, "{what}: {published:?}");
-        if is_able {
-            of.until("the plan is acknowledged", |of| {
-                of.reading.acknowledged >= generation
-            });
-        } else {
-            assert!(of.reading.acknowledged < generation, "{what}");
-        }
-    }
 }
 
 fn flows_are_pinned(of: &mut Conforming<'_>) {
