@@ -96,7 +96,7 @@ fn the_help_of_every_command_has_an_example() {
     }
     assert!(!help.contains("launcher"), "the launcher is for inco itself");
     let images = commands(&out(&run(&["image", "--help"])));
-    assert_eq!(images, ["build", "import", "list", "remove"]);
+    assert_eq!(images, ["build", "pull", "import", "list", "remove"]);
     let all = names
         .iter()
         .map(|name| vec![name.as_str()])

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use engine::cgroup::Hierarchy;
-use engine::image::ImageFile;
+use engine::image::{Beside, ImageFile};
 use engine::logs::MAX_LOG_BYTES;
 use engine::{
     ContainerSpec, ContainerState, CpuQuota, EngineEvent, Exchange, ImageRef, Label, OciConfig, OciEngine,
@@ -679,7 +679,7 @@ fn dpdk_testpmd_runs_in_a_container() {
     let place = Place::new();
     place
         .store()
-        .from_host_program(&ImageRef::from("inco/testpmd"), program, &[])
+        .from_host_program(&ImageRef::from("inco/testpmd"), program, &Beside::default())
         .unwrap();
     let shared = place.dir.path().join("shared");
     std::fs::create_dir(&shared).unwrap();

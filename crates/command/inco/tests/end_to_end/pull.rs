@@ -113,7 +113,7 @@ fn images_that_are_missing_are_pulled_before_instances_are_made() {
         "{said}"
     );
     inco.settled(1, 0);
-    inco.stop();
+    inco.stop(&place);
     for tag in ["1", "2"] {
         place.must(&["image", "remove", &format!("{image}:{tag}")]);
     }
