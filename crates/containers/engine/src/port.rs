@@ -129,6 +129,8 @@ fn set_up(network: BorrowedFd<'_>, ports: &[InterfaceSetup]) -> Result<(), Strin
     set("ipv4/ip_unprivileged_port_start", "0")?;
     set("ipv4/ping_group_range", "0 2147483647")?;
     set("ipv4/conf/all/rp_filter", "0")?;
+    // A new namespace has this machine's setting: where that forwards, the container would send foreign packets back.
+    set("ipv4/ip_forward", "0")?;
     if let Some((first, last)) = ports.iter().find_map(|port| port.local_ports) {
         set("ipv4/ip_local_port_range", &format!("{first} {last}"))?;
     }

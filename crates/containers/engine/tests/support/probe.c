@@ -162,6 +162,7 @@ static int ported(const char *caps, const char *address, const char *ports, cons
     check("there is a way out", connect(out, (struct sockaddr *)&away, sizeof away) == 0);
     check("from its first address", getsockname(out, (struct sockaddr *)&own, &length) == 0 &&
                                         !strcmp(inet_ntoa(own.sin_addr), address));
+    check("it forwards nothing", contains("/proc/sys/net/ipv4/ip_forward", "0"));
     check("from one of its own ports", contains("/proc/sys/net/ipv4/ip_local_port_range", ports));
     check("through a next hop that is known", contains("/proc/net/arp", "169.254.1.1") &&
                                                   contains("/proc/net/arp", "02:69:6e:63:6f:00"));
