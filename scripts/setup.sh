@@ -68,10 +68,8 @@ for part in "$@"; do
         has haproxy || [ -x /usr/sbin/haproxy ] || want haproxy 'the balancer that tests run so'
         has redis-server || want redis-server 'the store that tests run so'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
+        has wrk || want wrk 'loads web servers in tests'
         has docker-registry || want docker-registry 'a registry of images, for tests that pull'
-        [ -x /usr/sbin/nginx ] || want nginx-light 'a web server, for tests of images of programs'
-        [ -x /usr/sbin/haproxy ] || want haproxy 'a proxy, likewise'
-        has redis-server || want redis-server 'a database, likewise'
         ;;
     api)
         has schemathesis || [ -x "$schemathesis" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||

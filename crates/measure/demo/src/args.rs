@@ -6,6 +6,8 @@ use clap::Args;
 use images::EngineName;
 use testbed::SwitchName;
 
+use crate::web::Balancer;
+
 /// Arguments of `inco demo`.
 #[derive(Debug, Args)]
 #[command(
@@ -38,6 +40,15 @@ pub struct DemoArgs {
     /// root, and nginx, wrk, haproxy and nft on this machine
     #[arg(long, conflicts_with_all = ["quick", "all", "full", "overload", "scheduler"])]
     pub web: bool,
+    /// With --web, run only these balancers; default: all
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        value_delimiter = ',',
+        requires = "web"
+    )]
+    pub balancer: Vec<Balancer>,
     /// The container engine
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineName,

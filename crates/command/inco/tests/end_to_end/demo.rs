@@ -421,3 +421,41 @@ fn reactions_are_measured() {
         "{csv}"
     );
 }
+
+#[test]
+fn no_request_fails_while_web_servers_come_and_go() {
+    let lacks = |program: &str| {
+        let paths = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
+        (!paths.iter().any(|path| Path::new(path).join(program).exists()))
+            .then(|| format!("{program} is not installed"))
+    };
+    let missing = ["nginx", "wrk", "ip"].into_iter().find_map(lacks);
+    if !real_parts("oci") || !available("servers", missing) {
+        return;
+    }
+    let _turn = Place::alone();
+    let mut demo = Demo::start(&["--web", "--balancer", "inco", "--json"]);
+    let status = demo.wait();
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let runs = result["runs"].as_array().unwrap();
+    let connections: Vec<&str> = runs
+        .iter()
+        .map(|run| run["connections"].as_str().unwrap())
+        .collect();
+    assert_eq!(connections, ["keep-alive", "close"]);
+    for run in runs {
+        assert_eq!(
+            (&run["balancer"], &run["failed_requests"]),
+            (&"inco".into(), &0.into()),
+            "{run}"
+        );
+        assert_eq!(
+            (&run["instances"]["start"], &run["instances"]["peak"]),
+            (&1.into(), &6.into()),
+            "{run}"
+        );
+        assert!(run["requests_per_s"].as_f64().unwrap() > 100.0, "{run}");
+        assert!(run["failed_by_kill"].is_u64(), "{run}");
+    }
+}

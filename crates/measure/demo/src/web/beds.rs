@@ -18,12 +18,16 @@ const SERVICE: &str = "web";
 pub(super) const MAX: u32 = 6;
 
 /// What balances.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Balancer {
+pub enum Balancer {
+    /// inco with the driver `ebpf`
     Inco,
+    /// HAProxy in TCP mode
     Haproxy,
+    /// Destination NAT by nftables
     Nftables,
+    /// No balancer: the kernel's routing to one server, for the phase of speed
     Routing,
 }
 

@@ -21,7 +21,8 @@ use testbed::{Environment, Interrupt, SwitchName};
 
 use super::args::DemoArgs;
 use super::live::Live;
-use beds::{Balancer, Bed, MAX};
+pub use beds::Balancer;
+use beds::{Bed, MAX};
 use result::{Instances, Run, Web};
 use servers::IMAGE;
 use watch::Watch;
@@ -60,7 +61,11 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
     make_image()?;
     let ground = Environment::new(args.engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
     let mut live = Live::new(args.json);
-    let shown = show(&ground, &interrupt, &mut live);
+    let balancers = match args.balancer.as_slice() {
+        [] => &Balancer::ALL[..],
+        chosen => chosen,
+    };
+    let shown = show(&ground, &interrupt, balancers, &mut live);
     live.end();
     let web = shown?;
     if args.json {
@@ -86,7 +91,7 @@ fn make_image() -> Result<()> {
         .context("cannot make an image from this machine's nginx: `apt-get install nginx-light`")
 }
 
-fn show(ground: &Environment, interrupt: &Interrupt, live: &mut Live) -> Result<Web> {
+fn show(ground: &Environment, interrupt: &Interrupt, balancers: &[Balancer], live: &mut Live) -> Result<Web> {
     live.print_line(&format!(
         "inco demo --web: nginx containers behind {}, load by wrk. Balancers take turns: inco, HAProxy, nftables; the \
          kernel's routing to one container is measured beside. All of them are real.\n",
@@ -94,7 +99,7 @@ fn show(ground: &Environment, interrupt: &Interrupt, live: &mut Live) -> Result<
     ));
     let mut web = Web::default();
     for connections in Connections::ALL {
-        for balancer in Balancer::ALL {
+        for &balancer in balancers {
             let mut run = speed(ground, interrupt, balancer, connections, live)?;
             if balancer.scales() {
                 scaling(ground, interrupt, balancer, connections, live, &mut run)?;
