@@ -34,6 +34,7 @@ use experiment::{CPUS, Calibration, Experiment};
 use live::Live;
 use overload::Overload;
 use summary::{RunSummary, Summary};
+pub use web::Balancer;
 
 /// Runs the demo.
 ///

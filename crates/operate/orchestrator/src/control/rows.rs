@@ -367,7 +367,7 @@ impl ControlLoop {
                 .as_ref()
                 .map(|row| row.service.clone())
                 .or_else(|| service.map(|service| service.name.clone())),
-            matched_by: service.map(|service| crate::load::service_text(service)),
+            matched_by: service.map(crate::load::service_text),
             instance_state: instance.map(|instance| instance.state()),
             since_unix_ms: since,
             scheduler,
