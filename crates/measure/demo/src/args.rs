@@ -36,7 +36,7 @@ pub struct DemoArgs {
     /// plateau, at how many flows loss starts, and where packets are lost
     #[arg(long, conflicts_with_all = ["quick", "all", "full"])]
     pub overload: bool,
-    /// Balance nginx containers behind one address under load by wrk, beside HAProxy and nftables: four minutes. Needs
+    /// Balance nginx containers behind one address under load by wrk, beside HAProxy and nftables: three minutes. Needs
     /// root, and nginx, wrk, haproxy and nft on this machine
     #[arg(long, conflicts_with_all = ["quick", "all", "full", "overload", "scheduler"])]
     pub web: bool,

@@ -433,7 +433,7 @@ fn no_request_fails_while_web_servers_come_and_go() {
     if !real_parts("oci") || !available("servers", missing) {
         return;
     }
-    let _turn = Place::alone();
+    let _turn = Place::quiet();
     let mut demo = Demo::start(&["--web", "--balancer", "inco", "--json"]);
     let status = demo.wait();
     assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));

@@ -53,8 +53,12 @@ impl Haproxy {
         }
     }
 
+    fn socket(&self) -> PathBuf {
+        self.directory.join("haproxy.sock")
+    }
+
     fn set(&mut self, balancer: &Namespace, servers: &[Ipv4Addr]) -> Result<()> {
-        let socket = self.directory.join("haproxy.sock");
+        let socket = self.socket();
         let file = self.directory.join("haproxy.cfg");
         let mut text = format!(
             "global\n  nbthread 2\n  maxconn 8000\n  stats socket {} level admin expose-fd listeners\n\ndefaults\n  \
@@ -98,6 +102,8 @@ impl Drop for Haproxy {
         // The master ends its workers. Both fail only if it has ended already.
         let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::TERM));
         let _ = master.wait();
+        // The last of them leaves it.
+        let _ = std::fs::remove_file(self.socket());
     }
 }
 
