@@ -38,7 +38,7 @@ enum {
     F_PSEUDO_HDR = 1 << 4,
 };
 
-enum { EEXIST = 17 };
+enum { ENOMEM = 12, EEXIST = 17 };
 
 // The packet as a program sees it. The kernel translates each access.
 struct __sk_buff {
@@ -82,7 +82,6 @@ static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void
 static long (*const bpf_redirect_neigh)(__u32 ifindex, void *params, int len, __u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;
-static long (*const bpf_for_each_map_elem)(void *map, void *callback, void *context, __u64 flags) = (void *)164;
 static long (*const bpf_loop)(__u32 turns, void *callback, void *context, __u64 flags) = (void *)181;
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

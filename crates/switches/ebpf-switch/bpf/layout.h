@@ -4,7 +4,7 @@
 #include "kernel.h"
 
 enum {
-    LAYOUT = 1,
+    LAYOUT = 2,
     SLOTS = 1024,
     SERVICES = 64,
     UPLINKS = 8,
@@ -104,11 +104,25 @@ struct settings {
     __u32 other;
     __u8 gateway_mac[6];
     __u8 zero[2];
-    __u64 sweep_after; // a full table is swept by the program itself, not before that
+    __u32 sweep_row; // of the counters, where the sweep counts: packets interrupt it
+    __u32 last_zero;
+};
+
+// The order in which the flows of a table are looked at: whether they are over. Each has one place in it. One that is
+// not over gets a new place at the end. A walk takes time for the flows that there are, not for those that there
+// could be, and can be made in steps.
+struct order {
+    __u64 head; // the next place to be given
+    __u64 tail; // the next one to be looked at
+    __u32 places;
+    __u32 is_walked;
+    __u64 walk_after; // programs do not walk in the path of packets before that
+    __u64 zero[4];
 };
 
 struct world {
     struct settings settings;
+    struct order order[2]; // IPv4, IPv6
     struct uplink uplinks[UPLINKS];
     struct slot slots[SLOTS];
     struct rule rules[BANKS][RULES];
@@ -150,18 +164,6 @@ struct uplink_counts {
     __u64 passed;
 };
 
-// What one CPU counts. It alone writes here.
-struct counts {
-    __u64 drops[REASONS];
-    __u64 table_full;
-    __u64 started[2]; // entries by table: IPv4, IPv6
-    __u64 ended[2];
-    __u64 zero[3];
-    struct uplink_counts uplinks[UPLINKS];
-    struct service_counts services[SERVICES];
-    struct slot_counts slots[SLOTS];
-};
-
 // The keys are `model::FlowKeyV4` and `FlowKeyV6`: the lower end first, ports in the machine's order.
 struct key4 {
     __u8 a[4];
@@ -190,10 +192,25 @@ struct flow {
     __u64 bytes[2];
     __u64 pinned_at;
     __u64 outside; // the MAC address towards the client, and the uplink in the upper two bytes
+    __u64 place;   // in the order
     __u8 opener;   // the direction of the first packet
     __u8 inside;   // the direction of packets that come from the instance
     __u8 tcp;
     __u8 zero[5];
+};
+
+// What one CPU counts, or the sweep. It alone writes here.
+struct counts {
+    __u64 drops[REASONS];
+    __u64 table_full;
+    __u64 started[2]; // entries by table: IPv4, IPv6
+    __u64 ended[2];
+    __u64 zero[3];
+    struct flow fresh; // the entry that this CPU is making
+    __u64 more_zero[6];
+    struct uplink_counts uplinks[UPLINKS];
+    struct service_counts services[SERVICES];
+    struct slot_counts slots[SLOTS];
 };
 
 // A pin in one word, so that it changes at once. The tag is a part of the key's hash: an entry that was freed and
@@ -215,7 +232,7 @@ struct {
 
 struct {
     UINT(type, MAP_ARRAY);
-    UINT(max_entries, 2); // one for each CPU, and one of inco; set by inco
+    UINT(max_entries, 3); // one for each CPU, one of the sweep, one of inco; set by inco
     UINT(map_flags, F_MMAPABLE);
     TYPE(key, __u32);
     TYPE(value, struct counts);
@@ -234,6 +251,31 @@ struct {
     TYPE(key, struct key6);
     TYPE(value, struct flow);
 } flows_v6 SEC(".maps");
+
+// A place in the order. `number` is written last: that of the place, plus one.
+struct place4 {
+    struct key4 key;
+    __u64 number;
+};
+
+struct place6 {
+    struct key6 key;
+    __u64 number;
+};
+
+struct {
+    UINT(type, MAP_ARRAY);
+    UINT(max_entries, 1024);
+    TYPE(key, __u32);
+    TYPE(value, struct place4);
+} order_v4 SEC(".maps");
+
+struct {
+    UINT(type, MAP_ARRAY);
+    UINT(max_entries, 1024);
+    TYPE(key, __u32);
+    TYPE(value, struct place6);
+} order_v6 SEC(".maps");
 
 // The addresses that are answered for: IPv4 in mapped form. The value has a bit for each uplink.
 struct address {

@@ -97,19 +97,20 @@ INLINE void count_end(const struct world *w, struct counts *c, __u64 pin)
         c->slots[PIN_SLOT(pin)].ended[PIN_EPOCH(pin) & (EPOCHS - 1)]++;
 }
 
-// A walk over a flow table.
-struct sweep {
+// A walk over the flows of a table.
+struct walk {
     struct world *world;
     struct counts *counts;
     __u64 now;
+    __u64 end; // the place where it ends
 };
 
-// A walk takes about 30 ns for each entry. One in the path of packets is followed by a pause of this many times its
-// duration, and at least this long.
-#define SWEEP_SHARE 20
-#define SWEEP_PAUSE_NS 5000000ULL
-// No walk takes that long: until then no other CPU begins one.
-#define SWEEP_LONGEST_NS 1000000000ULL
+// Flows that one call looks at: some tenths of a millisecond, in which its CPU does nothing else.
+#define STEP 1024
+// A step in the path of packets is followed by a pause of this many times its duration.
+#define WALK_SHARE 20
+// Places that are kept free: CPUs that take one at once do not overtake the tail.
+#define SPARE_PLACES 1024
 
 INLINE __u64 timeout_of(const struct world *w, __u8 protocol, __u8 tcp)
 {

@@ -1,32 +1,78 @@
 // The flow table of one IP version, and what happens to its packets. Included twice, with other names:
-//   KEY, FLOWS, NAME(x), FAMILY, PARSE, HASH, and SOURCE(key, direction, address): the address of one end.
+//   KEY, FLOWS, PLACE, ORDER, NAME(x), FAMILY, PARSE, HASH, and SOURCE(key, direction, address): the address of one end.
 
-// Removes a flow that is over: by its timeout, which depends on its protocol and state.
-static long NAME(expire)(void *map, KEY *key, struct flow *flow, struct sweep *s)
+// Gives a flow its place in the order.
+INLINE void NAME(enlist)(struct world *w, struct flow *flow, const KEY *key)
 {
-    (void)map;
-    __s64 idle = s->now - flow->seen;
-    if (idle < (__s64)timeout_of(s->world, key->protocol, flow->tcp))
+    struct order *order = &w->order[FAMILY == 6];
+    __u64 number = __sync_fetch_and_add(&order->head, 1);
+    __u32 at = number % (order->places ? order->places : 1);
+    struct PLACE *place = bpf_map_lookup_elem(&ORDER, &at);
+    if (!place)
+        return;
+    flow->place = number;
+    place->key = *key;
+    __sync_lock_test_and_set(&place->number, number + 1);
+}
+
+INLINE int NAME(has_place)(const struct world *w)
+{
+    const struct order *order = &w->order[FAMILY == 6];
+    return order->head - order->tail + SPARE_PLACES <= order->places;
+}
+
+// Looks at the flow whose turn it is, and removes it if it is over: by its timeout, which depends on its protocol and
+// state. Gives 1 at the end.
+static long NAME(look)(__u32 turn, struct walk *k)
+{
+    (void)turn;
+    struct order *order = &k->world->order[FAMILY == 6];
+    __u64 number = order->tail;
+    if (number == k->end)
+        return 1;
+    __u32 at = number % (order->places ? order->places : 1);
+    struct PLACE *place = bpf_map_lookup_elem(&ORDER, &at);
+    // A CPU has taken the place and has not written it yet.
+    if (!place || *(volatile __u64 *)&place->number != number + 1)
+        return 1;
+    order->tail = number + 1;
+    struct flow *flow = bpf_map_lookup_elem(&FLOWS, &place->key);
+    if (!flow || flow->place != number)
         return 0;
+    __s64 idle = k->now - flow->seen;
+    if (idle < (__s64)timeout_of(k->world, place->key.protocol, flow->tcp)) {
+        NAME(enlist)(k->world, flow, &place->key);
+        return 0;
+    }
     __u64 pin = flow->pin;
-    if (bpf_map_delete_elem(&FLOWS, key) == 0) {
-        count_end(s->world, s->counts, pin);
-        s->counts->ended[FAMILY == 6]++;
+    if (bpf_map_delete_elem(&FLOWS, &place->key) == 0) {
+        count_end(k->world, k->counts, pin);
+        k->counts->ended[FAMILY == 6]++;
     }
     return 0;
 }
 
-// The table is full: makes room, unless that was tried a moment ago. Gives whether it did.
-NOINLINE int NAME(make_room)(struct world *w, struct counts *c)
+// A step of the walk over the table. Gives 0 where somebody else walks.
+NOINLINE int NAME(walk)(struct world *w, struct counts *c, __u64 now)
 {
-    struct sweep s = {.world = w, .counts = c, .now = bpf_ktime_get_coarse_ns()};
-    __u64 after = w->settings.sweep_after;
-    if (s.now < after ||
-        __sync_val_compare_and_swap(&w->settings.sweep_after, after, s.now + SWEEP_LONGEST_NS) != after)
+    struct order *order = &w->order[FAMILY == 6];
+    struct walk k = {.world = w, .counts = c, .now = now, .end = order->head};
+    if (__sync_val_compare_and_swap(&order->is_walked, 0, 1))
         return 0;
-    bpf_for_each_map_elem(&FLOWS, NAME(expire), &s, 0);
-    __u64 over = bpf_ktime_get_coarse_ns();
-    w->settings.sweep_after = over + SWEEP_PAUSE_NS + (over - s.now) * SWEEP_SHARE;
+    bpf_loop(STEP, NAME(look), &k, 0);
+    __sync_lock_test_and_set(&order->is_walked, 0);
+    return 1;
+}
+
+// The table is full: makes room, unless that was tried a moment ago. Gives whether it did.
+INLINE int NAME(make_room)(struct world *w, struct counts *c)
+{
+    struct order *order = &w->order[FAMILY == 6];
+    __u64 began = bpf_ktime_get_ns();
+    if (began < order->walk_after || !NAME(walk)(w, c, began))
+        return 0;
+    __u64 over = bpf_ktime_get_ns();
+    order->walk_after = over + (over - began) * WALK_SHARE;
     return 1;
 }
 
@@ -121,18 +167,21 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         return slot;
     }
     {
-        struct flow fresh = {
-            .pin = pin,
-            .seen = now,
-            .pinned_at = now,
-            .outside = s->outside,
-            .opener = s->direction,
-            .inside = s->inside,
-            .tcp = s->tcp,
-        };
-        long failed = bpf_map_update_elem(&FLOWS, s->key, &fresh, BPF_NOEXIST);
+        // The stack has no room for it.
+        struct flow *fresh = &c->fresh;
+        __builtin_memset(fresh, 0, sizeof *fresh);
+        fresh->pin = pin;
+        fresh->seen = now;
+        fresh->pinned_at = now;
+        fresh->outside = s->outside;
+        fresh->opener = s->direction;
+        fresh->inside = s->inside;
+        fresh->tcp = s->tcp;
+        long failed = -ENOMEM;
+        if (LIKELY(NAME(has_place)(w)))
+            failed = bpf_map_update_elem(&FLOWS, s->key, fresh, BPF_NOEXIST);
         if (failed && failed != -EEXIST && NAME(make_room)(w, c))
-            failed = bpf_map_update_elem(&FLOWS, s->key, &fresh, BPF_NOEXIST);
+            failed = bpf_map_update_elem(&FLOWS, s->key, fresh, BPF_NOEXIST);
         if (failed && failed != -EEXIST) {
             c->table_full++;
             s->is_unpinned = 1;
@@ -152,6 +201,7 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         s->flow = flow;
         if (failed)
             return PIN_SLOT(flow->pin);
+        NAME(enlist)(w, flow, s->key);
     }
     c->started[FAMILY == 6]++;
     NAME(begin)(s, flow, pin, now);

@@ -65,6 +65,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 
 #define KEY struct key4
 #define FLOWS flows_v4
+#define PLACE place4
+#define ORDER order_v4
 #define NAME(x) x##_v4
 #define FAMILY 4
 #define PARSE parse4
@@ -73,6 +75,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 #include "steer.h"
 #undef KEY
 #undef FLOWS
+#undef PLACE
+#undef ORDER
 #undef NAME
 #undef FAMILY
 #undef PARSE
@@ -81,6 +85,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 
 #define KEY struct key6
 #define FLOWS flows_v6
+#define PLACE place6
+#define ORDER order_v6
 #define NAME(x) x##_v6
 #define FAMILY 6
 #define PARSE parse6
@@ -149,19 +155,23 @@ int inco_instance(struct __sk_buff *skb)
     return drop(c, DROPPED_OTHER);
 }
 
-// Walks over both flow tables and removes what is over. inco runs it again and again; no packet passes through it.
+// A step of the walks over both flow tables, which removes what is over. inco runs it again and again; no packet passes
+// through it.
 SEC("raw_tp")
 int inco_sweep(void *context)
 {
     (void)context;
-    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
-    struct sweep s = {.now = bpf_ktime_get_ns()};
-    s.world = bpf_map_lookup_elem(&world, &zero);
-    s.counts = bpf_map_lookup_elem(&counts, &cpu);
-    if (!s.world || !s.counts)
+    __u32 zero = 0;
+    struct world *w = bpf_map_lookup_elem(&world, &zero);
+    if (!w)
         return 0;
-    bpf_for_each_map_elem(&flows_v4, expire_v4, &s, 0);
-    bpf_for_each_map_elem(&flows_v6, expire_v6, &s, 0);
+    __u32 row = w->settings.sweep_row;
+    struct counts *c = bpf_map_lookup_elem(&counts, &row);
+    if (!c)
+        return 0;
+    __u64 now = bpf_ktime_get_ns();
+    walk_v4(w, c, now);
+    walk_v6(w, c, now);
     return 0;
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Rel
 use model::{DropReason, UplinkId};
 
 /// Changes with any of these structures: another layout cannot be taken over.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 pub(crate) const SLOTS: usize = 1024;
 pub(crate) const SERVICES: usize = 64;
 pub(crate) const UPLINKS: usize = 8;
@@ -128,13 +128,26 @@ pub(crate) struct SettingsRow {
     pub(crate) other: AtomicU32,
     pub(crate) gateway_mac: [AtomicU8; 6],
     zero: [u8; 2],
-    sweep_after: AtomicU64,
+    pub(crate) sweep_row: AtomicU32,
+    last_zero: u32,
+}
+
+/// The order in which the flows of a table are looked at.
+#[repr(C)]
+pub(crate) struct OrderRow {
+    pub(crate) head: AtomicU64,
+    pub(crate) tail: AtomicU64,
+    pub(crate) places: AtomicU32,
+    is_walked: u32,
+    walk_after: u64,
+    zero: [u64; 4],
 }
 
 /// What inco writes and the programs read.
 #[repr(C)]
 pub(crate) struct World {
     pub(crate) settings: SettingsRow,
+    pub(crate) order: [OrderRow; 2],
     pub(crate) uplinks: [UplinkRow; UPLINKS],
     pub(crate) slots: [SlotRow; SLOTS],
     pub(crate) rules: [[RuleRow; RULES]; BANKS],
@@ -187,11 +200,17 @@ pub(crate) struct Counts {
     pub(crate) started: [AtomicU64; 2],
     pub(crate) ended: [AtomicU64; 2],
     zero: [u64; 3],
+    fresh: [u64; FLOW_BYTES / 8],
+    more_zero: [u64; 6],
     pub(crate) uplinks: [UplinkCounts; UPLINKS],
     pub(crate) services: [ServiceCounts; SERVICES],
     pub(crate) slots: [SlotCounts; SLOTS],
 }
 
+/// Places that the programs keep free.
+pub(crate) const SPARE_PLACES: u32 = 1024;
+/// Rows of counters beside those of the CPUs: the sweep's and inco's own.
+pub(crate) const OWN_ROWS: usize = 2;
 /// Bytes of a key, and of an entry's value, of the two tables.
 pub(crate) const KEY_BYTES: [usize; 2] = [16, 40];
 /// Bytes of an entry's value.
@@ -207,6 +226,7 @@ pub(crate) struct Flow {
     pub(crate) bytes: [u64; 2],
     pub(crate) pinned_at: u64,
     pub(crate) outside: u64,
+    pub(crate) place: u64,
     pub(crate) opener: u8,
     pub(crate) inside: u8,
     pub(crate) tcp: u8,
@@ -221,7 +241,7 @@ impl Flow {
             word.copy_from_slice(&bytes[8 * at..8 * at + 8]);
             u64::from_ne_bytes(word)
         };
-        let last = 8 * 8;
+        let last = 9 * 8;
         Flow {
             pin: word(0),
             seen: word(1),
@@ -229,6 +249,7 @@ impl Flow {
             bytes: [word(4), word(5)],
             pinned_at: word(6),
             outside: word(7),
+            place: word(8),
             opener: bytes[last] & 1,
             inside: bytes[last + 1] & 1,
             tcp: bytes[last + 2],
@@ -249,8 +270,9 @@ impl Flow {
     }
 }
 
-const _: () = assert!(FLOW_BYTES == 72 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
+const _: () = assert!(FLOW_BYTES == 80 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
 const _: () = assert!(size_of::<SettingsRow>() == 128 && size_of::<UplinkRow>() == 20);
+const _: () = assert!(size_of::<OrderRow>() == 64);
 
 /// Writes bytes that the other side reads one by one.
 pub(crate) fn store_bytes<const N: usize>(to: &[AtomicU8; N], from: [u8; N]) {

@@ -134,7 +134,13 @@ impl Picker {
         let wanted = used.saturating_mul(4).clamp(AHEAD_MIN, AHEAD_MAX);
         self.ahead = wanted.max(self.ahead - self.ahead / 64);
         self.list(now);
-        self.write_tables(row);
+        let is_other = self.write_tables(row);
+        let left = self.prepared.saturating_sub(used);
+        if !is_other && self.listed.len() == 1 && left >= self.ahead / 2 {
+            // There is nothing to choose.
+            (self.from, self.prepared, self.made_at) = (taken, left, now.at);
+            return;
+        }
         let mut ahead = self.scheduler.clone();
         let mut candidates = self.candidates.clone();
         let mut draws = self.draws;
@@ -179,8 +185,8 @@ impl Picker {
         }
     }
 
-    /// Writes the tables by hash where who can be picked has changed.
-    fn write_tables(&mut self, row: &ServiceRow) {
+    /// Writes the tables by hash where who can be picked has changed. Gives whether it has.
+    fn write_tables(&mut self, row: &ServiceRow) -> bool {
         let listed: Vec<_> = self
             .candidates
             .rows()
@@ -188,7 +194,7 @@ impl Picker {
             .map(|of| (of.slot, of.weight))
             .collect();
         if listed == self.listed {
-            return;
+            return false;
         }
         let way = way(&self.scheduler);
         row.by.store(way, Relaxed);
@@ -211,6 +217,7 @@ impl Picker {
         }
         row.actives.store(listed.len().min(SLOTS) as u32, Release);
         self.listed = listed;
+        true
     }
 
     /// Maglev over the candidates, without their loads; [`None`] for the policy `rss`, which deals its entries in turn.
