@@ -18,9 +18,11 @@ enum {
 // The state of a slot.
 enum { SLOT_FREE = 0, SLOT_ACTIVE = 1, SLOT_SERVING = 2, SLOT_FAILED = 3 };
 // Flags of a slot.
-enum { SLOT_EGRESS = 1 };
+enum { SLOT_EGRESS = 1, SLOT_DNAT = 2 };
 // How a service picks.
 enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2 };
+// What flows have in common that share an instance: all of their key, both addresses, the client's address.
+enum { SHARED_BY_FLOW = 0, SHARED_BY_ADDRESSES = 1, SHARED_BY_SOURCE = 2 };
 // What happens to packets of no service.
 enum { TO_HOST = 0, DROP = 1, PASS = 2 };
 // TCP states, as in inco's flow table.
@@ -47,7 +49,10 @@ struct slot {
     __u16 service;
     __u32 ifindex; // the host's end of its pair
     __u8 mac[6];   // of the instance's end
-    __u8 zero[6];
+    // Where addresses are translated, ports are, too, unless both are 0.
+    __u16 port;
+    __u16 target_port;
+    __u16 zero;
     __be32 vip4;
     __be32 own4;
     __u64 vip6[2];
@@ -61,9 +66,12 @@ struct service {
     __u32 vlan;
     __u32 uplink; // by which connections that instances open leave
     __u32 filled; // picks[taken..filled] are prepared
-    __u32 zero[10];
+    __u32 shared_by;
+    __s32 half_open_limit;
+    __u32 zero[8];
     __u32 taken;
-    __u32 more_zero[15];
+    __s32 half_open; // connections that are opened and not acknowledged yet
+    __u32 more_zero[14];
     __u16 picks[PICKS];
     __u16 table[ENTRIES];
     __u16 active[SLOTS];
@@ -106,6 +114,8 @@ struct settings {
     __u8 zero[2];
     __u32 sweep_row; // of the counters, where the sweep counts: packets interrupt it
     __u32 last_zero;
+    __u64 shared_ns; // how long flows share an instance after the last of them was seen to begin or to go on
+    __u64 zeros[7];
 };
 
 // The order in which the flows of a table are looked at: whether they are over. Each has one place in it. One that is
@@ -150,7 +160,7 @@ struct service_counts {
     __u64 ran_out; // new flows for which no pick was prepared
     __u64 recovered;
     __u64 skipped; // prepared picks of instances that take no flows any more
-    __u64 zero;
+    __u64 flooded; // SYN packets that were sent on without a pin
 };
 
 struct uplink_counts {
@@ -195,8 +205,8 @@ struct flow {
     __u64 place;   // in the order
     __u8 opener;   // the direction of the first packet
     __u8 inside;   // the direction of packets that come from the instance
-    __u8 tcp;
-    __u8 zero[5];
+    __u16 zero;
+    __u32 tcp;     // its state
 };
 
 // What one CPU counts, or the sweep. It alone writes here.
@@ -277,6 +287,18 @@ struct {
     TYPE(value, struct place6);
 } order_v6 SEC(".maps");
 
+INLINE struct world *the_world(void)
+{
+    __u32 zero = 0;
+    return bpf_map_lookup_elem(&world, &zero);
+}
+
+INLINE struct counts *counts_of_this_cpu(void)
+{
+    __u32 cpu = bpf_get_smp_processor_id();
+    return bpf_map_lookup_elem(&counts, &cpu);
+}
+
 // The addresses that are answered for: IPv4 in mapped form. The value has a bit for each uplink.
 struct address {
     __u64 part[2];
@@ -288,6 +310,34 @@ struct {
     TYPE(key, struct address);
     TYPE(value, __u32);
 } addresses SEC(".maps");
+
+// The pins of what flows have in common, where that is not all of their key. The least recently used make room.
+struct shared {
+    struct address client;
+    struct address server; // zero, if the client's address is all
+    __u16 service;
+    __u16 zero[3];
+};
+
+struct shared_pin {
+    __u64 pin;
+    __u64 seen;
+};
+
+struct {
+    UINT(type, MAP_LRU_HASH);
+    UINT(max_entries, 1024); // set by inco
+    TYPE(key, struct shared);
+    TYPE(value, struct shared_pin);
+} shared_pins SEC(".maps");
+
+// The neighbours, as in an entry's `outside`, from which packets came that have no entry.
+struct {
+    UINT(type, MAP_LRU_HASH);
+    UINT(max_entries, 16384);
+    TYPE(key, struct address);
+    TYPE(value, __u64);
+} neighbours SEC(".maps");
 
 // The ports of datagrams whose first fragment has been seen.
 struct fragment {

@@ -56,9 +56,13 @@ INLINE int takes_flows(const struct world *w, __u32 slot, __u32 service)
     return row->state == SLOT_ACTIVE && row->service == service;
 }
 
-// The slot for a new flow; -1 for none. `place`: where the tables by hash are asked.
-NOINLINE int pick(struct world *w, struct counts *c, __u32 service, __u64 hash, __u32 by)
+// The slot for a new flow; -1 for none.
+CHECKED_ALONE int pick(__u32 service, __u64 hash, __u32 by)
 {
+    struct world *w = the_world();
+    struct counts *c = counts_of_this_cpu();
+    if (!w || !c)
+        return -1;
     struct service *s = &w->services[service & (SERVICES - 1)];
     struct service_counts *sc = &c->services[service & (SERVICES - 1)];
     __u32 slot, actives = s->actives;
@@ -88,6 +92,85 @@ NOINLINE int pick(struct world *w, struct counts *c, __u32 service, __u64 hash, 
             return slot;
     }
     return -1;
+}
+
+// The hash of what flows have in common. It has no secret: two machines pick alike.
+INLINE __u64 spread(const struct question *q, __u32 by)
+{
+    __u64 hash = mix_public(mix_public(__builtin_bswap64(q->src.part[0])) ^ __builtin_bswap64(q->src.part[1]));
+    if (by == SHARED_BY_SOURCE)
+        return hash;
+    hash = mix_public(mix_public(hash ^ __builtin_bswap64(q->dst.part[0])) ^ __builtin_bswap64(q->dst.part[1]));
+    if (by == SHARED_BY_ADDRESSES)
+        return hash;
+    return mix_public(hash ^ ((__u64)q->src_port << 32 | (__u64)q->dst_port << 16 | q->protocol));
+}
+
+// A flow is noted to go on after that many of its packets, or after a pause of that length. What it shares is
+// remembered for that much longer than its idle timeout, see inco.
+#define SHARED_PACKETS 64
+#define SHARED_NS 1000000000ULL
+
+INLINE int is_shared_pin(const struct world *w, __u64 pin, __u32 service)
+{
+    return takes_flows(w, PIN_SLOT(pin), service) && w->slots[PIN_SLOT(pin)].epoch == PIN_EPOCH(pin);
+}
+
+INLINE void share(struct shared *key, const struct question *q, __u32 service, __u32 by)
+{
+    key->client = q->src;
+    if (by == SHARED_BY_ADDRESSES)
+        key->server = q->dst;
+    key->service = service;
+}
+
+// The slot of those with which a flow shares it; -1 where there is none that takes flows.
+CHECKED_ALONE int shared_slot(const struct shared *key)
+{
+    struct world *w = the_world();
+    if (!w || !key)
+        return -1;
+    __u32 service = key->service;
+    struct shared_pin *known = bpf_map_lookup_elem(&shared_pins, key);
+    __u64 now = bpf_ktime_get_coarse_ns();
+    if (!known || now - known->seen > w->settings.shared_ns || !is_shared_pin(w, known->pin, service))
+        return -1;
+    known->seen = now;
+    return PIN_SLOT(known->pin);
+}
+
+// Notes the slot of a flow for those with which it shares it. Gives the slot: another one, if another CPU was first.
+CHECKED_ALONE int share_slot(const struct shared *key, __u32 slot)
+{
+    struct world *w = the_world();
+    if (!w || !key)
+        return -1;
+    __u32 service = key->service & (SERVICES - 1);
+    slot &= SLOTS - 1;
+    struct shared_pin pin = {.pin = PIN(slot, service, 0ULL, w->slots[slot].epoch), .seen = bpf_ktime_get_coarse_ns()};
+    if (!bpf_map_update_elem(&shared_pins, key, &pin, BPF_NOEXIST))
+        return slot;
+    struct shared_pin *known = bpf_map_lookup_elem(&shared_pins, key);
+    if (!known)
+        return slot;
+    __u64 before = *(volatile __u64 *)&known->pin;
+    if (pin.seen - known->seen <= w->settings.shared_ns && is_shared_pin(w, before, service))
+        return PIN_SLOT(before);
+    __u64 was = __sync_val_compare_and_swap(&known->pin, before, pin.pin);
+    known->seen = pin.seen;
+    return PIN_SLOT(was == before ? pin.pin : was);
+}
+
+// A connection is opened, or is so no more.
+INLINE void count_half_open(struct world *w, __u64 pin, __s32 more)
+{
+    __sync_fetch_and_add(&w->services[PIN_SERVICE(pin)].half_open, more);
+}
+
+INLINE int is_flooded(const struct world *w, __u32 service)
+{
+    const struct service *s = &w->services[service & (SERVICES - 1)];
+    return *(volatile __s32 *)&s->half_open >= s->half_open_limit;
 }
 
 // A pin ends. Flows of an epoch are counted apart, so those of a purged one are not taken off the next one's.

@@ -31,13 +31,15 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sw
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 /// The pinned maps.
-const MAPS: [&str; 8] = [
+const MAPS: [&str; 10] = [
     "world",
     "counts",
     "flows_v4",
     "flows_v6",
     "order_v4",
     "order_v6",
+    "shared_pins",
+    "neighbours",
     "addresses",
     "fragments",
 ];
@@ -65,6 +67,8 @@ impl Program {
 pub(crate) struct Sizes {
     /// Entries of the flow tables, IPv4 and IPv6.
     pub(crate) flows: [u32; 2],
+    /// Entries of the table of what flows share that share an instance.
+    pub(crate) shared_pins: u32,
 }
 
 /// Memory shared with the programs.
@@ -149,6 +153,7 @@ impl Kernel {
         if let Found::Unusable(_) = &found {
             remove_pins(&pins).map_err(file_system)?;
         }
+        renew(&pins, "shared_pins", sizes.shared_pins).map_err(file_system)?;
         let places = sizes.flows.map(|flows| flows.saturating_add(2 * SPARE_PLACES));
         let mut loader = EbpfLoader::new();
         loader
@@ -156,6 +161,7 @@ impl Kernel {
             .map_max_entries("counts", (cpus + OWN_ROWS) as u32)
             .map_max_entries("flows_v4", sizes.flows[0])
             .map_max_entries("flows_v6", sizes.flows[1])
+            .map_max_entries("shared_pins", sizes.shared_pins)
             .map_max_entries("order_v4", places[0])
             .map_max_entries("order_v6", places[1]);
         for map in MAPS {
@@ -349,6 +355,16 @@ pub(crate) enum Found {
     Taken,
     /// Why it cannot be used.
     Unusable(String),
+}
+
+/// Has a map made anew that has another size in an earlier run, and of which flows do not depend.
+fn renew(pins: &Path, map: &str, entries: u32) -> io::Result<()> {
+    let pin = pins.join(map);
+    let known = MapData::from_pin(&pin).and_then(|data| data.info());
+    match known {
+        Ok(info) if info.max_entries() != entries => fs::remove_file(pin),
+        _ => Ok(()),
+    }
 }
 
 /// Looks at the maps of an earlier run.

@@ -1,9 +1,9 @@
 //! What inco and the programs share, as `bpf/layout.h` lays it out. Every field that one side writes while the other
 //! reads is an atomic.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use model::{DropReason, UplinkId};
+use model::{AffinityKey, DropReason, UplinkId};
 
 /// Changes with any of these structures: another layout cannot be taken over.
 pub(crate) const LAYOUT: u64 = 2;
@@ -30,6 +30,20 @@ pub(crate) mod slot_state {
 
 /// Its instance may open connections.
 pub(crate) const SLOT_EGRESS: u8 = 1;
+/// The service's address is translated to the instance's own.
+pub(crate) const SLOT_DNAT: u8 = 2;
+
+/// The state of a connection that is opened and not acknowledged yet.
+pub(crate) const TCP_HANDSHAKE: u32 = 1;
+
+/// What flows have in common that share an instance.
+pub(crate) const fn shared_by(key: AffinityKey) -> u32 {
+    match key {
+        AffinityKey::Flow => 0,
+        AffinityKey::Addresses => 1,
+        AffinityKey::Source => 2,
+    }
+}
 
 /// How a service picks.
 pub(crate) mod by {
@@ -67,7 +81,9 @@ pub(crate) struct SlotRow {
     pub(crate) service: AtomicU16,
     pub(crate) ifindex: AtomicU32,
     pub(crate) mac: [AtomicU8; 6],
-    zero: [u8; 6],
+    pub(crate) port: AtomicU16,
+    pub(crate) target_port: AtomicU16,
+    zero: u16,
     pub(crate) vip4: AtomicU32,
     pub(crate) own4: AtomicU32,
     pub(crate) vip6: [AtomicU64; 2],
@@ -82,9 +98,12 @@ pub(crate) struct ServiceRow {
     pub(crate) vlan: AtomicU32,
     pub(crate) uplink: AtomicU32,
     pub(crate) filled: AtomicU32,
-    zero: [u32; 10],
+    pub(crate) shared_by: AtomicU32,
+    pub(crate) half_open_limit: AtomicI32,
+    zero: [u32; 8],
     pub(crate) taken: AtomicU32,
-    more_zero: [u32; 15],
+    pub(crate) half_open: AtomicI32,
+    more_zero: [u32; 14],
     pub(crate) picks: [AtomicU16; PICKS],
     pub(crate) table: [AtomicU16; ENTRIES],
     pub(crate) active: [AtomicU16; SLOTS],
@@ -130,6 +149,8 @@ pub(crate) struct SettingsRow {
     zero: [u8; 2],
     pub(crate) sweep_row: AtomicU32,
     last_zero: u32,
+    pub(crate) shared_ns: AtomicU64,
+    zeros: [u64; 7],
 }
 
 /// The order in which the flows of a table are looked at.
@@ -177,7 +198,7 @@ pub(crate) struct ServiceCounts {
     pub(crate) ran_out: AtomicU64,
     pub(crate) recovered: AtomicU64,
     pub(crate) skipped: AtomicU64,
-    zero: u64,
+    pub(crate) flooded: AtomicU64,
 }
 
 #[repr(C)]
@@ -229,8 +250,8 @@ pub(crate) struct Flow {
     pub(crate) place: u64,
     pub(crate) opener: u8,
     pub(crate) inside: u8,
-    pub(crate) tcp: u8,
-    zero: [u8; 5],
+    zero: u16,
+    pub(crate) tcp: u32,
 }
 
 impl Flow {
@@ -252,8 +273,8 @@ impl Flow {
             place: word(8),
             opener: bytes[last] & 1,
             inside: bytes[last + 1] & 1,
-            tcp: bytes[last + 2],
-            zero: [0; 5],
+            zero: 0,
+            tcp: u32::from_ne_bytes([bytes[last + 4], bytes[last + 5], bytes[last + 6], bytes[last + 7]]),
         }
     }
 
@@ -271,7 +292,7 @@ impl Flow {
 }
 
 const _: () = assert!(FLOW_BYTES == 80 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
-const _: () = assert!(size_of::<SettingsRow>() == 128 && size_of::<UplinkRow>() == 20);
+const _: () = assert!(size_of::<SettingsRow>() == 192 && size_of::<UplinkRow>() == 20);
 const _: () = assert!(size_of::<OrderRow>() == 64);
 
 /// Writes bytes that the other side reads one by one.

@@ -13,7 +13,7 @@ use crate::namespaces::Namespace;
 use crate::steering::service;
 
 /// Serves in a namespace: a connection asks for a number of bytes, gets them, and is closed.
-fn serve(namespace: &Namespace, address: &str) {
+pub(crate) fn serve(namespace: &Namespace, address: &str) {
     let listeners = namespace.within(|| TcpListener::bind(address).unwrap());
     std::thread::spawn(move || {
         for stream in listeners.incoming() {
@@ -44,7 +44,7 @@ fn byte(at: u64) -> u8 {
 }
 
 /// Asks for that many bytes. Says what was wrong.
-fn fetch(address: &str, bytes: u64) -> Result<(), String> {
+pub(crate) fn fetch(address: &str, bytes: u64) -> Result<(), String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut stream =
         TcpStream::connect_timeout(&address, Duration::from_secs(20)).map_err(|e| e.to_string())?;
