@@ -12,6 +12,7 @@ enum {
     BANKS = 4,    // plans whose rules a program may still be reading
     PICKS = 1024, // prepared picks of a service
     ENTRIES = 4096, // of a table by hash
+    RSS_ENTRIES = 128, // of a table as cards have it
     EPOCHS = 4,   // whose flows are counted apart
 };
 
@@ -20,7 +21,7 @@ enum { SLOT_FREE = 0, SLOT_ACTIVE = 1, SLOT_SERVING = 2, SLOT_FAILED = 3 };
 // Flags of a slot.
 enum { SLOT_EGRESS = 1, SLOT_DNAT = 2 };
 // How a service picks.
-enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2 };
+enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2, PICK_BY_RSS = 3, PICK_BY_RSS_WITHOUT_PORTS = 4 };
 // What flows have in common that share an instance: all of their key, both addresses, the client's address.
 enum { SHARED_BY_FLOW = 0, SHARED_BY_ADDRESSES = 1, SHARED_BY_SOURCE = 2 };
 // What happens to packets of no service.

@@ -82,7 +82,7 @@ CHECKED_ALONE int pick(__u32 service, __u64 hash, __u32 by)
             sc->skipped++;
         }
     } else {
-        slot = s->table[hash >> 52];
+        slot = s->table[by >= PICK_BY_RSS ? hash & (RSS_ENTRIES - 1) : hash >> 52];
         if (takes_flows(w, slot, service))
             return slot;
     }
@@ -110,6 +110,51 @@ INLINE __u64 spread(const struct question *q, __u32 by)
 // remembered for that much longer than its idle timeout, see inco.
 #define SHARED_PACKETS 64
 #define SHARED_NS 1000000000ULL
+
+// What cards hash: addresses, and ports of TCP and UDP, as they lie in a packet.
+struct rss_input {
+    __be32 words[9];
+};
+
+// The Toeplitz hash of so many words, with the standard key.
+CHECKED_ALONE int toeplitz(const struct rss_input *input, __u32 words)
+{
+    // The key twice: each word with the one after it.
+    const __u64 key[9] = {
+        0x6d5a56da255b0ec2, 0x255b0ec24167253d, 0x4167253d43a38fb0, 0x43a38fb0d0ca2bcb, 0xd0ca2bcbae7b30b4,
+        0xae7b30b477cb2da3, 0x77cb2da38030f20c, 0x8030f20c6a42b73b, 0x6a42b73bbeac01fa,
+    };
+    __u32 hash = 0;
+
+    if (!input)
+        return 0;
+    for (__u32 i = 0; i < 9; i++) {
+        if (i >= words)
+            break;
+        __u32 word = BE32(input->words[i]);
+        for (int bit = 0; bit < 32; bit++)
+            hash ^= (__u32)(key[i] << bit >> 32) & -(word >> (31 - bit) & 1);
+    }
+    return hash;
+}
+
+INLINE __u64 rss_hash(const struct question *q, __u32 by)
+{
+    struct rss_input input = {};
+    __u32 words = q->family == 4 ? 2 : 8;
+    if (q->family == 4) {
+        input.words[0] = q->src.part[1] >> 32;
+        input.words[1] = q->dst.part[1] >> 32;
+    } else {
+        COPY(input.words, &q->src, 16);
+        COPY(input.words + 4, &q->dst, 16);
+    }
+    if (by == PICK_BY_RSS && (q->protocol == PROTO_TCP || q->protocol == PROTO_UDP)) {
+        input.words[q->family == 4 ? 2 : 8] = BE32((__u32)q->src_port << 16 | q->dst_port);
+        words++;
+    }
+    return (__u32)toeplitz(&input, words);
+}
 
 INLINE int is_shared_pin(const struct world *w, __u64 pin, __u32 service)
 {

@@ -139,7 +139,7 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
     struct counts *c = s->c;
     struct question q = {};
     __u64 now = bpf_ktime_get_coarse_ns();
-    __u32 service;
+    __u32 service, by = PICK_BY_FLOW;
     int slot = s->slot, floods = 0;
     __u64 hash = s->hash;
 
@@ -152,8 +152,9 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
             return NOT_OURS;
         service = found & (SERVICES - 1);
         int is_tcp = s->key->protocol == PROTO_TCP && !s->flow;
-        __u32 by = w->services[service].by, shared_by = w->services[service].shared_by;
-        hash = spread(&q, by == PICK_BY_SOURCE ? SHARED_BY_SOURCE : shared_by);
+        by = w->services[service].by;
+        __u32 shared_by = w->services[service].shared_by;
+        hash = by >= PICK_BY_RSS ? rss_hash(&q, by) : spread(&q, by == PICK_BY_SOURCE ? SHARED_BY_SOURCE : shared_by);
         // Too many connections are opened and not acknowledged: the acknowledgement will be pinned.
         floods = is_tcp && s->tcp == TCP_HANDSHAKE && is_flooded(w, service);
         // The middle of a connection of which nothing is known, or what comes before that.
@@ -229,7 +230,7 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
                 return NO_ROOM;
             }
             // By its hash, so that its next packets go there, too.
-            slot = s->by_instance ? slot : pick(service, hash, PICK_BY_FLOW);
+            slot = s->by_instance ? slot : pick(service, hash, by == PICK_PREPARED ? PICK_BY_FLOW : by);
             sc->unpinned++;
             return slot;
         }

@@ -50,6 +50,8 @@ pub(crate) mod by {
     pub(crate) const PREPARED: u32 = 0;
     pub(crate) const FLOW: u32 = 1;
     pub(crate) const SOURCE: u32 = 2;
+    pub(crate) const RSS: u32 = 3;
+    pub(crate) const RSS_WITHOUT_PORTS: u32 = 4;
 }
 
 /// What happens to packets of no service.

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, mix};
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, mix, protocol};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, RSS_ENTRIES, Scheduler, Settings, Terms};
 use switch::{Plan, ServicePlan};
 
@@ -75,11 +75,34 @@ fn flow(hash: u64, expected: f32) -> NewFlow<'static> {
     }
 }
 
+/// Whether the policy's hash of a flow depends on its ports.
+fn has_ports(scheduler: &Scheduler) -> bool {
+    let of = |port| {
+        let key = FlowKey::V4(FlowKeyV4 {
+            a: [192, 0, 2, 1],
+            b: [192, 0, 2, 2],
+            a_port: port,
+            b_port: 80,
+            vlan: 0,
+            protocol: protocol::TCP,
+            zero: 0,
+        });
+        let flow = NewFlow {
+            key: &key,
+            ..flow(0, 0.0)
+        };
+        scheduler.hash(&flow)
+    };
+    of(1000) != of(1001)
+}
+
 /// How the program picks for a policy.
 fn way(scheduler: &Scheduler) -> u32 {
     match scheduler.name() {
-        "maglev" | "rss" => by::FLOW,
+        "maglev" => by::FLOW,
         "source-hash" => by::SOURCE,
+        "rss" if has_ports(scheduler) => by::RSS,
+        "rss" => by::RSS_WITHOUT_PORTS,
         _ => by::PREPARED,
     }
 }

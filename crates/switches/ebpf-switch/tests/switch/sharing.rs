@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::{AffinityKey, InstanceState, Slot};
-use scheduling::Scheduler;
+use model::{AffinityKey, FlowKey, InstanceState, Slot};
+use scheduling::{NewFlow, RSS_ENTRIES, Scheduler};
 use switch::{ServicePlan, Switch};
 
 use crate::bed::{Bed, World, available};
-use crate::frames::{ACK, SYN, icmp_error, tcp, udp};
+use crate::frames::{ACK, SYN, icmp_error, tcp, tuple, udp};
 use crate::steering::service;
 
 /// Three instances behind the address.
@@ -117,6 +117,39 @@ fn recovered(policy: &str, secret: u64) -> (Vec<Slot>, u64) {
     assert_eq!(bed.reading.services[0].recovered, counted);
     bed.switch.stop();
     (slots, counted)
+}
+
+/// `rss` picks as a card does: the Toeplitz hash's entry of a table that is dealt in turn.
+#[test]
+fn receive_side_scaling_is_that_of_cards() {
+    if !available() {
+        return;
+    }
+    let rss = || Scheduler::from_name("rss").unwrap();
+    let mut bed = bed(|_, service| service.scheduler = rss());
+    let mut used = BTreeSet::new();
+    for port in 4000..4024 {
+        for (client, server) in [
+            ("198.51.100.7", "10.0.0.100:80"),
+            ("[2001:db8:1::7]", "[2001:db8::100]:443"),
+        ] {
+            let frame = udp(&format!("{client}:{port}"), server, b"x");
+            let (slot, _) = bed.sent(&frame);
+            let (key, direction) = FlowKey::new(&tuple(&frame).unwrap());
+            let flow = NewFlow {
+                key: &key,
+                direction,
+                hash: 0,
+                expected: 0.0,
+                dscp: 0,
+            };
+            let entry = rss().hash(&flow).unwrap() % RSS_ENTRIES as u64;
+            assert_eq!(u64::from(slot.0), entry % 3, "{client}:{port}");
+            used.insert(slot);
+        }
+    }
+    assert_eq!(used.len(), 3);
+    bed.switch.stop();
 }
 
 /// Two machines, or two runs whose secrets differ, agree where the middle of a connection goes.

@@ -72,7 +72,9 @@ pub(crate) fn fetch(address: &str, bytes: u64) -> Result<(), String> {
 
 /// A client's network, and instances that serve.
 fn bed(slots: u16) -> Bed {
-    let world = World::new(slots);
+    let mut world = World::new(slots);
+    // Some thousand connections a second linger for 2 s each.
+    world.config.flows = [1 << 17; 2];
     for (namespace, interface) in [(&world.net, "net0"), (&world.host, "up0")] {
         namespace.set("ipv6/conf/all/disable_ipv6", "0");
         namespace.set(&format!("ipv6/conf/{interface}/disable_ipv6"), "0");
@@ -212,6 +214,7 @@ fn scaling_breaks_no_connection() {
         bed.reading.slots.iter().map(|of| of.expected_moves).sum::<u64>(),
         0
     );
+    assert_eq!(bed.reading.workers[0].table_full, 0);
     bed.switch.stop();
 }
 
