@@ -236,6 +236,25 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_whose_address_is_translated_has_its_own_only() {
+        let text = TEXT
+            .replace("\"80,443\"", "80, mode = \"dnat\", target_port = 8080")
+            .replace(
+                "\"10.0.0.128/25\"",
+                "[\"10.0.0.128/25\", \"2001:db8:1::/64\"], half_open = 100",
+            );
+        let configuration = crate::load::parse(&text, "a.toml").unwrap();
+        let config = config(&configuration, [1, 2, 3, 4]).unwrap();
+        assert_eq!((config.half_open, config.shares), (Some(100), false));
+        let places = places(&configuration, &config);
+        let NetFunction::Port(setup) = &places[0][1].functions[0] else {
+            panic!("{:?}", places[0][1]);
+        };
+        let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();
+        assert_eq!(addresses, ["10.0.0.130", "2001:db8:1::2"]);
+    }
+
+    #[test]
     fn instances_without_an_address_of_their_own_have_ports_of_their_own() {
         let ranges: Vec<_> = (0..6).map(|number| local_ports(number, 6)).collect();
         assert_eq!(ranges[0].0, 32_768);

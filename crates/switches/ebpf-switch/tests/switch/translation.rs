@@ -180,6 +180,29 @@ fn a_narrow_path_is_found() {
     drop(bed);
 }
 
+/// Addresses are translated on while the next run takes over, before it has a plan.
+#[test]
+fn a_take_over_translates_on() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(translated());
+    let (client, server) = ("198.51.100.7:4000", "10.0.0.100:80");
+    let is_translated =
+        |frame: &[u8]| (&frame[30..34], &frame[36..38]) == (&[10, 0, 1, 1][..], &8080_u16.to_be_bytes()[..]);
+    bed.taken();
+    assert!(is_translated(&bed.sent(&udp(client, server, b"before")).1));
+    bed.switch.leave();
+    bed.switch = bed.world.start_switch();
+    assert!(is_translated(
+        &bed.sent(&udp(client, server, b"without a plan")).1
+    ));
+    bed.activate(Slot(0));
+    assert!(is_translated(&bed.sent(&udp(client, server, b"with one")).1));
+    assert_eq!(bed.flows().len(), 1);
+    bed.switch.stop();
+}
+
 /// What a closed port of the instance says reaches the client as if the service said it, and the other way round.
 #[test]
 fn errors_quote_what_their_receiver_sent() {
