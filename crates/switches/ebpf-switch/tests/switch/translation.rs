@@ -1,7 +1,7 @@
 //! Addresses and ports that are translated: real connections, and what ICMP errors quote.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use model::{Slot, VipMode};
@@ -315,32 +315,33 @@ fn datagrams_without_checksums_and_in_fragments() {
     bed.switch.stop();
 }
 
-/// Connections that an instance opens have its own address and port.
+/// Connections that an instance opens have its own address and port, whichever ports are the service's.
 #[test]
 fn connections_that_instances_open_are_left_alone() {
     if !available() {
         return;
     }
-    let bed = bed(translated());
-    let instance = in_instance(&bed);
-    for listen in ["10.0.0.1:9000", "[2001:db8::1]:9000"] {
-        let listener = bed
-            .world
-            .net
-            .within(|| std::net::TcpListener::bind(listen).unwrap());
-        let asked = std::thread::spawn(move || {
-            let (mut stream, from) = listener.accept().unwrap();
-            let mut text = String::new();
-            stream.read_to_string(&mut text).unwrap();
-            (text, from)
-        });
-        let here = instance.within(|| {
-            let mut stream = TcpStream::connect(listen).unwrap();
-            stream.write_all(b"its own").unwrap();
-            stream.local_addr().unwrap()
-        });
-        let (text, from) = asked.join().unwrap();
-        assert_eq!((text.as_str(), from), ("its own", here));
+    for target_port in [Some(8080), None] {
+        let mut service = translated();
+        service.vip.as_mut().unwrap().target_port = target_port;
+        let bed = bed(service);
+        let instance = in_instance(&bed);
+        for listen in ["10.0.0.1:9000", "[2001:db8::1]:9000"] {
+            let listener = bed.world.net.within(|| TcpListener::bind(listen).unwrap());
+            let asked = std::thread::spawn(move || {
+                let (mut stream, from) = listener.accept().unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).unwrap();
+                (text, from)
+            });
+            let here = instance.within(|| {
+                let mut stream = TcpStream::connect(listen).unwrap();
+                stream.write_all(b"its own").unwrap();
+                stream.local_addr().unwrap()
+            });
+            let (text, from) = asked.join().unwrap();
+            assert_eq!((text.as_str(), from), ("its own", here));
+        }
+        drop(bed);
     }
-    drop(bed);
 }
