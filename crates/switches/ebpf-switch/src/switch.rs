@@ -145,11 +145,24 @@ struct Steering {
 }
 
 impl EbpfSwitch {
-    /// Loads the programs, or takes over what an earlier run has left.
+    /// Loads the programs, or takes over what an earlier run has left. A failure leaves what was there before.
     ///
     /// # Errors
     /// The kernel refuses, or an interface is missing.
     pub fn start(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
+        let is_first = Leftovers::of(&config.name).is_none();
+        let started = EbpfSwitch::start_over(config);
+        if started.is_err()
+            && is_first
+            && let Err(error) = remove_all(&config.name, &config.prefix)
+        {
+            tracing::warn!(%error, "what is pinned in the kernel stays until the next start or `inco stop`");
+        }
+        started
+    }
+
+    /// The same, but what was made before a failure stays.
+    fn start_over(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
         let system = |what| move |source| EbpfError::System { what, source };
         if config.uplinks.len() > UPLINKS {
             return Err(EbpfError::Limit {
