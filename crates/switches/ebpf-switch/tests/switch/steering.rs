@@ -42,7 +42,12 @@ impl Bed {
 
     /// What each instance has received since the last call.
     pub(crate) fn taken(&mut self) -> BTreeMap<Slot, Vec<Vec<u8>>> {
-        let frames = |of: &crate::bed::Instance| std::iter::from_fn(|| of.tap.receive()).collect::<Vec<_>>();
+        // Those to a group are this kernel's own: it tells of the addresses of the pair's other end.
+        let is_unicast = |frame: &Vec<u8>| frame.first().is_some_and(|first| first & 1 == 0);
+        let frames = |of: &crate::bed::Instance| {
+            let all = std::iter::from_fn(|| of.tap.receive());
+            all.filter(is_unicast).collect::<Vec<_>>()
+        };
         let all = self.world.instances.iter().map(|(slot, of)| (*slot, frames(of)));
         all.filter(|(_, frames)| !frames.is_empty()).collect()
     }
