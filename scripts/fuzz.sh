@@ -26,19 +26,22 @@ for target in "${targets[@]}"; do
   [ "$target" != table ] || binary=$binaries/table
   mkdir -p "$corpus" fuzz/artifacts
   found=$(mktemp -d)
+  # A target may run beside another one.
+  scratch=$(mktemp -d)
   status=0
   began=$SECONDS
-  INCO_FUZZ_TARGET=$target "$binary" "$found" "$corpus" -artifact_prefix="fuzz/artifacts/$target-" \
-    -max_total_time="$seconds" -runs=100000000 -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+  TMPDIR=$scratch INCO_FUZZ_TARGET=$target "$binary" "$found" "$corpus" -artifact_prefix="fuzz/artifacts/$target-" \
+    -max_total_time="$seconds" -runs=100000000 -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    -verbosity=0 \
     >"$found.log" 2>&1 || status=$?
   took=$((SECONDS - began))
   # Only inputs that reach new code are kept, the smallest first.
-  INCO_FUZZ_TARGET=$target "$binary" -merge=1 -verbosity=0 "$corpus" "$found" >/dev/null 2>&1 || true
+  TMPDIR=$scratch INCO_FUZZ_TARGET=$target "$binary" -merge=1 -verbosity=0 "$corpus" "$found" >/dev/null 2>&1 || true
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$found.log")
   echo "$target: ${runs:-?} inputs in $took s, $(find "$corpus" -type f | wc -l) in the corpus, exit status $status"
   if [ "$status" -ne 0 ]; then
     tail -n 40 "$found.log"
     exit 1
   fi
-  rm -rf "$found" "$found.log" "${TMPDIR:-/tmp}"/inco-fuzz-*
+  rm -rf "$found" "$found.log" "$scratch"
 done
