@@ -15,11 +15,11 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test promises demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test promises test-old-kernel demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to make bench and soak)"
+	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to other targets)"
 
 setup: ## install what building, testing and the demo need; prints what and why
 	@scripts/setup.sh rust build dpdk test api lint deb
@@ -107,6 +107,10 @@ promises: ## the tests of docs/promises.md at their stated size: half an hour; r
 	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
 	exit $$failed
+
+test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian
+	@scripts/setup.sh rust build dpdk old-kernel
+	@scripts/old-kernel.sh $(ARGS)
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
