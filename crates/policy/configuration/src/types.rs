@@ -239,6 +239,14 @@ impl Default for Device {
 }
 
 impl Device {
+    /// Whether DPDK has it.
+    pub fn is_of_dpdk(&self) -> bool {
+        match self {
+            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => true,
+            Device::Memif(_) | Device::Kernel(_) => false,
+        }
+    }
+
     /// The socket that a peer connects to, if it waits for one; [`None`] if it is up once it is opened.
     pub fn socket(&self) -> Option<&Path> {
         match self {
