@@ -80,8 +80,8 @@ impl Switch {
     /// Ports of each service for draining instances, where the driver makes ports in advance.
     pub fn spare_ports(&self) -> u32 {
         match self.driver {
-            SwitchDriver::Ebpf => self.ebpf.spare_ports,
-            SwitchDriver::OpenFlow | SwitchDriver::Soft => self.openflow.spare_ports,
+            SwitchDriver::Ebpf | SwitchDriver::Soft => self.ebpf.spare_ports,
+            SwitchDriver::OpenFlow => self.openflow.spare_ports,
         }
     }
 }
