@@ -70,12 +70,12 @@ macro_rules! slot_counters {
             consumed: counter;
             /// Times that its ring was full, or a quarter full in two consecutive readings.
             hot: counter => hot: u64 "instance_hot";
+            /// Packets that the instance's network took over: an instance that ends connections gives none back.
+            delivered: counter;
         }
         others {
             /// Time in which the instance could not run: throttled by its quota, or waiting for a CPU.
             throttled_ns: nanoseconds => held_up_s: f64 "instance_held_up_seconds";
-            /// Packets that the instance's network took over: an instance that ends connections gives none back.
-            delivered: counter;
         }
     } };
 }

@@ -12,6 +12,7 @@ use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
 use crate::worker::context::Context;
 use crate::worker::egress::Egress;
+use crate::worker::ends;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
 
@@ -133,13 +134,26 @@ impl<M: FrameMemory> Returns<M> {
         }
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
-        instance.is_broken |= received.bad > 0;
+        instance.broken.is_it |= received.bad > 0;
         if let Some(way) = &way {
             // Each packet is tested again when it is sent.
             let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
+        let is_end = instance.end.is_some();
+        if let Some(end) = &instance.end {
+            // Those that are not to leave go; the others are readied.
+            for frame in &mut self.frames {
+                if let Err(reason) = end.leave(frame) {
+                    cx.counters.drop_packets(reason, 1);
+                    frame.set_len(0);
+                }
+            }
+            for gone in self.frames.extract_if(.., |frame| frame.is_empty()) {
+                cx.memory.give(gone);
+            }
+        }
         match way {
-            Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 => {
+            Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {
                 if counted {
                     self.count_all(slot, to);
                 }
@@ -180,15 +194,27 @@ fn send_counted<M: FrameMemory>(frame: M::Frame, slot: Slot, uplink: UplinkId, t
         let destination = Destination::Return { slot, uplink };
         return to.egress.hand_off(owner, frame, destination, to.cx);
     }
-    count(&frame, slot, to.lookup, to.cx);
-    to.egress.send_to_uplink(frame, uplink, to.cx);
+    if count(&frame, slot, to.lookup, to.cx) {
+        to.egress.send_to_uplink(frame, uplink, to.cx);
+    } else {
+        to.cx.discard(frame, DropReason::Spoofed);
+    }
 }
 
-/// Counts a returned packet with its flow, which is this worker's.
-pub(crate) fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) {
+/// Counts a returned packet with its flow, which is this worker's. Whether it may leave.
+pub(crate) fn count<M: FrameMemory>(
+    frame: &M::Frame,
+    slot: Slot,
+    lookup: &mut Lookup,
+    cx: &Context<M>,
+) -> bool {
+    if let Some(opens) = cx.ends.opens(slot) {
+        return ends::count(frame, slot, opens, lookup, cx);
+    }
     if !is_counted(frame, slot, lookup, cx) {
         cx.counters.slots[slot].return_unmatched.add(1);
     }
+    true
 }
 
 fn is_counted<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) -> bool {
