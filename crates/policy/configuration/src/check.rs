@@ -282,6 +282,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     }
     let mut ports = 1 + configuration.uplinks.len() as u64;
     for service in &configuration.services {
+        if service.signals && service.autoscaler.name() != "fixed" {
+            let what = format!(
+                "the autoscaler {} decides, and signals would, too",
+                service.autoscaler.name()
+            );
+            let wrong = ValueError::new(what, "write autoscaler = \"fixed\", or remove signals");
+            reader.report(&format!("service.{}.signals", service.name), wrong);
+        }
         let mut wrong = |key: &str, what: &str, write: String| {
             let key = format!("service.{}.{key}", service.name);
             reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
@@ -316,6 +324,11 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 or_other(&|can| can.return_matching)
             );
             wrong("flow_counters", what, write);
+        }
+        if service.signals && !can.signals {
+            let what = "does not see signals of instances";
+            let write = format!("write signals = false{}", or_other(&|can| can.signals));
+            wrong("signals", what, write);
         }
         if service.ready == Ready::Consumes && !can.probes {
             let what = "cannot see whether an instance takes packets";

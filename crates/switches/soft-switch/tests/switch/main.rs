@@ -21,6 +21,7 @@ mod many;
 mod raw;
 mod relaxed;
 mod restart;
+mod signals;
 mod steering;
 mod table;
 mod workers;
