@@ -8,9 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{
-    Configuration, Device, EngineDriver, Hugepages, PortKind, Service, SwitchDriver, check_facts,
-};
+use configuration::{Configuration, Device, EngineDriver, Hugepages, PortKind, Service, check_facts};
 use serde::Serialize;
 
 use display::output;
@@ -125,10 +123,10 @@ impl Purpose {
     }
 }
 
-/// The kernel's interfaces by which inco's own switch gets packets that are to no address of a service: the kernel's
-/// network takes them for its own.
+/// The kernel's interfaces by which the switch gets packets that are to no address of a service, where the kernel's
+/// network gets them, too: it takes them for its own.
 fn interfaces_beside_kernel(configuration: &Configuration) -> Vec<String> {
-    if configuration.switch.driver != SwitchDriver::Soft {
+    if orchestrator::passes_to_host(configuration) {
         return Vec::new();
     }
     let is_used = |place: usize| {

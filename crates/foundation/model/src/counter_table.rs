@@ -72,6 +72,10 @@ macro_rules! slot_counters {
             hot: counter => hot: u64 "instance_hot";
             /// Packets that the instance's network took over: an instance that ends connections gives none back.
             delivered: counter;
+            /// The instance's part of 256 of the next new flows, with the scheduler `weighted`, summed over workers. A gauge.
+            weight: gauge => weight: u64 "instance_weight";
+            /// Load given to the instance in the last period of the scheduler `weighted`: its metric times seconds. A gauge.
+            period_load: gauge => period_load: u64 "instance_period_load";
         }
         others {
             /// Time in which the instance could not run: throttled by its quota, or waiting for a CPU.

@@ -78,4 +78,8 @@ reasons! {
     BadDescriptor = "bad_descriptor",
     /// In a ring or a buffer when the switch shut down.
     Shutdown = "shutdown",
+    /// A signal of an instance's host manager: taken by the switch, and never forwarded.
+    Signal = "signal",
+    /// A signal that came less than a millisecond after the one before it, or that the switch had no room for.
+    SignalRate = "signal_rate",
 }

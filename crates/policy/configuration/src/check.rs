@@ -283,6 +283,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     }
     let mut ports = 1 + configuration.uplinks.len() as u64;
     for service in &configuration.services {
+        if service.signals && service.autoscaler.name() != "fixed" {
+            let what = format!(
+                "the autoscaler {} decides, and signals would, too",
+                service.autoscaler.name()
+            );
+            let wrong = ValueError::new(what, "write autoscaler = \"fixed\", or remove signals");
+            reader.report(&format!("service.{}.signals", service.name), wrong);
+        }
         let mut wrong = |key: &str, what: &str, write: String| {
             let key = format!("service.{}.{key}", service.name);
             reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
@@ -321,6 +329,11 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 or_other(&|can| can.return_matching)
             );
             wrong("flow_counters", what, write);
+        }
+        if service.signals && !can.signals {
+            let what = "does not see signals of instances";
+            let write = format!("write signals = false{}", or_other(&|can| can.signals));
+            wrong("signals", what, write);
         }
         // Their programs use the kernel's network: they end connections.
         let is_end = service.port == PortKind::Kernel;

@@ -510,6 +510,10 @@ tables! {
         flow_counters: boolean, [= "false"], Counts,
             "true or false", "true",
             "Whether returned packets are counted per flow. This costs one more lookup per packet.";
+        signals: boolean, [= "false"], Restart,
+            "true or false", "true",
+            "Whether the host's manager (`inco-nf manager`) decides which instances take new flows, by signals through \
+             their ports. It needs `autoscaler = \"fixed\"`. See [signals](../signals.md).";
     } => {
         if port.has_container() {
             reader.required(section, "image");
@@ -519,7 +523,7 @@ tables! {
         Service {
             name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
-            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
+            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, signals,
         }
     }
 
@@ -643,8 +647,12 @@ tables! {
         // The maximum in the paper's experiment.
         max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more" => 8.max(min)], Applies,
             "number, at least `min`", "8", "Maximum number of active instances.";
+        sleep: boolean, [= "false"], Applies,
+            "true or false", "true",
+            "Whether all `max` instances run and are connected, and those that are not active sleep: they take no new \
+             flows and keep those that they have. Instead of `standby`.";
         // With one, the first scale-out takes microseconds instead of a container's start.
-        standby: number(0, INSTANCE_LIMIT), [or "1; 0 if `instances` is a number" => 1], Applies,
+        standby: number(0, INSTANCE_LIMIT), [or "1; 0 with `sleep`, or if `instances` is a number" => u32::from(!sleep)], Applies,
             "number, at most `max`", "2", "Instances that are ready in addition to the active ones.";
         standby_mode: word(StandbyMode::WORDS), [= "\"warm\""], Applies,
             "`\"warm\"` or `\"paused\"`", "\"paused\"",
@@ -659,7 +667,12 @@ tables! {
             let wrong = ValueError::new(most(standby), format!("write a standby of at most {max}"));
             reader.report(&section.key("standby"), wrong);
         }
-        Instances { min, max, standby, standby_mode }
+        if sleep && (standby > 0 || standby_mode != StandbyMode::Warm) {
+            let key = if standby > 0 { "standby" } else { "standby_mode" };
+            let what = "with sleep = true, every instance that is not active runs and waits";
+            reader.report(&section.key(key), ValueError::new(what, format!("remove {key}")));
+        }
+        Instances { min, max, standby, standby_mode, sleep }
     }
 
     scheduler_table(reader, section) -> (Scheduler, Option<f64>) = "service.NAME.scheduler":

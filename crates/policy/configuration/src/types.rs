@@ -396,6 +396,8 @@ pub struct Service {
     pub queues: u8,
     /// Whether returned packets are also counted per flow.
     pub flow_counters: bool,
+    /// Whether the host's manager may wake instances and send them to sleep.
+    pub signals: bool,
 }
 
 impl Service {
@@ -473,6 +475,8 @@ pub struct Instances {
     pub standby: u32,
     /// Whether standby instances run or are paused.
     pub standby_mode: StandbyMode,
+    /// Whether all `max` instances run, and those that are not active sleep.
+    pub sleep: bool,
 }
 
 /// The capacity of one instance.

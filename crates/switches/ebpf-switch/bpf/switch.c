@@ -1,6 +1,7 @@
 // The two programs: one at each uplink, one at the host's end of each instance's pair. `tc_classid` says which
 // uplink or slot it is, plus one: each attachment has its own.
 #include "answer.h"
+#include "signal.h"
 
 // Whether one receiver is meant.
 INLINE int is_unicast(struct __sk_buff *skb)
@@ -135,6 +136,9 @@ int inco_instance(struct __sk_buff *skb)
     // Dropped or not, it is the instance's own.
     c->slots[slot].back_packets++;
     c->slots[slot].back_bytes += skb->len;
+    // An instance that sleeps is in no plan.
+    if (UNLIKELY(is_signal(skb)))
+        return drop(c, row->state == SLOT_FAILED ? DROPPED_LOST : take_signal(skb, slot));
     if (UNLIKELY(row->state == SLOT_FREE || row->state == SLOT_FAILED))
         return drop(c, DROPPED_LOST);
     // Its neighbours are fixed and its network ends here: multicast is housekeeping that nobody waits for.

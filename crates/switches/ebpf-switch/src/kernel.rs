@@ -24,6 +24,7 @@ use shared_memory::Mapping;
 use crate::bpf::{self, FS};
 use crate::error::{EbpfError, MINIMUM};
 use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, LAYOUT, OWN_ROWS, SPARE_PLACES, World};
+use crate::signals::Signals;
 
 /// The programs, as clang has compiled them.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o"));
@@ -131,6 +132,7 @@ pub(crate) struct Kernel {
     ebpf: Ebpf,
     pins: PathBuf,
     addresses: HashMap<MapData, [u8; 16], u32>,
+    signals: Option<Signals>,
 }
 
 impl Kernel {
@@ -209,15 +211,22 @@ impl Kernel {
             found = Found::Nothing;
         }
         let addresses = HashMap::try_from(Map::HashMap(addresses)).map_err(|error| refused(&error))?;
+        let signals = Signals::of(&mut ebpf);
         Ok((
             Kernel {
                 ebpf,
                 pins,
                 addresses,
+                signals,
             },
             shared,
             found,
         ))
+    }
+
+    /// Signals of instances, for the one who reads them.
+    pub(crate) fn take_signals(&mut self) -> Option<Signals> {
+        self.signals.take()
     }
 
     /// Attaches a program to an interface, in the place of an older one of ours. `number`: which uplink or slot it is

@@ -62,7 +62,7 @@ pub(crate) mod fallback {
 }
 
 /// The reasons of drops, in the order of the programs' counters.
-pub(crate) const DROPS: [DropReason; 10] = [
+pub(crate) const DROPS: [DropReason; 12] = [
     DropReason::Malformed,
     DropReason::HeaderLimit,
     DropReason::FragmentTimeout,
@@ -73,6 +73,8 @@ pub(crate) const DROPS: [DropReason; 10] = [
     DropReason::Spoofed,
     DropReason::UplinkDown,
     DropReason::InstanceLost,
+    DropReason::Signal,
+    DropReason::SignalRate,
 ];
 
 #[repr(C)]

@@ -18,6 +18,7 @@ mod picks;
 mod ports;
 mod readings;
 mod rules;
+mod signals;
 mod switch;
 mod table;
 mod uplinks;

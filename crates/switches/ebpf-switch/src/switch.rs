@@ -23,6 +23,7 @@ use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
 use crate::picks::{Now, Picker};
 use crate::ports::{PreparedPort, lock};
+use crate::signals::Signals;
 use crate::table::{Lister, Question};
 use crate::uplinks::Uplinks;
 use crate::{readings, rules, table};
@@ -41,6 +42,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     passes_to_host: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
+    signals: true,
     ..Capabilities::NONE
 };
 
@@ -128,6 +130,7 @@ pub struct EbpfSwitch {
     uplinks: Uplinks,
     instances: Instances,
     lister: Lister,
+    signals: Option<Signals>,
     steering: Steering,
     flow_limit: u64,
     half_open: i32,
@@ -185,7 +188,8 @@ impl EbpfSwitch {
                 SHARED_MIN
             },
         };
-        let (kernel, shared, found) = Kernel::load(&config.name, sizes)?;
+        let (mut kernel, shared, found) = Kernel::load(&config.name, sizes)?;
+        let signals = kernel.take_signals();
         let taken_at = monotonic();
         let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
         let is_taken_over = found == Found::Taken;
@@ -213,6 +217,7 @@ impl EbpfSwitch {
             uplinks,
             instances,
             lister,
+            signals,
             steering: Steering {
                 plan: Arc::default(),
                 rules: Vec::new(),
@@ -513,6 +518,7 @@ impl Switch for EbpfSwitch {
         into.age = Nanos::ZERO;
         into.acknowledged = self.steering.acknowledged;
         readings::read(&self.shared, self.instances.slots(), self.flow_limit, into);
+        self.steering.pickers.iter().for_each(|of| of.show_weights(into));
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
@@ -530,6 +536,7 @@ impl Switch for EbpfSwitch {
         }
         self.uplinks.tell(&self.steering.addresses, &mut self.events);
         self.instances.poll(&mut self.events);
+        self.signals.iter_mut().for_each(|of| of.tell(&mut self.events));
         self.events.extend(std::iter::from_fn(|| self.lister.take()));
         let moment = Instant::now();
         let steering = &mut self.steering;

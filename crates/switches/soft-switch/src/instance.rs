@@ -44,6 +44,8 @@ pub(crate) struct ReturnWay {
     pub(crate) uplink: UplinkId,
     /// Counted with its flow first.
     pub(crate) counted: bool,
+    /// Signals are taken out.
+    pub(crate) signals: bool,
     /// Edited before that.
     pub(crate) edit: Rewrite,
 }
@@ -52,7 +54,7 @@ impl ReturnWay {
     /// Whether packets may go from ring to ring, without a copy in the worker.
     #[inline(always)]
     fn is_straight(&self) -> bool {
-        !self.counted && self.edit.is_none()
+        !self.counted && !self.signals && self.edit.is_none()
     }
 }
 
@@ -223,6 +225,7 @@ impl<M: FrameMemory> InstancePorts<M> {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {
                     uplink: *uplink,
                     counted: service.return_counters || service.relaxed || is_end,
+                    signals: service.signals,
                     edit: Rewrite::new(&slot_plan.edits.to_uplink),
                 });
             }

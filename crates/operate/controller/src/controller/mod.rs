@@ -35,6 +35,9 @@ struct Service {
     observation: Observation,
     wanted: u32,
     manual: bool,
+    /// The limits in the file. A range that an operator has set lies within them.
+    limits: (u32, u32),
+    range: Option<(u32, u32)>,
     /// The autoscaler's reason for its last change.
     reason: String,
     /// The last count that a restricted autoscaler would have set.
@@ -73,6 +76,8 @@ impl Service {
             },
             wanted: settings.min,
             manual: false,
+            limits: (settings.min, settings.max),
+            range: None,
             reason: String::new(),
             shadow: None,
             held_back: HeldBack::default(),
@@ -313,10 +318,11 @@ impl Controller {
             }
             let settings = &service.settings;
             // A warm pool runs like the active instances: it was full, or is filled first.
-            let pool = if settings.standby_mode == StandbyMode::Warm {
-                settings.standby
-            } else {
-                0
+            let pool = match settings.standby_mode {
+                // Any of them may have been asleep.
+                StandbyMode::Warm if settings.sleep => running,
+                StandbyMode::Warm => settings.standby,
+                StandbyMode::Paused => 0,
             };
             let has_flows = |i: &Instance| resumed.live.contains_key(&i.slot);
             let mut running_ones: Vec<&mut Instance> = self

@@ -7,6 +7,7 @@
 
 mod answer;
 mod apply;
+mod balance;
 mod containers;
 mod counters;
 mod decide;
@@ -19,6 +20,7 @@ mod publish;
 mod reload;
 mod request;
 mod rows;
+pub(crate) mod signals;
 mod uplink_events;
 
 use std::sync::Arc;
@@ -43,6 +45,7 @@ use gather::Gather;
 use journal::Journal;
 use pace::Pace;
 use publish::Publish;
+use signals::Signals;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
@@ -80,6 +83,7 @@ pub(super) struct ControlLoop {
     apply: Apply,
     answer: Answers,
     containers: Containers,
+    signals: Signals,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -230,6 +234,7 @@ impl ControlLoop {
             apply: Apply::default(),
             answer: Answers::new(inbox),
             containers,
+            signals: Signals::default(),
             journal,
             configuration,
             started: Instant::now(),

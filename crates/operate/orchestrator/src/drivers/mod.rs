@@ -84,6 +84,12 @@ pub(super) fn capabilities(driver: SwitchDriver) -> Capabilities {
     of(driver).capabilities()
 }
 
+/// Whether the switch of a configuration alone gets the packets of its uplinks, and passes some on to this machine's
+/// network. Else that network gets those of the kernel's interfaces as well.
+pub fn passes_to_host(configuration: &Configuration) -> bool {
+    driver(configuration).capabilities().passes_to_host
+}
+
 /// Removes what runs in that run directory have left of their switches.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ mod frames;
 mod namespaces;
 mod restart;
 mod sharing;
+mod signals;
 mod steering;
 mod traffic;
 mod translation;

@@ -63,6 +63,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     flow_counters: true,
     return_matching: true,
     ring_occupancy: true,
+    signals: true,
     pick_records: true,
     service_changes: true,
     vips: &[VipMode::L2],
@@ -399,6 +400,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             }
             WorkerEvent::DumpedHeavy(dump) => events.extend(self.questions.heavy_flows_answered(*dump)),
             WorkerEvent::Dumped(dump) => events.extend(self.questions.flows_answered(*dump)),
+            WorkerEvent::Signal { slot, frame } => events.push(SwitchEvent::Signal { slot, frame }),
             WorkerEvent::Recorded(record) => {
                 if record.flow.is_some() {
                     events.push(SwitchEvent::Recorded(record));

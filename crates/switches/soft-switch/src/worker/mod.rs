@@ -295,7 +295,7 @@ impl<M: FrameMemory> Worker<M> {
             self.egress.lanes_are_stale = true;
         }
         self.set_up
-            .list_candidates(&cx.view.plan, &self.lookup.table, cx.now);
+            .list_candidates(&cx.view.plan, &self.lookup.table, &cx.counters, cx.now);
     }
 
     /// Passes on the packets that instances returned.

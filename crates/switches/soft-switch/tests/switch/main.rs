@@ -22,6 +22,7 @@ mod many;
 mod raw;
 mod relaxed;
 mod restart;
+mod signals;
 mod steering;
 mod table;
 mod workers;
