@@ -12,6 +12,7 @@
 mod announce;
 mod bpf;
 mod error;
+mod events;
 mod instances;
 mod kernel;
 mod layout;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,13 @@ use model::{
 };
 use switch::{
     Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
+    WakeUp,
 };
 
 use crate::error::EbpfError;
+use crate::events::{Alarm, Events};
 use crate::instances::Instances;
-use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
+use crate::kernel::{Found, Kernel, Leftovers, Loaded, Shared, Sizes, check_kernel};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
 use crate::links::{LinkWatch, Links};
 use crate::picks::{Now, Picker};
@@ -122,6 +124,7 @@ pub struct EbpfSwitch {
     uplinks: Uplinks,
     instances: Instances,
     lister: Lister,
+    told: Events,
     steering: Steering,
     flow_limit: u64,
     half_open: i32,
@@ -179,7 +182,12 @@ impl EbpfSwitch {
                 SHARED_MIN
             },
         };
-        let (kernel, shared, found) = Kernel::load(&config.name, sizes)?;
+        let Loaded {
+            kernel,
+            shared,
+            events,
+            found,
+        } = Kernel::load(&config.name, sizes)?;
         let taken_at = monotonic();
         let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
         let is_taken_over = found == Found::Taken;
@@ -202,6 +210,7 @@ impl EbpfSwitch {
         leave_others(&mut links, &shared, config);
         let uplinks = Uplinks::start(&config.uplinks, &mut links, &kernel, &shared)?;
         let lister = Lister::start(Arc::clone(&shared)).map_err(system("starting a thread"))?;
+        let told = Events::start(events, &shared).map_err(system("starting a thread"))?;
         let mut switch = EbpfSwitch {
             kernel,
             links,
@@ -210,6 +219,7 @@ impl EbpfSwitch {
             uplinks,
             instances,
             lister,
+            told,
             steering: Steering {
                 plan: Arc::default(),
                 rules: Vec::new(),
@@ -217,7 +227,8 @@ impl EbpfSwitch {
                 pickers: Vec::new(),
                 loads: vec![0.0; Slot::LIMIT],
                 has_changed: false,
-                acknowledged: Generation(shared.world().settings.generation.load(Acquire)),
+                // An earlier run counted its own plans.
+                acknowledged: Generation(0),
                 coming: Vec::new(),
             },
             flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
@@ -226,9 +237,6 @@ impl EbpfSwitch {
             events: Vec::new(),
             shared,
         };
-        if !is_taken_over {
-            switch.steering.acknowledged = Generation(0);
-        }
         switch.resumed = match found {
             Found::Nothing => None,
             Found::Taken => Some(switch.resumption(taken_at, Vec::new())),
@@ -432,16 +440,16 @@ fn write_settings(shared: &Shared, config: &EbpfSwitchConfig, is_taken_over: boo
 
 /// Takes the program off uplinks that an earlier run had and this one has not.
 fn leave_others(links: &mut Links, shared: &Shared, config: &EbpfSwitchConfig) {
-    let had: Vec<u32> = shared
-        .world()
-        .uplinks
-        .iter()
-        .map(|of| of.ifindex.swap(0, Relaxed))
-        .collect();
+    let rows = &shared.world().uplinks;
+    let had: Vec<u32> = rows.iter().map(|of| of.ifindex.load(Relaxed)).collect();
     for link in links.list().unwrap_or_default() {
         if had.contains(&link.index) && !config.uplinks.contains(&link.name) {
             Kernel::detach(&link.name);
         }
+    }
+    // The others send on meanwhile.
+    for row in rows.iter().skip(config.uplinks.len()) {
+        row.ifindex.store(0, Relaxed);
     }
 }
 
@@ -510,6 +518,7 @@ impl Switch for EbpfSwitch {
         into.age = Nanos::ZERO;
         into.acknowledged = self.steering.acknowledged;
         readings::read(&self.shared, self.instances.slots(), self.flow_limit, into);
+        self.told.mark(into.at);
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
@@ -548,6 +557,10 @@ impl Switch for EbpfSwitch {
         vec![Nanos::ZERO]
     }
 
+    fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
+        Some(Arc::<Alarm>::clone(&self.told.alarm))
+    }
+
     fn keeps_state(&self) -> bool {
         true
     }
@@ -559,10 +572,12 @@ impl Switch for EbpfSwitch {
     fn leave(&mut self) {
         self.instances.stop(None);
         self.lister.stop();
+        self.told.stop();
     }
 
     fn stop(&mut self) {
         self.lister.stop();
+        self.told.stop();
         for name in self.uplinks.names() {
             Kernel::detach(name);
         }
