@@ -97,12 +97,13 @@ quiet-tests:
 	exit $$failed
 
 # The tests of docs/promises.md that are shorter in `make test`.
-promises: nf ## the tests of docs/promises.md at their stated size: half an hour; root, and an idle machine
+promises: nf ## the tests of docs/promises.md at their stated size: an hour; root, and an idle machine
 	INCO_FULL_LENGTH=1 INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast -p inco $(if $(WITH_DPDK),--features dpdk) \
 	    --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
 	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
 	    services::
 	INCO_FULL_LENGTH=1 $(CARGO) test -p api --test page_in_browser
+	INCO_FULL_LENGTH=1 $(CARGO) test -p ebpf-switch --test switch -- --nocapture --test-threads 1 many::
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
