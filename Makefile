@@ -97,15 +97,16 @@ quiet-tests:
 	exit $$failed
 
 # The tests of docs/promises.md that are shorter in `make test`.
-promises: ## the tests of docs/promises.md at their stated size: half an hour; root, and an idle machine
+promises: ## the tests of docs/promises.md at their stated size: an hour; root, and an idle machine
 	@scripts/setup.sh rust build dpdk test docker
 	@scripts/dockerd.sh start || echo "promises: no Docker; the test that needs it says so and skips" >&2
 	@$(MAKE) --no-print-directory nf
 	@failed=0; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
 	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
-	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another || failed=1; \
+	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another services:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
+	INCO_FULL_LENGTH=1 $(TEST) -p ebpf-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 many:: || failed=1; \
 	exit $$failed
 
 test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian

@@ -74,7 +74,9 @@ impl Given {
                     given.devices.extend(verbs(&directory.join("device")));
                 }
                 NetFunction::Port(setup) => {
-                    interface(function, &setup.host, sys)?;
+                    if !port::is_here(&setup.host) {
+                        return Err(missing(function, "is not there", SHOWS));
+                    }
                     given.ports.push(setup.clone());
                 }
             }
@@ -170,14 +172,16 @@ impl Given {
     }
 }
 
+/// What shows the interfaces that there are.
+const SHOWS: &str = "`ip link` shows those that there are; a container may have it still";
+
 /// Where the kernel tells of an interface.
 fn interface(function: &NetFunction, name: &str, sys: &Path) -> Result<PathBuf, EngineError> {
     let directory = sys.join("class/net").join(name);
     if directory.exists() {
         return Ok(directory);
     }
-    let write = "`ip link` shows those that there are; a container may have it still";
-    Err(missing(function, "is not there", write))
+    Err(missing(function, "is not there", SHOWS))
 }
 
 fn missing(function: &NetFunction, what: &str, write: impl Into<String>) -> EngineError {

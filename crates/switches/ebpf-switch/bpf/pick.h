@@ -76,6 +76,9 @@ CHECKED_ALONE int pick(__u32 service, __u64 hash, __u32 by)
                 sc->ran_out++;
                 break;
             }
+            // Half of them are used: inco is woken up at the end of this packet's way, to prepare others.
+            if (place == s->refill_at)
+                c->mark = 0;
             slot = s->picks[place & (PICKS - 1)];
             if (takes_flows(w, slot, service))
                 return slot;

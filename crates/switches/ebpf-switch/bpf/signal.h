@@ -46,7 +46,7 @@ NOINLINE __u32 take_signal(struct __sk_buff *skb, __u32 slot)
     *last = now;
     // One that is cut off keeps its length, by which it is refused.
     bpf_skb_load_bytes(skb, 0, s.bytes, SIGNAL_BYTES);
-    if (bpf_ringbuf_output(&signals, &s, sizeof(s), BPF_RB_NO_WAKEUP))
+    if (bpf_ringbuf_output(&signals, &s, sizeof(s), RB_NO_WAKEUP))
         return DROPPED_SIGNAL_RATE;
     return DROPPED_SIGNAL;
 }

@@ -11,6 +11,7 @@
 
 mod bpf;
 mod error;
+mod events;
 mod instances;
 mod kernel;
 mod layout;
@@ -19,10 +20,12 @@ mod ports;
 mod readings;
 mod rules;
 mod signals;
+mod statistics;
 mod switch;
 mod table;
 mod uplinks;
 
 pub use error::EbpfError;
 pub use ports::PreparedPort;
+pub use statistics::{Cost, Statistics};
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

@@ -182,6 +182,7 @@ impl Picker {
             }
         }
         row.filled.store(taken.wrapping_add(count), Release);
+        row.refill_at.store(taken.wrapping_add(count / 2), Relaxed);
         (self.from, self.prepared, self.made_at) = (taken, count, now.at);
     }
 

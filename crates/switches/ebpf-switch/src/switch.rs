@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,13 @@ use model::{
 };
 use switch::{
     Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
+    WakeUp,
 };
 
 use crate::error::EbpfError;
+use crate::events::{Alarm, Events};
 use crate::instances::Instances;
-use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
+use crate::kernel::{Found, Kernel, Leftovers, Loaded, Shared, Sizes, check_kernel};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
 use crate::picks::{Now, Picker};
 use crate::ports::{PreparedPort, lock};
@@ -131,6 +133,7 @@ pub struct EbpfSwitch {
     instances: Instances,
     lister: Lister,
     signals: Option<Signals>,
+    told: Events,
     steering: Steering,
     flow_limit: u64,
     half_open: i32,
@@ -188,7 +191,12 @@ impl EbpfSwitch {
                 SHARED_MIN
             },
         };
-        let (mut kernel, shared, found) = Kernel::load(&config.name, sizes)?;
+        let Loaded {
+            mut kernel,
+            shared,
+            events,
+            found,
+        } = Kernel::load(&config.name, sizes)?;
         let signals = kernel.take_signals();
         let taken_at = monotonic();
         let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
@@ -209,6 +217,7 @@ impl EbpfSwitch {
         leave_others(&mut links, &shared, config);
         let uplinks = Uplinks::start(&config.uplinks, &mut links, &kernel, &shared)?;
         let lister = Lister::start(Arc::clone(&shared)).map_err(system("starting a thread"))?;
+        let told = Events::start(events, &shared).map_err(system("starting a thread"))?;
         let mut switch = EbpfSwitch {
             kernel,
             links,
@@ -218,6 +227,7 @@ impl EbpfSwitch {
             instances,
             lister,
             signals,
+            told,
             steering: Steering {
                 plan: Arc::default(),
                 rules: Vec::new(),
@@ -225,7 +235,8 @@ impl EbpfSwitch {
                 pickers: Vec::new(),
                 loads: vec![0.0; Slot::LIMIT],
                 has_changed: false,
-                acknowledged: Generation(shared.world().settings.generation.load(Acquire)),
+                // An earlier run counted its own plans.
+                acknowledged: Generation(0),
                 coming: Vec::new(),
             },
             flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
@@ -234,9 +245,6 @@ impl EbpfSwitch {
             events: Vec::new(),
             shared,
         };
-        if !is_taken_over {
-            switch.steering.acknowledged = Generation(0);
-        }
         switch.resumed = match found {
             Found::Nothing => None,
             Found::Taken => Some(switch.resumption(taken_at, Vec::new())),
@@ -440,16 +448,16 @@ fn write_settings(shared: &Shared, config: &EbpfSwitchConfig, is_taken_over: boo
 
 /// Takes the program off uplinks that an earlier run had and this one has not.
 fn leave_others(links: &mut Links, shared: &Shared, config: &EbpfSwitchConfig) {
-    let had: Vec<u32> = shared
-        .world()
-        .uplinks
-        .iter()
-        .map(|of| of.ifindex.swap(0, Relaxed))
-        .collect();
+    let rows = &shared.world().uplinks;
+    let had: Vec<u32> = rows.iter().map(|of| of.ifindex.load(Relaxed)).collect();
     for link in links.list().unwrap_or_default() {
         if had.contains(&link.index) && !config.uplinks.contains(&link.name) {
             Kernel::detach(&link.name);
         }
+    }
+    // The others send on meanwhile.
+    for row in rows.iter().skip(config.uplinks.len()) {
+        row.ifindex.store(0, Relaxed);
     }
 }
 
@@ -519,6 +527,7 @@ impl Switch for EbpfSwitch {
         into.acknowledged = self.steering.acknowledged;
         readings::read(&self.shared, self.instances.slots(), self.flow_limit, into);
         self.steering.pickers.iter().for_each(|of| of.show_weights(into));
+        self.told.mark(into.at);
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
@@ -558,6 +567,10 @@ impl Switch for EbpfSwitch {
         vec![Nanos::ZERO]
     }
 
+    fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
+        Some(Arc::<Alarm>::clone(&self.told.alarm))
+    }
+
     fn keeps_state(&self) -> bool {
         true
     }
@@ -569,10 +582,12 @@ impl Switch for EbpfSwitch {
     fn leave(&mut self) {
         self.instances.stop(None);
         self.lister.stop();
+        self.told.stop();
     }
 
     fn stop(&mut self) {
         self.lister.stop();
+        self.told.stop();
         for name in self.uplinks.names() {
             Kernel::detach(name);
         }

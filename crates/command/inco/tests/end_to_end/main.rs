@@ -43,6 +43,7 @@ mod relaxed;
 mod restart;
 mod rollout;
 mod service;
+mod services;
 mod signals;
 mod small_machines;
 mod soak;

@@ -6,10 +6,12 @@
     reason = "what goes wrong here fails a test"
 )]
 
+mod alarm;
 mod bed;
 mod contract;
 mod flood;
 mod frames;
+mod many;
 mod namespaces;
 mod restart;
 mod sharing;

@@ -343,3 +343,40 @@ fn connections_that_instances_open_are_left_alone() {
         drop(bed);
     }
 }
+
+/// A connection that an instance opens from the port of its service is its own, also once it is there: its packets are
+/// looked up as the service's first, and then as its own.
+#[test]
+fn a_connection_from_the_port_of_the_service_is_the_instances_own() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(translated());
+    let instance = in_instance(&bed);
+    let listener = bed
+        .world
+        .net
+        .within(|| TcpListener::bind("10.0.0.1:9000").unwrap());
+    let asked = std::thread::spawn(move || {
+        let (mut stream, from) = listener.accept().unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        (text, from.to_string())
+    });
+    let own = format!("{}:8080", self::own(Slot(0))[0]);
+    instance.within(|| {
+        let address = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        let socket = socket.unwrap();
+        rustix::net::bind(&socket, &address(&own)).unwrap();
+        rustix::net::connect(&socket, &address("10.0.0.1:9000")).unwrap();
+        TcpStream::from(socket).write_all(b"its own").unwrap();
+    });
+    assert_eq!(asked.join().unwrap(), ("its own".to_owned(), own));
+    assert_eq!(bed.flows().len(), 1, "one connection, one entry");
+    bed.switch.stop();
+}

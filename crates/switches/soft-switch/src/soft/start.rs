@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable};
 use model::{Slot, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
-use switch::SwitchError;
+use switch::{SwitchError, Usual};
 
 use super::resume::Leftover;
 use super::tables::{identity, name_of};
@@ -19,7 +19,7 @@ use super::{SoftSwitchConfig, system};
 use crate::counters::WorkerCounters;
 use crate::ends::Ends;
 use crate::frame::FrameMemory;
-use crate::idle::{Alarm, Idle, Usual, WakeSet, Waker};
+use crate::idle::{Alarm, Idle, WakeSet, Waker};
 use crate::keep::{Keep, WorkerNote};
 use crate::message::{Ending, HandOff};
 use crate::plan::{LoadBoard, WorkerPlan};
