@@ -125,6 +125,8 @@ pub enum Ready {
     Connected,
     /// It took a probe packet out of its ring.
     Consumes,
+    /// Its program listens on the ports of the service's address.
+    Listens,
     /// This command, run in the container, exits with 0.
     Exec(Vec<String>),
 }

@@ -251,6 +251,7 @@ impl Simulation {
             acknowledged: self.raw.acknowledged,
             commands: &self.commands,
             fitted: &[],
+            reports: &[],
         };
         self.controller
             .step(inputs, &mut self.collector, self.now, &mut self.outputs);

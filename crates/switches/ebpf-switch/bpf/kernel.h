@@ -34,6 +34,7 @@ enum {
     PACKET_HOST = 0,
     PACKET_BROADCAST = 1,
     PACKET_MULTICAST = 2,
+    PACKET_OTHERHOST = 3,
     F_RECOMPUTE_CSUM = 1,
     F_PSEUDO_HDR = 1 << 4,
 };

@@ -230,6 +230,9 @@ INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct coun
     }
     if (p.is_error)
         return not_steered(skb, w, c, uplink, 0);
+    // Nobody in the network has that address: such a flow would take the answers to health checks away.
+    if (UNLIKELY(NAME(is_from_checker)(skb)))
+        return lost(c, uplink, bytes, DROPPED_SPOOFED);
     {
         struct NAME(set_up) s = {
             .w = w,
@@ -288,6 +291,8 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
             return spoofed(c, sc);
         }
     }
+    if (UNLIKELY(NAME(is_to_checker)(skb)) && NAME(is_own_source)(skb, row))
+        return to_checker(skb, sc, bytes);
     if (p.is_error || !NAME(is_own_source)(skb, row))
         return spoofed(c, sc);
     {

@@ -37,6 +37,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     flow_counters: true,
     returns: false,
     probes: false,
+    checks: true,
     passes_to_host: true,
     vips: &[VipMode::L2],
     ..Capabilities::NONE

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use configuration::{Configuration, Device, Service, Unusable};
 use controller::PortPlace;
 use ebpf_switch::{
-    CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, GATEWAY_MAC, PreparedPort, container_end, instance_mac,
+    CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, GATEWAY_MAC, PreparedPort, container_end, host_end,
+    instance_mac,
 };
 use model::{InterfaceSetup, NetFunction, Prefix, ServiceId, Slot};
 use soft_switch::Keep;
@@ -51,6 +52,7 @@ impl Driver for Ebpf {
         let switch = EbpfSwitch::start(&config)?;
         Ok(Started {
             switch: Box::new(switch),
+            ports: ports(configuration, &config),
             places: Some(places(configuration, &config)),
         })
     }
@@ -188,6 +190,31 @@ fn places(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<Vec<P
         (0..).zip(slots).map(place).collect()
     };
     of_services(configuration).map(of_service).collect()
+}
+
+/// How the instance of each slot is reached alone, at the address of its service.
+fn ports(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<(Slot, health::Port)> {
+    let of_service = |(_, service, slots): (ServiceId, &Service, Vec<Slot>)| -> Vec<(Slot, health::Port)> {
+        let Some(address) = service
+            .vip
+            .as_ref()
+            .and_then(|vip| vip.addresses.first().copied())
+        else {
+            return Vec::new();
+        };
+        let port = |slot: Slot| {
+            let port = health::Port {
+                interface: host_end(&config.prefix, slot),
+                mac: instance_mac(slot),
+                gateway_mac: GATEWAY_MAC,
+                address,
+                mtu: config.mtu,
+            };
+            (slot, port)
+        };
+        slots.into_iter().map(port).collect()
+    };
+    of_services(configuration).flat_map(of_service).collect()
 }
 
 /// The ports for connections that the program of one of so many instances opens. Those of two instances differ: both

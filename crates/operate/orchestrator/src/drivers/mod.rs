@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use configuration::{Configuration, SwitchDriver, Unusable, Uplink};
 use controller::PortPlace;
+use model::Slot;
 use soft_switch::Keep;
 use switch::{Capabilities, Switch};
 
@@ -62,6 +63,8 @@ pub(super) trait Driver: Sync {
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
     pub(super) places: Option<Vec<Vec<PortPlace>>>,
+    /// How the instance of a slot is reached alone, where that is possible.
+    pub(super) ports: Vec<(Slot, health::Port)>,
 }
 
 /// The driver of that configuration value.

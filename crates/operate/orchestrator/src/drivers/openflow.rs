@@ -129,5 +129,6 @@ fn start(configuration: &Configuration) -> Result<Started> {
     Ok(Started {
         switch: Box::new(switch),
         places: Some(places),
+        ports: Vec::new(),
     })
 }

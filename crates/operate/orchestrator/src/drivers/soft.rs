@@ -115,5 +115,6 @@ pub(super) fn started<M: FrameMemory + 'static>(switch: SoftSwitch<M>) -> Starte
     Started {
         switch: Box::new(switch),
         places: None,
+        ports: Vec::new(),
     }
 }
