@@ -3,11 +3,13 @@
 #
 #   scripts/fuzz.sh SECONDS [TARGET…]      without TARGET: all
 #
+# A target ends after SECONDS or 100 million inputs.
+#
 # The stable compiler is enough: coverage counters are options of its code generation. A crash is kept in
 # fuzz/artifacts and ends the script; it becomes an input of the corpus, and a test that names the fault.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || { sed -n '2,7s/^# \?//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \?//p' "$0"; exit 2; }
 seconds=$1
 shift
 counters="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-trace-compares \
@@ -25,13 +27,15 @@ for target in "${targets[@]}"; do
   mkdir -p "$corpus" fuzz/artifacts
   found=$(mktemp -d)
   status=0
+  began=$SECONDS
   INCO_FUZZ_TARGET=$target "$binary" "$found" "$corpus" -artifact_prefix="fuzz/artifacts/$target-" \
-    -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+    -max_total_time="$seconds" -runs=100000000 -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
     >"$found.log" 2>&1 || status=$?
+  took=$((SECONDS - began))
   # Only inputs that reach new code are kept, the smallest first.
   INCO_FUZZ_TARGET=$target "$binary" -merge=1 -verbosity=0 "$corpus" "$found" >/dev/null 2>&1 || true
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$found.log")
-  echo "$target: ${runs:-?} inputs, $(find "$corpus" -type f | wc -l) in the corpus, exit status $status"
+  echo "$target: ${runs:-?} inputs in $took s, $(find "$corpus" -type f | wc -l) in the corpus, exit status $status"
   if [ "$status" -ne 0 ]; then
     tail -n 40 "$found.log"
     exit 1

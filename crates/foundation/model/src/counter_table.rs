@@ -102,6 +102,8 @@ macro_rules! service_counters {
         others {
             /// New flows that were picked by their hash because no pick of the scheduler was prepared.
             unprepared: counter => unprepared_flows: u64 "service_unprepared_flows";
+            /// SYN packets that were sent on without a pin because too many connections were half open.
+            flooded: counter => flooded_packets: u64 "service_flooded_packets";
         }
         of_instances {
             /// Packets returned from the service's instances.

@@ -40,8 +40,8 @@ pub use observation::{InstanceObservation, InstanceSignals, Observation};
 pub use random::{Random, mix};
 pub use rollout::{Rollout, RolloutState};
 pub use service::{
-    CAPABILITIES, Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode,
-    TableFull, Timeouts, Vip, VipMode,
+    AffinityKey, CAPABILITIES, Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter, Prefix, Ready,
+    StandbyMode, TableFull, Timeouts, Vip, VipMode,
 };
 pub use switch::{Capabilities, EditKind, FlowSetup, Polling, PortKind, UplinkKind};
 pub use time::Nanos;

@@ -62,6 +62,20 @@ words! {
     }
 }
 
+words! {
+    /// Which flows of a service share an instance.
+    #[derive(Default)]
+    pub enum AffinityKey {
+        /// None: each flow is picked for itself.
+        #[default]
+        Flow = "flow",
+        /// Those between the same two addresses.
+        Addresses = "addresses",
+        /// Those of the same client's address.
+        Source = "source",
+    }
+}
+
 /// What happens to packets that are no flow of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
@@ -97,6 +111,8 @@ pub struct Vip {
     pub ports: Vec<RangeInclusive<u16>>,
     /// How instances serve it.
     pub mode: VipMode,
+    /// The port that instances serve, where addresses are translated and it is another than the one in `ports`.
+    pub target_port: Option<u16>,
 }
 
 impl Vip {

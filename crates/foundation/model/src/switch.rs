@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use crate::service::VipMode;
+use crate::service::{AffinityKey, VipMode};
 
 crate::words! {
     /// How new flows are set up in a switch of rules.
@@ -133,6 +133,8 @@ pub struct Capabilities {
     pub passes_to_host: bool,
     /// The modes in which a service may have an address.
     pub vips: &'static [VipMode],
+    /// What flows that share an instance may have in common, beside all of their key.
+    pub affinity_keys: &'static [AffinityKey],
     /// Scheduling decisions can be written down.
     pub pick_records: bool,
     /// Services may be added, and their matches changed, while it runs.
@@ -160,6 +162,7 @@ impl Capabilities {
         checks: false,
         passes_to_host: false,
         vips: &[],
+        affinity_keys: &[AffinityKey::Flow],
         pick_records: false,
         service_changes: false,
     };

@@ -436,9 +436,8 @@ fn names_in(directory: &str) -> Vec<String> {
     names
 }
 
-/// Whether this network namespace has the interface and its MTU permits frames of `max_frame` bytes.
-#[cfg(feature = "dpdk")]
-fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
+/// Whether this network namespace has the interface.
+fn interface_is_there(interface: &str) -> Result<(), Unusable> {
     let there = interfaces();
     let there: Vec<&str> = there.iter().map(String::as_str).collect();
     if !there.contains(&interface) {
@@ -450,6 +449,13 @@ fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
         let what = format!("no network interface is named {interface:?}");
         return Err(Unusable::new(what, write));
     }
+    Ok(())
+}
+
+/// Whether this network namespace has the interface and its MTU permits frames of `max_frame` bytes.
+#[cfg(feature = "dpdk")]
+fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
+    interface_is_there(interface)?;
     let needed = usize::from(max_frame).saturating_sub(dpdk::FRAME_OVERHEAD_BYTES);
     match dpdk::interface_mtu(interface) {
         Ok(mtu) if needed > usize::from(mtu) => Err(Unusable::new(
@@ -464,9 +470,10 @@ fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
     }
 }
 
+/// Whether this network namespace has the interface. The kernel's own has no use for DPDK.
 #[cfg(not(feature = "dpdk"))]
-fn interface_carries(_interface: &str, _max_frame: u16) -> Result<(), Unusable> {
-    dpdk_is_built_in()
+fn interface_carries(interface: &str, _max_frame: u16) -> Result<(), Unusable> {
+    interface_is_there(interface)
 }
 
 /// Network interfaces of this process' namespace. `/sys` may show another namespace.

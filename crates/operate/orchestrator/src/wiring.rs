@@ -38,6 +38,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         matches: service.matches.clone(),
         vip: service.vip.clone(),
         symmetric: service.symmetric,
+        affinity_key: service.affinity_key,
         uplinks: service.uplinks.clone(),
         scheduler: service.scheduler.clone(),
         limit: service.limit.map(|limit| limit as f32),
@@ -176,6 +177,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         table_full: _,
         flow_counters: _,
         affinity: _,
+        affinity_key: _,
         // In `port`; the uplinks in all three.
         uplinks: _,
         queues: _,

@@ -2,7 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use model::{Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Probe, Ready, Slot, UplinkId};
+use model::{
+    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Probe, Ready, Slot, UplinkId, Vip, VipMode,
+};
 
 use crate::problem::Places;
 use crate::read::Reader;
@@ -301,6 +303,12 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             );
             wrong("affinity", what, write);
         }
+        if !can.affinity_keys.contains(&service.affinity_key) {
+            let what = "picks an instance for each flow by itself";
+            let has = |can: &Capabilities| can.affinity_keys.contains(&service.affinity_key);
+            let write = format!("write affinity_key = \"flow\"{}", or_other(&has));
+            wrong("affinity_key", what, write);
+        }
         if service.flow_counters && !can.return_matching {
             let what = "does not count returned packets for each flow";
             let write = format!(
@@ -361,6 +369,11 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 let write = format!("write {here}{}", or_other(&|can| can.vips.contains(&vip.mode)));
                 wrong(if has_any { "vip.mode" } else { "vip" }, what, write);
             }
+            Some(vip) if vip.mode == VipMode::Dnat && !has_own_addresses(configuration, vip) => {
+                let what = "translates to addresses of instances' own, of the same IP version";
+                let write = "write instance_addresses = \"10.0.0.128/25\" in [switch.ebpf]".to_owned();
+                wrong("vip.mode", what, write);
+            }
             Some(_)
                 if service.matches
                     != Match {
@@ -412,6 +425,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         let write = "write a smaller max, standby or switch.openflow.spare_ports";
         reader.report(&key, ValueError::new(what, write));
     }
+}
+
+/// Whether instances have addresses of their own of each IP version that the service has.
+fn has_own_addresses(configuration: &Configuration, vip: &Vip) -> bool {
+    let own = &configuration.switch.ebpf.instance_addresses;
+    vip.addresses
+        .iter()
+        .all(|of| own.iter().any(|prefix| prefix.address.is_ipv4() == of.is_ipv4()))
 }
 
 fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {

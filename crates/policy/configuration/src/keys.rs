@@ -3,9 +3,11 @@
 //!
 //! To add a key, add a row here and a field to the type in `types.rs`.
 
+use std::ops::RangeInclusive;
+
 use autoscaling::Autoscaler;
 use model::{
-    AgentCheck, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling, PortKind, Probe, Ready,
+    AffinityKey, AgentCheck, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling, PortKind, Probe, Ready,
     StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
@@ -319,16 +321,22 @@ tables! {
     ebpf(reader, section) -> Ebpf = "switch.ebpf":
         "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits."
     {
-        instance_addresses: text(prefix), [or "none: instances use their service's address"], Restart,
-            "prefix", "\"10.0.0.128/25\"",
-            "Addresses of instances for connections that they open: one for each place of an instance, from the \
-             prefix's second address on. inco answers for them on the uplinks of their service.";
+        instance_addresses: prefixes, [or "none: instances use their service's address"], Restart,
+            "prefix, or a list of one of IPv4 and one of IPv6", "\"10.0.0.128/25\"",
+            "Addresses of instances' own: one for each place of an instance, from the prefix's second address on. An \
+             instance opens connections from it, and with `mode = \"dnat\"` serves there. inco answers for them on the \
+             uplinks of their service.";
         spare_ports: number(0, 1000), [= "2"], Restart,
             "number, 0 to 1000", "4",
             "Ports for draining instances, in addition to those for `max` and `standby` instances. inco creates all \
              ports of a service at its start. A new instance needs a free port.";
+        half_open: number(1, 1 << 30), [or "a quarter of `flows`"], Restart,
+            "number", "20000",
+            "TCP connections of a service that may be half open. Above that, a SYN is sent on by its hash and makes no \
+             entry; the client's acknowledgement does. So a flood of SYN packets fills no table.";
     } => {
-        Ebpf { instance_addresses, spare_ports }
+        let instance_addresses = instance_addresses.unwrap_or_default();
+        Ebpf { instance_addresses, spare_ports, half_open }
     }
 
     uplink(reader, section) -> Uplink = "uplink[]":
@@ -480,6 +488,11 @@ tables! {
              its earlier packets have returned, for at most 1 ms and 256 packets. A move that exceeds this limit \
              counts as early. `relaxed` counts returned packets per flow, like `flow_counters`. If the function \
              changes addresses or ports, every move is early.";
+        affinity_key: word(AffinityKey::WORDS), [= "\"flow\""], Restart,
+            "`\"flow\"`, `\"addresses\"` or `\"source\"`", "\"source\"",
+            "Which flows share an instance: with `source` those of one client address, with `addresses` those between \
+             one client and one service address, with `flow` none. New flows go to another instance once theirs drains \
+             or has failed.";
         symmetric: boolean, [= "true"], Restart,
             "true or false", "false",
             "Whether both directions of a flow are pinned to one instance. With `false`, each direction is pinned \
@@ -516,7 +529,7 @@ tables! {
         Service {
             name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
-            affinity, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
+            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
         }
     }
 
@@ -556,9 +569,21 @@ tables! {
         mode: word(VipMode::WORDS), [= "\"l2\""], Restart,
             "`\"l2\"` or `\"dnat\"`", "\"l2\"",
             "How instances serve it: with `l2` each instance has the address, and nothing is rewritten; with `dnat` \
-             each has an address of its own.";
+             each has an address of its own, of `instance_addresses` in `[switch.ebpf]`, and inco translates.";
+        target_port: number(1, 65_535), [or "the port itself"], Restart,
+            "port", "8080",
+            "With `mode = \"dnat\"`, the port that instances serve in the place of the one in `ports`.";
     } => {
-        Vip { addresses, ports, mode }
+        if target_port.is_some() && mode != VipMode::Dnat {
+            let wrong = ValueError::new("ports are translated in one mode only", "write mode = \"dnat\", or remove it");
+            reader.report(&section.key("target_port"), wrong);
+        }
+        if target_port.is_some() && ports.iter().map(|range: &RangeInclusive<u16>| range.len()).sum::<usize>() != 1 {
+            let what = "several ports become one, and answers have only that";
+            let wrong = ValueError::new(what, "write one port in ports, or remove target_port");
+            reader.report(&section.key("target_port"), wrong);
+        }
+        Vip { addresses, ports, mode, target_port }
     }
 
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":

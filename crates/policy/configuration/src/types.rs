@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    AgentCheck, Capabilities, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling,
+    AffinityKey, AgentCheck, Capabilities, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling,
     PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId, UplinkKind, Vip,
 };
 use scheduling::Scheduler;
@@ -170,10 +170,13 @@ pub struct OpenFlow {
 /// The settings of programs in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ebpf {
-    /// Addresses of instances, for connections that they open. `None`: they use their service's.
-    pub instance_addresses: Option<Prefix>,
+    /// Addresses of instances: of IPv4, of IPv6, or of both. Empty: instances have their service's only.
+    pub instance_addresses: Vec<Prefix>,
     /// Ports of each service for draining instances, in addition to those for `max` and standby.
     pub spare_ports: u32,
+    /// Connections of a service that are half open before its SYN packets are no longer pinned. `None`: a quarter of
+    /// the table.
+    pub half_open: Option<u32>,
 }
 
 impl OpenFlow {
@@ -373,6 +376,8 @@ pub struct Service {
     pub autoscaler: Autoscaler,
     /// Whether a pinned flow may move while its instance works.
     pub affinity: Affinity,
+    /// Which flows share an instance.
+    pub affinity_key: AffinityKey,
     /// Whether both directions of a flow go to one instance.
     pub symmetric: bool,
     /// What happens to a new flow if the flow table is full.

@@ -162,6 +162,20 @@ pub(crate) fn addresses(at: At<'_>) -> Result<Vec<IpAddr>, ValueError> {
     Ok(addresses)
 }
 
+/// Reads one prefix, or one of each IP version.
+pub(crate) fn prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
+    const WRITE: &str = "write one, for example \"10.0.0.128/25\", or a list of one IPv4 and one IPv6 prefix";
+    if at.value.as_str().is_some() {
+        return Ok(vec![prefix(at.text()?)?]);
+    }
+    let (prefixes, count) = at.items(text(prefix))?;
+    let of_v4 = prefixes.iter().filter(|of| of.address.is_ipv4()).count();
+    if count == 0 || of_v4 > 1 || prefixes.len() - of_v4 > 1 {
+        return Err(ValueError::new(format!("{count} prefixes"), WRITE));
+    }
+    Ok(prefixes)
+}
+
 /// Reads ports and ranges of ports with commas.
 pub(crate) fn ports(at: At<'_>) -> Result<Vec<RangeInclusive<u16>>, ValueError> {
     const WRITE: &str = "write ports and ranges, for example \"80,443,8000-8099\"";

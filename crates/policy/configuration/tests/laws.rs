@@ -153,9 +153,13 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
     }
     match table {
         "service.NAME" if name == "vip" => text = for_the_kernel(&text, ""),
+        "service.NAME" if name == "affinity_key" => text = for_the_kernel(&format!("{text}{VIP}"), ""),
         "service.NAME.vip" => {
-            let others = without("address = \"10.0.0.100\"\nports = 80\n");
-            text = for_the_kernel(&format!("{text}[service.a.vip]\n{others}{line}"), "");
+            let others = without("address = \"10.0.0.100\"\nports = 80\nmode = \"dnat\"\n");
+            text = for_the_kernel(
+                &format!("{text}[service.a.vip]\n{others}{line}"),
+                "ebpf = { instance_addresses = [\"10.0.0.128/25\", \"2001:db8:1::/64\"] }\n",
+            );
         }
         "service.NAME" if ["health", "agent"].contains(&name) => {
             text = for_the_kernel(&format!("{text}{VIP}"), "");

@@ -1211,6 +1211,62 @@ fn a_bridge_of_open_vswitch_is_read() {
 }
 
 #[test]
+fn an_address_that_is_translated_needs_those_of_instances() {
+    let text = |vip: &str, ebpf: &str, service: &str| {
+        let text = SHORT.replace("memif:wan.sock", "kernel:eth0");
+        format!("{text}vip = {{ {vip} }}\n{service}\n[switch]\ndriver = \"ebpf\"\nebpf = {{ {ebpf} }}\n")
+    };
+    let both = "address = [\"10.0.0.100\", \"2001:db8::100\"], ports = 80, mode = \"dnat\"";
+    let own = "instance_addresses = [\"10.0.1.0/24\", \"2001:db8:1::/64\"]";
+    let read = good(&text(
+        &format!("{both}, target_port = 8080"),
+        own,
+        "affinity_key = \"source\"",
+    ));
+    let service = &read.services[0];
+    assert_eq!(service.affinity_key, model::AffinityKey::Source);
+    assert_eq!(service.vip.as_ref().unwrap().target_port, Some(8080));
+    assert_eq!(read.switch.ebpf.instance_addresses.len(), 2);
+    let l2 = "address = \"10.0.0.100\", ports = 80, target_port = 8080";
+    let many = "address = \"10.0.0.100\", ports = \"80,443\", mode = \"dnat\", target_port = 8080";
+    for (vip, ebpf, said) in [
+        (both, "", "write instance_addresses"),
+        (
+            both,
+            "instance_addresses = \"10.0.1.0/24\"",
+            "of the same IP version",
+        ),
+        (
+            both,
+            "instance_addresses = [\"10.0.1.0/24\", \"10.0.2.0/24\"]",
+            "2 prefixes",
+        ),
+        (l2, own, "write mode = \"dnat\", or remove it"),
+        (many, own, "write one port in ports"),
+    ] {
+        let problems = problems_of(&text(vip, ebpf, "")).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
+    // Other drivers do neither.
+    for (line, said) in [
+        (
+            "affinity_key = \"source\"",
+            "write affinity_key = \"flow\", or driver = \"ebpf\" in [switch]",
+        ),
+        (
+            "vip = { address = \"10.0.0.100\", ports = 80, mode = \"dnat\" }",
+            "or driver = \"ebpf\" in [switch]",
+        ),
+    ] {
+        for driver in ["soft", "openflow"] {
+            let text = format!("{SHORT}{line}\n[switch]\ndriver = \"{driver}\"\n");
+            let problems = problems_of(&text).join("\n");
+            assert!(problems.contains(said), "{said}\n{problems}");
+        }
+    }
+}
+
+#[test]
 fn functions_of_a_card_are_read_and_must_be_enough() {
     use configuration::MacAddress;
     let text = |service: &str, more: &str| {

@@ -1,6 +1,6 @@
 // What is answered for a service's address: ARP, neighbour solicitations, pings.
 #pragma once
-#include "forward.h"
+#include "translate.h"
 
 struct arp {
     __be16 hardware;

@@ -14,6 +14,8 @@ typedef __u32 __be32;
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
+// The kernel checks such a function once, for all arguments, and not again for each call.
+#define CHECKED_ALONE __attribute__((noinline))
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define COPY(to, from, bytes) __builtin_memcpy(to, from, bytes)
@@ -37,9 +39,11 @@ enum {
     PACKET_OTHERHOST = 3,
     F_RECOMPUTE_CSUM = 1,
     F_PSEUDO_HDR = 1 << 4,
+    F_MARK_MANGLED_0 = 1 << 5, // a checksum of 0 stays, and none becomes 0
+    F_IPV6 = 1 << 7,           // the address has no other checksum
 };
 
-enum { EEXIST = 17 };
+enum { ENOMEM = 12, EEXIST = 17 };
 
 // The packet as a program sees it. The kernel translates each access.
 struct __sk_buff {
@@ -71,6 +75,8 @@ static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 at, const 
                                          __u64 flags) = (void *)9;
 static long (*const bpf_l3_csum_replace)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to,
                                          __u64 size) = (void *)10;
+static long (*const bpf_l4_csum_replace)(struct __sk_buff *skb, __u32 at, __u64 from, __u64 to,
+                                         __u64 flags) = (void *)11;
 static long (*const bpf_skb_vlan_push)(struct __sk_buff *skb, __be16 proto, __u16 tci) = (void *)18;
 static long (*const bpf_skb_vlan_pop)(struct __sk_buff *skb) = (void *)19;
 static long (*const bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
@@ -83,7 +89,6 @@ static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void
 static long (*const bpf_redirect_neigh)(__u32 ifindex, void *params, int len, __u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;
-static long (*const bpf_for_each_map_elem)(void *map, void *callback, void *context, __u64 flags) = (void *)164;
 static long (*const bpf_loop)(__u32 turns, void *callback, void *context, __u64 flags) = (void *)181;
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

@@ -4,7 +4,7 @@
 #include "kernel.h"
 
 enum {
-    LAYOUT = 1,
+    LAYOUT = 2,
     SLOTS = 1024,
     SERVICES = 64,
     UPLINKS = 8,
@@ -12,15 +12,18 @@ enum {
     BANKS = 4,    // plans whose rules a program may still be reading
     PICKS = 1024, // prepared picks of a service
     ENTRIES = 4096, // of a table by hash
+    RSS_ENTRIES = 128, // of a table as cards have it
     EPOCHS = 4,   // whose flows are counted apart
 };
 
 // The state of a slot.
 enum { SLOT_FREE = 0, SLOT_ACTIVE = 1, SLOT_SERVING = 2, SLOT_FAILED = 3 };
 // Flags of a slot.
-enum { SLOT_EGRESS = 1 };
+enum { SLOT_EGRESS = 1, SLOT_DNAT = 2 };
 // How a service picks.
-enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2 };
+enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2, PICK_BY_RSS = 3, PICK_BY_RSS_WITHOUT_PORTS = 4 };
+// What flows have in common that share an instance: all of their key, both addresses, the client's address.
+enum { SHARED_BY_FLOW = 0, SHARED_BY_ADDRESSES = 1, SHARED_BY_SOURCE = 2 };
 // What happens to packets of no service.
 enum { TO_HOST = 0, DROP = 1, PASS = 2 };
 // TCP states, as in inco's flow table.
@@ -47,7 +50,10 @@ struct slot {
     __u16 service;
     __u32 ifindex; // the host's end of its pair
     __u8 mac[6];   // of the instance's end
-    __u8 zero[6];
+    // Where addresses are translated, ports are, too, unless both are 0.
+    __u16 port;
+    __u16 target_port;
+    __u16 zero;
     __be32 vip4;
     __be32 own4;
     __u64 vip6[2];
@@ -61,9 +67,12 @@ struct service {
     __u32 vlan;
     __u32 uplink; // by which connections that instances open leave
     __u32 filled; // picks[taken..filled] are prepared
-    __u32 zero[10];
+    __u32 shared_by;
+    __s32 half_open_limit;
+    __u32 zero[8];
     __u32 taken;
-    __u32 more_zero[15];
+    __s32 half_open; // connections that are opened and not acknowledged yet
+    __u32 more_zero[14];
     __u16 picks[PICKS];
     __u16 table[ENTRIES];
     __u16 active[SLOTS];
@@ -104,11 +113,27 @@ struct settings {
     __u32 other;
     __u8 gateway_mac[6];
     __u8 zero[2];
-    __u64 sweep_after; // a full table is swept by the program itself, not before that
+    __u32 sweep_row; // of the counters, where the sweep counts: packets interrupt it
+    __u32 last_zero;
+    __u64 shared_ns; // how long flows share an instance after the last of them was seen to begin or to go on
+    __u64 zeros[7];
+};
+
+// The order in which the flows of a table are looked at: whether they are over. Each has one place in it. One that is
+// not over gets a new place at the end. A walk takes time for the flows that there are, not for those that there
+// could be, and can be made in steps.
+struct order {
+    __u64 head; // the next place to be given
+    __u64 tail; // the next one to be looked at
+    __u32 places;
+    __u32 is_walked;
+    __u64 walk_after; // programs do not walk in the path of packets before that
+    __u64 zero[4];
 };
 
 struct world {
     struct settings settings;
+    struct order order[2]; // IPv4, IPv6
     struct uplink uplinks[UPLINKS];
     struct slot slots[SLOTS];
     struct rule rules[BANKS][RULES];
@@ -136,7 +161,7 @@ struct service_counts {
     __u64 ran_out; // new flows for which no pick was prepared
     __u64 recovered;
     __u64 skipped; // prepared picks of instances that take no flows any more
-    __u64 zero;
+    __u64 flooded; // SYN packets that were sent on without a pin
 };
 
 struct uplink_counts {
@@ -148,18 +173,6 @@ struct uplink_counts {
     __u64 to_host;
     __u64 answered; // ARP, neighbour solicitations, pings
     __u64 passed;
-};
-
-// What one CPU counts. It alone writes here.
-struct counts {
-    __u64 drops[REASONS];
-    __u64 table_full;
-    __u64 started[2]; // entries by table: IPv4, IPv6
-    __u64 ended[2];
-    __u64 zero[3];
-    struct uplink_counts uplinks[UPLINKS];
-    struct service_counts services[SERVICES];
-    struct slot_counts slots[SLOTS];
 };
 
 // The keys are `model::FlowKeyV4` and `FlowKeyV6`: the lower end first, ports in the machine's order.
@@ -190,10 +203,25 @@ struct flow {
     __u64 bytes[2];
     __u64 pinned_at;
     __u64 outside; // the MAC address towards the client, and the uplink in the upper two bytes
+    __u64 place;   // in the order
     __u8 opener;   // the direction of the first packet
     __u8 inside;   // the direction of packets that come from the instance
-    __u8 tcp;
-    __u8 zero[5];
+    __u16 zero;
+    __u32 tcp;     // its state
+};
+
+// What one CPU counts, or the sweep. It alone writes here.
+struct counts {
+    __u64 drops[REASONS];
+    __u64 table_full;
+    __u64 started[2]; // entries by table: IPv4, IPv6
+    __u64 ended[2];
+    __u64 zero[3];
+    struct flow fresh; // the entry that this CPU is making
+    __u64 more_zero[6];
+    struct uplink_counts uplinks[UPLINKS];
+    struct service_counts services[SERVICES];
+    struct slot_counts slots[SLOTS];
 };
 
 // A pin in one word, so that it changes at once. The tag is a part of the key's hash: an entry that was freed and
@@ -215,7 +243,7 @@ struct {
 
 struct {
     UINT(type, MAP_ARRAY);
-    UINT(max_entries, 2); // one for each CPU, and one of inco; set by inco
+    UINT(max_entries, 3); // one for each CPU, one of the sweep, one of inco; set by inco
     UINT(map_flags, F_MMAPABLE);
     TYPE(key, __u32);
     TYPE(value, struct counts);
@@ -235,6 +263,43 @@ struct {
     TYPE(value, struct flow);
 } flows_v6 SEC(".maps");
 
+// A place in the order. `number` is written last: that of the place, plus one.
+struct place4 {
+    struct key4 key;
+    __u64 number;
+};
+
+struct place6 {
+    struct key6 key;
+    __u64 number;
+};
+
+struct {
+    UINT(type, MAP_ARRAY);
+    UINT(max_entries, 1024);
+    TYPE(key, __u32);
+    TYPE(value, struct place4);
+} order_v4 SEC(".maps");
+
+struct {
+    UINT(type, MAP_ARRAY);
+    UINT(max_entries, 1024);
+    TYPE(key, __u32);
+    TYPE(value, struct place6);
+} order_v6 SEC(".maps");
+
+INLINE struct world *the_world(void)
+{
+    __u32 zero = 0;
+    return bpf_map_lookup_elem(&world, &zero);
+}
+
+INLINE struct counts *counts_of_this_cpu(void)
+{
+    __u32 cpu = bpf_get_smp_processor_id();
+    return bpf_map_lookup_elem(&counts, &cpu);
+}
+
 // The addresses that are answered for: IPv4 in mapped form. The value has a bit for each uplink.
 struct address {
     __u64 part[2];
@@ -246,6 +311,34 @@ struct {
     TYPE(key, struct address);
     TYPE(value, __u32);
 } addresses SEC(".maps");
+
+// The pins of what flows have in common, where that is not all of their key. The least recently used make room.
+struct shared {
+    struct address client;
+    struct address server; // zero, if the client's address is all
+    __u16 service;
+    __u16 zero[3];
+};
+
+struct shared_pin {
+    __u64 pin;
+    __u64 seen;
+};
+
+struct {
+    UINT(type, MAP_LRU_HASH);
+    UINT(max_entries, 1024); // set by inco
+    TYPE(key, struct shared);
+    TYPE(value, struct shared_pin);
+} shared_pins SEC(".maps");
+
+// The neighbours, as in an entry's `outside`, from which packets came that have no entry.
+struct {
+    UINT(type, MAP_LRU_HASH);
+    UINT(max_entries, 16384);
+    TYPE(key, struct address);
+    TYPE(value, __u64);
+} neighbours SEC(".maps");
 
 // The ports of datagrams whose first fragment has been seen.
 struct fragment {

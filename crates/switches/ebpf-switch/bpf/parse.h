@@ -56,7 +56,10 @@ struct packet {
     __u8 tcp_flags;
     __u8 is_error; // an ICMP error: the key is that of the packet that it quotes, turned around
     __u8 drop;     // 1 + the reason, if it cannot be steered
-    __u32 l4_at;   // where the header after the IP header begins, on the slow path
+    __u8 has_l4;   // the header after the IP header is there: it is no later fragment
+    __u32 l4_at;   // where that header begins; of the quoted packet, if it is an error
+    __u32 ip_at;   // where the IP header begins that the key is of
+    __u32 icmp_at; // where an error's own header begins
 };
 
 // Whether that many bytes can be read directly. The first `bytes` of a packet are copied together if need be.
@@ -88,6 +91,14 @@ INLINE __u64 mix(__u64 x)
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93ULL;
     return x ^ x >> 32;
+}
+
+INLINE __u64 mix_public(__u64 n)
+{
+    n += 0x9e3779b97f4a7c15ULL;
+    n = (n ^ n >> 30) * 0xbf58476d1ce4e5b9ULL;
+    n = (n ^ n >> 27) * 0x94d049bb133111ebULL;
+    return n ^ n >> 31;
 }
 
 INLINE __u64 hash4(const struct world *w, const struct key4 *key)
@@ -172,16 +183,19 @@ INLINE int load_ports(struct __sk_buff *skb, __u32 at, __u8 protocol, struct pac
 }
 
 // An IPv4 packet with options, a fragment, or an ICMP message: what the fast path leaves out.
-NOINLINE int parse4_slowly(struct __sk_buff *skb, struct key4 *key, struct packet *p)
+CHECKED_ALONE int parse4_slowly(struct __sk_buff *skb, struct key4 *key, struct packet *p)
 {
     struct ip4 ip;
     __u32 at = ETH_BYTES;
     __u32 src, dst;
     __u16 src_port = 0, dst_port = 0;
 
+    if (!key || !p)
+        return 0;
     p->is_error = 0;
     p->tcp_flags = 0;
     p->drop = 1 + DROPPED_MALFORMED;
+    p->ip_at = at;
     if (bpf_skb_load_bytes(skb, at, &ip, sizeof ip) || (ip.version_ihl >> 4) != 4 || (ip.version_ihl & 15) < 5)
         return 0;
     if (ip.protocol == PROTO_ICMP && !(ip.fragment & BE16(0x1fff))) {
@@ -196,6 +210,8 @@ NOINLINE int parse4_slowly(struct __sk_buff *skb, struct key4 *key, struct packe
                 (ip.version_ihl & 15) < 5)
                 return 0;
             p->is_error = 1;
+            p->icmp_at = header;
+            p->ip_at = at;
         } else if (icmp[0] == 0 || icmp[0] == 8) {
             src_port = dst_port = icmp[4] << 8 | icmp[5];
         }
@@ -206,8 +222,9 @@ NOINLINE int parse4_slowly(struct __sk_buff *skb, struct key4 *key, struct packe
     key->protocol = ip.protocol;
     COPY(&src, ip.src, 4);
     COPY(&dst, ip.dst, 4);
+    int is_first = !(ip.fragment & BE16(0x1fff));
+    p->has_l4 = is_first;
     if (has_ports(ip.protocol)) {
-        int is_first = !(ip.fragment & BE16(0x1fff));
         if (is_first && !load_ports(skb, at, ip.protocol, p, &src_port, &dst_port))
             return 0;
         if ((ip.fragment & BE16(0x3fff)) && !p->is_error) {
@@ -272,7 +289,7 @@ NOINLINE int skip_extensions(struct __sk_buff *skb, __u32 at, struct ip6 *ip, st
 }
 
 // An IPv6 packet with extension headers, a fragment, or an ICMP message.
-NOINLINE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct packet *p)
+CHECKED_ALONE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct packet *p)
 {
     struct ip6 ip;
     struct fragment_ports place = {};
@@ -280,9 +297,12 @@ NOINLINE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct packe
     __u16 src_port = 0, dst_port = 0;
     __u8 icmp[8];
 
+    if (!key || !p)
+        return 0;
     p->is_error = 0;
     p->tcp_flags = 0;
     p->drop = 1 + DROPPED_MALFORMED;
+    p->ip_at = at;
     if (bpf_skb_load_bytes(skb, at, &ip, sizeof ip) || (ip.version[0] >> 4) != 6)
         return 0;
     int protocol = skip_extensions(skb, at, &ip, &place, p);
@@ -290,10 +310,12 @@ NOINLINE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct packe
         if (bpf_skb_load_bytes(skb, p->l4_at, icmp, sizeof icmp))
             return 0;
         if (icmp[0] >= 1 && icmp[0] <= 4) {
+            p->icmp_at = p->l4_at;
             at = p->l4_at + 8;
             if (bpf_skb_load_bytes(skb, at, &ip, sizeof ip) || (ip.version[0] >> 4) != 6)
                 return 0;
             p->is_error = 1;
+            p->ip_at = at;
             place.src = 0;
             protocol = skip_extensions(skb, at, &ip, &place, p);
             if (protocol == PROTO_ICMP6) {
@@ -311,6 +333,7 @@ NOINLINE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct packe
     }
     key->vlan = vlan_of(skb);
     key->protocol = protocol;
+    p->has_l4 = place.src != 2;
     if (has_ports(protocol)) {
         if (place.src != 2 && !load_ports(skb, p->l4_at, protocol, p, &src_port, &dst_port))
             return 0;
@@ -346,6 +369,8 @@ INLINE int parse4(struct __sk_buff *skb, struct key4 *key, struct packet *p)
             p->is_error = 0;
             p->drop = 0;
             p->tcp_flags = 0;
+            p->has_l4 = 1;
+            p->l4_at = ETH_BYTES + sizeof *ip;
             key->vlan = vlan_of(skb);
             key->protocol = ip->protocol;
             if (ip->protocol == PROTO_TCP) {
@@ -374,6 +399,8 @@ INLINE int parse6(struct __sk_buff *skb, struct key6 *key, struct packet *p)
             p->is_error = 0;
             p->drop = 0;
             p->tcp_flags = 0;
+            p->has_l4 = 1;
+            p->l4_at = ETH_BYTES + sizeof *ip;
             key->vlan = vlan_of(skb);
             key->protocol = ip->next;
             if (ip->next == PROTO_TCP) {

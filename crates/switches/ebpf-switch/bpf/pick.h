@@ -56,9 +56,13 @@ INLINE int takes_flows(const struct world *w, __u32 slot, __u32 service)
     return row->state == SLOT_ACTIVE && row->service == service;
 }
 
-// The slot for a new flow; -1 for none. `place`: where the tables by hash are asked.
-NOINLINE int pick(struct world *w, struct counts *c, __u32 service, __u64 hash, __u32 by)
+// The slot for a new flow; -1 for none.
+CHECKED_ALONE int pick(__u32 service, __u64 hash, __u32 by)
 {
+    struct world *w = the_world();
+    struct counts *c = counts_of_this_cpu();
+    if (!w || !c)
+        return -1;
     struct service *s = &w->services[service & (SERVICES - 1)];
     struct service_counts *sc = &c->services[service & (SERVICES - 1)];
     __u32 slot, actives = s->actives;
@@ -78,7 +82,7 @@ NOINLINE int pick(struct world *w, struct counts *c, __u32 service, __u64 hash, 
             sc->skipped++;
         }
     } else {
-        slot = s->table[hash >> 52];
+        slot = s->table[by >= PICK_BY_RSS ? hash & (RSS_ENTRIES - 1) : hash >> 52];
         if (takes_flows(w, slot, service))
             return slot;
     }
@@ -90,6 +94,130 @@ NOINLINE int pick(struct world *w, struct counts *c, __u32 service, __u64 hash, 
     return -1;
 }
 
+// The hash of what flows have in common. It has no secret: two machines pick alike.
+INLINE __u64 spread(const struct question *q, __u32 by)
+{
+    __u64 hash = mix_public(mix_public(__builtin_bswap64(q->src.part[0])) ^ __builtin_bswap64(q->src.part[1]));
+    if (by == SHARED_BY_SOURCE)
+        return hash;
+    hash = mix_public(mix_public(hash ^ __builtin_bswap64(q->dst.part[0])) ^ __builtin_bswap64(q->dst.part[1]));
+    if (by == SHARED_BY_ADDRESSES)
+        return hash;
+    return mix_public(hash ^ ((__u64)q->src_port << 32 | (__u64)q->dst_port << 16 | q->protocol));
+}
+
+// A flow is noted to go on after that many of its packets, or after a pause of that length. What it shares is
+// remembered for that much longer than its idle timeout, see inco.
+#define SHARED_PACKETS 64
+#define SHARED_NS 1000000000ULL
+
+// What cards hash: addresses, and ports of TCP and UDP, as they lie in a packet.
+struct rss_input {
+    __be32 words[9];
+};
+
+// The Toeplitz hash of so many words, with the standard key.
+CHECKED_ALONE int toeplitz(const struct rss_input *input, __u32 words)
+{
+    // The key twice: each word with the one after it.
+    const __u64 key[9] = {
+        0x6d5a56da255b0ec2, 0x255b0ec24167253d, 0x4167253d43a38fb0, 0x43a38fb0d0ca2bcb, 0xd0ca2bcbae7b30b4,
+        0xae7b30b477cb2da3, 0x77cb2da38030f20c, 0x8030f20c6a42b73b, 0x6a42b73bbeac01fa,
+    };
+    __u32 hash = 0;
+
+    if (!input)
+        return 0;
+    for (__u32 i = 0; i < 9; i++) {
+        if (i >= words)
+            break;
+        __u32 word = BE32(input->words[i]);
+        for (int bit = 0; bit < 32; bit++)
+            hash ^= (__u32)(key[i] << bit >> 32) & -(word >> (31 - bit) & 1);
+    }
+    return hash;
+}
+
+INLINE __u64 rss_hash(const struct question *q, __u32 by)
+{
+    struct rss_input input = {};
+    __u32 words = q->family == 4 ? 2 : 8;
+    if (q->family == 4) {
+        input.words[0] = q->src.part[1] >> 32;
+        input.words[1] = q->dst.part[1] >> 32;
+    } else {
+        COPY(input.words, &q->src, 16);
+        COPY(input.words + 4, &q->dst, 16);
+    }
+    if (by == PICK_BY_RSS && (q->protocol == PROTO_TCP || q->protocol == PROTO_UDP)) {
+        input.words[q->family == 4 ? 2 : 8] = BE32((__u32)q->src_port << 16 | q->dst_port);
+        words++;
+    }
+    return (__u32)toeplitz(&input, words);
+}
+
+INLINE int is_shared_pin(const struct world *w, __u64 pin, __u32 service)
+{
+    return takes_flows(w, PIN_SLOT(pin), service) && w->slots[PIN_SLOT(pin)].epoch == PIN_EPOCH(pin);
+}
+
+INLINE void share(struct shared *key, const struct question *q, __u32 service, __u32 by)
+{
+    key->client = q->src;
+    if (by == SHARED_BY_ADDRESSES)
+        key->server = q->dst;
+    key->service = service;
+}
+
+// The slot of those with which a flow shares it; -1 where there is none that takes flows.
+CHECKED_ALONE int shared_slot(const struct shared *key)
+{
+    struct world *w = the_world();
+    if (!w || !key)
+        return -1;
+    __u32 service = key->service;
+    struct shared_pin *known = bpf_map_lookup_elem(&shared_pins, key);
+    __u64 now = bpf_ktime_get_coarse_ns();
+    if (!known || now - known->seen > w->settings.shared_ns || !is_shared_pin(w, known->pin, service))
+        return -1;
+    known->seen = now;
+    return PIN_SLOT(known->pin);
+}
+
+// Notes the slot of a flow for those with which it shares it. Gives the slot: another one, if another CPU was first.
+CHECKED_ALONE int share_slot(const struct shared *key, __u32 slot)
+{
+    struct world *w = the_world();
+    if (!w || !key)
+        return -1;
+    __u32 service = key->service & (SERVICES - 1);
+    slot &= SLOTS - 1;
+    struct shared_pin pin = {.pin = PIN(slot, service, 0ULL, w->slots[slot].epoch), .seen = bpf_ktime_get_coarse_ns()};
+    if (!bpf_map_update_elem(&shared_pins, key, &pin, BPF_NOEXIST))
+        return slot;
+    struct shared_pin *known = bpf_map_lookup_elem(&shared_pins, key);
+    if (!known)
+        return slot;
+    __u64 before = *(volatile __u64 *)&known->pin;
+    if (pin.seen - known->seen <= w->settings.shared_ns && is_shared_pin(w, before, service))
+        return PIN_SLOT(before);
+    __u64 was = __sync_val_compare_and_swap(&known->pin, before, pin.pin);
+    known->seen = pin.seen;
+    return PIN_SLOT(was == before ? pin.pin : was);
+}
+
+// A connection is opened, or is so no more.
+INLINE void count_half_open(struct world *w, __u64 pin, __s32 more)
+{
+    __sync_fetch_and_add(&w->services[PIN_SERVICE(pin)].half_open, more);
+}
+
+INLINE int is_flooded(const struct world *w, __u32 service)
+{
+    const struct service *s = &w->services[service & (SERVICES - 1)];
+    return *(volatile __s32 *)&s->half_open >= s->half_open_limit;
+}
+
 // A pin ends. Flows of an epoch are counted apart, so those of a purged one are not taken off the next one's.
 INLINE void count_end(const struct world *w, struct counts *c, __u64 pin)
 {
@@ -97,19 +225,20 @@ INLINE void count_end(const struct world *w, struct counts *c, __u64 pin)
         c->slots[PIN_SLOT(pin)].ended[PIN_EPOCH(pin) & (EPOCHS - 1)]++;
 }
 
-// A walk over a flow table.
-struct sweep {
+// A walk over the flows of a table.
+struct walk {
     struct world *world;
     struct counts *counts;
     __u64 now;
+    __u64 end; // the place where it ends
 };
 
-// A walk takes about 30 ns for each entry. One in the path of packets is followed by a pause of this many times its
-// duration, and at least this long.
-#define SWEEP_SHARE 20
-#define SWEEP_PAUSE_NS 5000000ULL
-// No walk takes that long: until then no other CPU begins one.
-#define SWEEP_LONGEST_NS 1000000000ULL
+// Flows that one call looks at: some tenths of a millisecond, in which its CPU does nothing else.
+#define STEP 1024
+// A step in the path of packets is followed by a pause of this many times its duration.
+#define WALK_SHARE 20
+// Places that are kept free: CPUs that take one at once do not overtake the tail.
+#define SPARE_PLACES 1024
 
 INLINE __u64 timeout_of(const struct world *w, __u8 protocol, __u8 tcp)
 {

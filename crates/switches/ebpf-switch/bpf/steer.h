@@ -1,32 +1,85 @@
 // The flow table of one IP version, and what happens to its packets. Included twice, with other names:
-//   KEY, FLOWS, NAME(x), FAMILY, PARSE, HASH, and SOURCE(key, direction, address): the address of one end.
+//   KEY, FLOWS, PLACE, ORDER, NAME(x), FAMILY, PARSE, HASH, and SOURCE(key, direction, address): the address of one end.
 
-// Removes a flow that is over: by its timeout, which depends on its protocol and state.
-static long NAME(expire)(void *map, KEY *key, struct flow *flow, struct sweep *s)
+// Gives a flow its place in the order.
+INLINE void NAME(enlist)(struct world *w, struct flow *flow, const KEY *key)
 {
-    (void)map;
-    __s64 idle = s->now - flow->seen;
-    if (idle < (__s64)timeout_of(s->world, key->protocol, flow->tcp))
+    struct order *order = &w->order[FAMILY == 6];
+    __u64 number = __sync_fetch_and_add(&order->head, 1);
+    __u32 at = number % (order->places ? order->places : 1);
+    struct PLACE *place = bpf_map_lookup_elem(&ORDER, &at);
+    if (!place)
+        return;
+    flow->place = number;
+    place->key = *key;
+    __sync_lock_test_and_set(&place->number, number + 1);
+}
+
+INLINE int NAME(has_place)(const struct world *w)
+{
+    const struct order *order = &w->order[FAMILY == 6];
+    return order->head - order->tail + SPARE_PLACES <= order->places;
+}
+
+// Looks at the flow whose turn it is, and removes it if it is over: by its timeout, which depends on its protocol and
+// state. Gives 1 at the end.
+static long NAME(look)(__u32 turn, struct walk *k)
+{
+    (void)turn;
+    struct order *order = &k->world->order[FAMILY == 6];
+    __u64 number = order->tail;
+    if (number == k->end)
+        return 1;
+    __u32 at = number % (order->places ? order->places : 1);
+    struct PLACE *place = bpf_map_lookup_elem(&ORDER, &at);
+    // A CPU has taken the place and has not written it yet.
+    if (!place || *(volatile __u64 *)&place->number != number + 1)
+        return 1;
+    order->tail = number + 1;
+    struct flow *flow = bpf_map_lookup_elem(&FLOWS, &place->key);
+    if (!flow || flow->place != number)
         return 0;
+    __s64 idle = k->now - flow->seen;
+    if (idle < (__s64)timeout_of(k->world, place->key.protocol, flow->tcp)) {
+        NAME(enlist)(k->world, flow, &place->key);
+        return 0;
+    }
     __u64 pin = flow->pin;
-    if (bpf_map_delete_elem(&FLOWS, key) == 0) {
-        count_end(s->world, s->counts, pin);
-        s->counts->ended[FAMILY == 6]++;
+    if (flow->tcp == TCP_HANDSHAKE &&
+        __sync_val_compare_and_swap(&flow->tcp, TCP_HANDSHAKE, TCP_CLOSED) == TCP_HANDSHAKE)
+        count_half_open(k->world, pin, -1);
+    if (bpf_map_delete_elem(&FLOWS, &place->key) == 0) {
+        count_end(k->world, k->counts, pin);
+        k->counts->ended[FAMILY == 6]++;
     }
     return 0;
 }
 
-// The table is full: makes room, unless that was tried a moment ago. Gives whether it did.
-NOINLINE int NAME(make_room)(struct world *w, struct counts *c)
+// A step of the walk over the table, which counts in a row. Gives 0 where somebody else walks.
+CHECKED_ALONE int NAME(walk)(__u32 row, __u64 now)
 {
-    struct sweep s = {.world = w, .counts = c, .now = bpf_ktime_get_coarse_ns()};
-    __u64 after = w->settings.sweep_after;
-    if (s.now < after ||
-        __sync_val_compare_and_swap(&w->settings.sweep_after, after, s.now + SWEEP_LONGEST_NS) != after)
+    struct world *w = the_world();
+    struct counts *c = bpf_map_lookup_elem(&counts, &row);
+    if (!w || !c)
         return 0;
-    bpf_for_each_map_elem(&FLOWS, NAME(expire), &s, 0);
-    __u64 over = bpf_ktime_get_coarse_ns();
-    w->settings.sweep_after = over + SWEEP_PAUSE_NS + (over - s.now) * SWEEP_SHARE;
+    struct order *order = &w->order[FAMILY == 6];
+    struct walk k = {.world = w, .counts = c, .now = now, .end = order->head};
+    if (__sync_val_compare_and_swap(&order->is_walked, 0, 1))
+        return 0;
+    bpf_loop(STEP, NAME(look), &k, 0);
+    __sync_lock_test_and_set(&order->is_walked, 0);
+    return 1;
+}
+
+// The table is full: makes room, unless that was tried a moment ago. Gives whether it did.
+INLINE int NAME(make_room)(struct world *w)
+{
+    struct order *order = &w->order[FAMILY == 6];
+    __u64 began = bpf_ktime_get_ns();
+    if (began < order->walk_after || !NAME(walk)(bpf_get_smp_processor_id(), began))
+        return 0;
+    __u64 over = bpf_ktime_get_ns();
+    order->walk_after = over + (over - began) * WALK_SHARE;
     return 1;
 }
 
@@ -58,40 +111,69 @@ INLINE void NAME(begin)(struct NAME(set_up) *s, struct flow *flow, __u64 pin, __
     sc->started[PIN_EPOCH(pin) & (EPOCHS - 1)]++;
 }
 
+// The question of which service a packet is that goes `towards` a direction.
+INLINE void NAME(ask)(struct question *q, struct world *w, const KEY *key, __u8 towards, __u32 uplink)
+{
+    q->world = w;
+    q->protocol = key->protocol;
+    q->family = FAMILY;
+    q->vlan = key->vlan;
+    SOURCE(key, towards, &q->src);
+    SOURCE(key, towards ^ 1, &q->dst);
+    q->src_port = towards ? key->b_port : key->a_port;
+    q->dst_port = towards ? key->a_port : key->b_port;
+    q->uplink = uplink;
+}
+
+NOINLINE int NAME(service_of)(struct world *w, const KEY *key, __u8 towards, __u32 uplink)
+{
+    struct question q = {};
+    NAME(ask)(&q, w, key, towards, uplink);
+    return classify(&q);
+}
+
 // Pins a flow that has no valid pin. Gives its slot, or NOT_OURS, NO_INSTANCE, NO_ROOM.
 NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
 {
     struct world *w = s->w;
     struct counts *c = s->c;
-    struct question q = {.world = w, .protocol = s->key->protocol, .family = FAMILY, .vlan = s->key->vlan};
-    // Towards the service.
-    __u8 towards = s->inside ^ 1;
-    SOURCE(s->key, towards, &q.src);
-    SOURCE(s->key, s->inside, &q.dst);
-    q.src_port = towards ? s->key->b_port : s->key->a_port;
-    q.dst_port = towards ? s->key->a_port : s->key->b_port;
-    q.uplink = s->by_instance ? UPLINKS : s->uplink;
+    struct question q = {};
     __u64 now = bpf_ktime_get_coarse_ns();
-    __u32 service;
-    int slot = s->slot;
+    __u32 service, by = PICK_BY_FLOW;
+    int slot = s->slot, floods = 0;
+    __u64 hash = s->hash;
 
     if (s->by_instance) {
         service = w->slots[slot & (SLOTS - 1)].service & (SERVICES - 1);
     } else {
+        NAME(ask)(&q, w, s->key, s->inside ^ 1, s->uplink);
         int found = classify(&q);
         if (found < 0)
             return NOT_OURS;
         service = found & (SERVICES - 1);
-        __u32 by = w->services[service].by;
-        __u64 hash = s->hash;
-        if (by == PICK_BY_SOURCE)
-            hash = mix_public(mix_public(__builtin_bswap64(q.src.part[0])) ^ __builtin_bswap64(q.src.part[1]));
-        if (s->key->protocol == PROTO_TCP && s->tcp != TCP_HANDSHAKE && !s->flow) {
-            // The middle of a connection of which nothing is known.
+        int is_tcp = s->key->protocol == PROTO_TCP && !s->flow;
+        by = w->services[service].by;
+        __u32 shared_by = w->services[service].shared_by;
+        hash = by >= PICK_BY_RSS ? rss_hash(&q, by) : spread(&q, by == PICK_BY_SOURCE ? SHARED_BY_SOURCE : shared_by);
+        // Too many connections are opened and not acknowledged: the acknowledgement will be pinned.
+        floods = is_tcp && s->tcp == TCP_HANDSHAKE && is_flooded(w, service);
+        // The middle of a connection of which nothing is known, or what comes before that.
+        if (floods || s->is_error || (is_tcp && s->tcp != TCP_HANDSHAKE))
             by = by == PICK_PREPARED ? PICK_BY_FLOW : by;
+        if (is_tcp && s->tcp != TCP_HANDSHAKE && !s->is_error)
             c->services[service].recovered++;
+        struct shared shared = {};
+        share(&shared, &q, service, shared_by);
+        slot = shared_by ? shared_slot(&shared) : -1;
+        if (slot < 0) {
+            slot = pick(service, hash, by);
+            if (slot >= 0 && shared_by && !floods && !s->is_error)
+                slot = share_slot(&shared, slot);
         }
-        slot = pick(w, c, service, hash, by);
+        if (slot >= 0 && floods)
+            c->services[service].flooded++;
+        if (slot >= 0 && (floods || s->is_error))
+            return slot;
         if (slot < 0) {
             struct service_counts *sc = &c->services[service];
             sc->unserved++;
@@ -112,7 +194,10 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         if (flow->tcp == TCP_CLOSED || s->tcp == TCP_HANDSHAKE) {
             flow->packets[0] = flow->packets[1] = flow->bytes[0] = flow->bytes[1] = 0;
             flow->opener = s->direction;
-            flow->tcp = s->tcp;
+            if (__sync_lock_test_and_set(&flow->tcp, s->tcp) == TCP_HANDSHAKE)
+                count_half_open(w, before, -1);
+            if (s->tcp == TCP_HANDSHAKE)
+                count_half_open(w, pin, 1);
         } else {
             c->slots[slot].expected_moves++;
         }
@@ -121,18 +206,21 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         return slot;
     }
     {
-        struct flow fresh = {
-            .pin = pin,
-            .seen = now,
-            .pinned_at = now,
-            .outside = s->outside,
-            .opener = s->direction,
-            .inside = s->inside,
-            .tcp = s->tcp,
-        };
-        long failed = bpf_map_update_elem(&FLOWS, s->key, &fresh, BPF_NOEXIST);
-        if (failed && failed != -EEXIST && NAME(make_room)(w, c))
-            failed = bpf_map_update_elem(&FLOWS, s->key, &fresh, BPF_NOEXIST);
+        // The stack has no room for it.
+        struct flow *fresh = &c->fresh;
+        __builtin_memset(fresh, 0, sizeof *fresh);
+        fresh->pin = pin;
+        fresh->seen = now;
+        fresh->pinned_at = now;
+        fresh->outside = s->outside;
+        fresh->opener = s->direction;
+        fresh->inside = s->inside;
+        fresh->tcp = s->tcp;
+        long failed = -ENOMEM;
+        if (LIKELY(NAME(has_place)(w)))
+            failed = bpf_map_update_elem(&FLOWS, s->key, fresh, BPF_NOEXIST);
+        if (failed && failed != -EEXIST && NAME(make_room)(w))
+            failed = bpf_map_update_elem(&FLOWS, s->key, fresh, BPF_NOEXIST);
         if (failed && failed != -EEXIST) {
             c->table_full++;
             s->is_unpinned = 1;
@@ -142,7 +230,7 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
                 return NO_ROOM;
             }
             // By its hash, so that its next packets go there, too.
-            slot = s->by_instance ? slot : pick(w, c, service, s->hash, PICK_BY_FLOW);
+            slot = s->by_instance ? slot : pick(service, hash, by == PICK_PREPARED ? PICK_BY_FLOW : by);
             sc->unpinned++;
             return slot;
         }
@@ -152,6 +240,9 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         s->flow = flow;
         if (failed)
             return PIN_SLOT(flow->pin);
+        NAME(enlist)(w, flow, s->key);
+        if (s->tcp == TCP_HANDSHAKE)
+            count_half_open(w, pin, 1);
     }
     c->started[FAMILY == 6]++;
     NAME(begin)(s, flow, pin, now);
@@ -159,9 +250,9 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
 }
 
 // A packet that may change a connection's state. Gives 1 where another connection begins in its place.
-INLINE int NAME(follow_tcp)(struct flow *flow, __u32 flags, __u32 direction)
+INLINE int NAME(follow_tcp)(struct world *w, struct flow *flow, __u32 flags, __u32 direction)
 {
-    __u8 before = flow->tcp, after = before;
+    __u32 before = *(volatile __u32 *)&flow->tcp, after = before;
     if (flags & RST)
         after = TCP_CLOSED;
     else if (before == TCP_CLOSED)
@@ -172,21 +263,38 @@ INLINE int NAME(follow_tcp)(struct flow *flow, __u32 flags, __u32 direction)
                                                                             : TCP_FIN_FORWARD;
     else if (before == TCP_HANDSHAKE && (flags & (SYN | ACK)) == ACK)
         after = TCP_ESTABLISHED;
-    if (after != before)
-        flow->tcp = after;
+    // What another CPU has changed meanwhile holds.
+    if (after != before && __sync_val_compare_and_swap(&flow->tcp, before, after) == before &&
+        before == TCP_HANDSHAKE)
+        count_half_open(w, flow->pin, -1);
     return 0;
 }
 
+// The flows that share an instance go on to do so.
+NOINLINE void NAME(go_on_sharing)(struct world *w, const KEY *key, __u8 towards, __u32 service, __u32 shared_by)
+{
+    struct question q = {};
+    struct shared shared = {};
+    NAME(ask)(&q, w, key, towards, UPLINKS);
+    share(&shared, &q, service, shared_by);
+    shared_slot(&shared);
+}
+
 // Counts a packet with its flow. Gives 1 where another connection begins in its place.
-INLINE int NAME(see)(struct flow *flow, const KEY *key, const struct packet *p, __u32 bytes)
+INLINE int NAME(see)(struct world *w, struct flow *flow, const KEY *key, const struct packet *p, __u32 bytes)
 {
     __u32 direction = p->direction & 1;
     if (UNLIKELY(p->is_error))
         return 0;
     if (key->protocol == PROTO_TCP && ((p->tcp_flags & (SYN | FIN | RST)) || flow->tcp == TCP_HANDSHAKE) &&
-        NAME(follow_tcp)(flow, p->tcp_flags, direction))
+        NAME(follow_tcp)(w, flow, p->tcp_flags, direction))
         return 1;
-    flow->seen = bpf_ktime_get_coarse_ns();
+    __u64 now = bpf_ktime_get_coarse_ns();
+    __u32 service = PIN_SERVICE(flow->pin), shared_by = w->services[service].shared_by;
+    if (UNLIKELY(shared_by) && direction != flow->inside &&
+        ((flow->packets[direction] & (SHARED_PACKETS - 1)) == SHARED_PACKETS - 1 || now - flow->seen > SHARED_NS))
+        NAME(go_on_sharing)(w, key, direction, service, shared_by);
+    flow->seen = now;
     __sync_fetch_and_add(&flow->packets[direction], 1);
     __sync_fetch_and_add(&flow->bytes[direction], bytes);
     return 0;
@@ -200,8 +308,39 @@ INLINE __u8 NAME(first_state)(const KEY *key, const struct packet *p)
     return (p->tcp_flags & (SYN | ACK)) == SYN ? TCP_HANDSHAKE : TCP_ESTABLISHED;
 }
 
+// Translates a packet to an instance, if its flow's are. Gives 0 unless it fails.
+INLINE int NAME(inward)(struct __sk_buff *skb, struct world *w, __u32 slot, const KEY *key, const struct packet *p,
+                        __u32 inside)
+{
+    const struct slot *row = &w->slots[slot & (SLOTS - 1)];
+    if (!NAME(is_translated)(row, key, inside))
+        return 0;
+    return NAME(translate)(skb, p, slot, key->protocol, 1);
+}
+
+// The neighbour towards an address to which no entry knows the way; 0 where it is not known.
+NOINLINE __u64 NAME(neighbour)(const KEY *key, __u32 direction)
+{
+    struct address to;
+    SOURCE(key, direction, &to);
+    __u64 *known = bpf_map_lookup_elem(&neighbours, &to);
+    return known ? *known : 0;
+}
+
+// Translates a packet from an instance, if its flow's are, and sends it out.
+INLINE int NAME(outward)(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 slot, const KEY *key,
+                         const struct packet *p, __u64 outside, __u32 bytes)
+{
+    if (UNLIKELY(!outside))
+        outside = NAME(neighbour)(key, p->direction ^ 1);
+    struct slot *row = &w->slots[slot & (SLOTS - 1)];
+    if (NAME(is_translated)(row, key, p->direction) && NAME(translate)(skb, p, slot, key->protocol, 0))
+        return drop(c, DROPPED_LOST);
+    return leave(skb, w, c, slot, outside, key->vlan, bytes);
+}
+
 // A packet from the network.
-INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 uplink)
+NOINLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 uplink)
 {
     KEY key = {};
     struct packet p;
@@ -220,16 +359,16 @@ INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct coun
         } else {
             if (UNLIKELY(p.direction == flow->inside))
                 return not_steered(skb, w, c, uplink, 0);
-            if (LIKELY(row->epoch == PIN_EPOCH(pin)) && LIKELY(!NAME(see)(flow, &key, &p, bytes))) {
+            if (LIKELY(row->epoch == PIN_EPOCH(pin)) && LIKELY(!NAME(see)(w, flow, &key, &p, bytes))) {
                 __u64 outside = outside_of(skb, uplink);
                 if (UNLIKELY(flow->outside != outside) && !p.is_error)
                     flow->outside = outside;
+                if (NAME(inward)(skb, w, PIN_SLOT(pin), &key, &p, flow->inside))
+                    return lost(c, uplink, bytes, DROPPED_LOST);
                 return deliver(skb, w, c, PIN_SLOT(pin), PIN_SERVICE(pin), uplink, bytes);
             }
         }
     }
-    if (p.is_error)
-        return not_steered(skb, w, c, uplink, 0);
     // Nobody in the network has that address: such a flow would take the answers to health checks away.
     if (UNLIKELY(NAME(is_from_checker)(skb)))
         return lost(c, uplink, bytes, DROPPED_SPOOFED);
@@ -244,6 +383,7 @@ INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct coun
             .direction = p.direction,
             .inside = p.direction ^ 1,
             .tcp = NAME(first_state)(&key, &p),
+            .is_error = p.is_error,
             .uplink = uplink,
         };
         slot = NAME(set_up_flow)(&s);
@@ -251,16 +391,24 @@ INLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct coun
             return slot == NOT_OURS ? not_steered(skb, w, c, uplink, 0)
                                     : lost(c, uplink, bytes,
                                            slot == NO_ROOM ? DROPPED_TABLE_FULL : DROPPED_NO_INSTANCE);
-        if (s.flow) {
+        if (s.flow && !p.is_error) {
             s.flow->outside = s.outside;
-            NAME(see)(s.flow, &key, &p, bytes);
+            NAME(see)(w, s.flow, &key, &p, bytes);
+        } else if (!p.is_error) {
+            // What answers finds its way by this.
+            struct address client;
+            SOURCE(&key, p.direction, &client);
+            bpf_map_update_elem(&neighbours, &client, &s.outside, BPF_ANY);
         }
     }
-    return deliver(skb, w, c, slot & (SLOTS - 1), w->slots[slot & (SLOTS - 1)].service, uplink, bytes);
+    struct slot *row = &w->slots[slot & (SLOTS - 1)];
+    if (NAME(inward)(skb, w, slot, &key, &p, p.direction ^ 1))
+        return lost(c, uplink, bytes, DROPPED_LOST);
+    return deliver(skb, w, c, slot & (SLOTS - 1), row->service, uplink, bytes);
 }
 
 // A packet from an instance.
-INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 slot)
+NOINLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 slot)
 {
     KEY key = {};
     struct packet p;
@@ -272,8 +420,16 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
         return drop(c, p.drop - 1);
     // It has no tag of its own: the service's network is where it sends to.
     key.vlan = w->services[row->service & (SERVICES - 1)].vlan;
-    __u64 hash = HASH(w, &key);
+    // Where addresses are translated, flows are known by the service's; but the instance may open some by its own.
+    int is_service = UNLIKELY(row->flags & SLOT_DNAT) && NAME(readdress)(&key, &p, slot, 1);
     struct flow *flow = bpf_map_lookup_elem(&FLOWS, &key);
+    if (UNLIKELY(is_service) && !flow) {
+        NAME(readdress)(&key, &p, slot, 0);
+        flow = bpf_map_lookup_elem(&FLOWS, &key);
+        if (!flow)
+            NAME(readdress)(&key, &p, slot, 1);
+    }
+    __u64 hash = HASH(w, &key);
     if (LIKELY(flow != 0)) {
         __u64 pin = *(volatile __u64 *)&flow->pin;
         int is_own = PIN_SLOT(pin) == slot && PIN_EPOCH(pin) == row->epoch && PIN_TAG(pin) == (__u16)(hash >> 48);
@@ -281,11 +437,11 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
             // It quotes what came from the network.
             if (!is_own || p.direction != flow->inside || !NAME(is_own_source)(skb, row))
                 return spoofed(c, sc);
-            return leave(skb, w, c, slot, flow->outside, key.vlan, bytes);
+            return NAME(outward)(skb, w, c, slot, &key, &p, flow->outside, bytes);
         }
         if (LIKELY(is_own) && LIKELY(p.direction == flow->inside)) {
-            if (LIKELY(!NAME(see)(flow, &key, &p, bytes)))
-                return leave(skb, w, c, slot, flow->outside, key.vlan, bytes);
+            if (LIKELY(!NAME(see)(w, flow, &key, &p, bytes)))
+                return NAME(outward)(skb, w, c, slot, &key, &p, flow->outside, bytes);
         } else {
             // Another instance's, or the wrong way.
             return spoofed(c, sc);
@@ -297,16 +453,19 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
         return spoofed(c, sc);
     {
         __u8 tcp = NAME(first_state)(&key, &p);
-        struct question q = {.world = w, .protocol = key.protocol, .family = FAMILY, .vlan = key.vlan};
-        SOURCE(&key, p.direction ^ 1, &q.src);
-        SOURCE(&key, p.direction, &q.dst);
-        q.src_port = p.direction ? key.a_port : key.b_port;
-        q.dst_port = p.direction ? key.b_port : key.a_port;
-        q.uplink = UPLINKS;
         // What answers belongs to a flow that had no room, or that was forgotten while it was idle.
-        int answers = tcp != TCP_HANDSHAKE && classify(&q) == row->service;
-        if (!answers && !(row->flags & SLOT_EGRESS))
-            return spoofed(c, sc);
+        int answers = tcp != TCP_HANDSHAKE && NAME(service_of)(w, &key, p.direction ^ 1, UPLINKS) == row->service;
+        // Neither what opens a connection of a flood nor what refuses one makes an entry.
+        if (answers && ((p.tcp_flags & RST) || ((p.tcp_flags & SYN) && is_flooded(w, row->service))))
+            return NAME(outward)(skb, w, c, slot, &key, &p, 0, bytes);
+        if (!answers) {
+            if (!(row->flags & SLOT_EGRESS))
+                return spoofed(c, sc);
+            if (is_service) {
+                NAME(readdress)(&key, &p, slot, 0);
+                hash = HASH(w, &key);
+            }
+        }
         struct NAME(set_up) s = {
             .w = w,
             .c = c,
@@ -315,7 +474,8 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
             .hash = hash,
             .direction = answers ? p.direction ^ 1 : p.direction,
             .inside = p.direction,
-            .tcp = tcp,
+            // What accepts a connection waits for the acknowledgement, too.
+            .tcp = (p.tcp_flags & SYN) ? TCP_HANDSHAKE : tcp,
             .by_instance = 1,
             .slot = slot,
         };
@@ -327,7 +487,7 @@ INLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct co
         if (!answers)
             sc->opened++;
         if (s.flow)
-            NAME(see)(s.flow, &key, &p, bytes);
-        return leave(skb, w, c, slot, s.flow ? s.flow->outside : 0, key.vlan, bytes);
+            NAME(see)(w, s.flow, &key, &p, bytes);
+        return NAME(outward)(skb, w, c, slot, &key, &p, s.flow ? s.flow->outside : 0, bytes);
     }
 }

@@ -30,20 +30,12 @@ NOINLINE int not_steered(struct __sk_buff *skb, struct world *w, struct counts *
                      unread ? unread - 1 : DROPPED_UNMATCHED);
 }
 
-INLINE __u64 mix_public(__u64 n)
-{
-    n += 0x9e3779b97f4a7c15ULL;
-    n = (n ^ n >> 30) * 0xbf58476d1ce4e5b9ULL;
-    n = (n ^ n >> 27) * 0x94d049bb133111ebULL;
-    return n ^ n >> 31;
-}
-
 INLINE int is_own_source_v4(struct __sk_buff *skb, const struct slot *row)
 {
     __be32 src;
     if (bpf_skb_load_bytes(skb, ETH_BYTES + 12, &src, 4) || !src)
         return 0;
-    return src == row->vip4 || src == row->own4;
+    return src == row->own4 || (src == row->vip4 && !(row->flags & SLOT_DNAT));
 }
 
 INLINE int is_own_source_v6(struct __sk_buff *skb, const struct slot *row)
@@ -51,7 +43,9 @@ INLINE int is_own_source_v6(struct __sk_buff *skb, const struct slot *row)
     __u64 src[2];
     if (bpf_skb_load_bytes(skb, ETH_BYTES + 8, src, 16) || !(src[0] | src[1]))
         return 0;
-    return (src[0] == row->vip6[0] && src[1] == row->vip6[1]) || (src[0] == row->own6[0] && src[1] == row->own6[1]);
+    if (src[0] == row->own6[0] && src[1] == row->own6[1])
+        return 1;
+    return src[0] == row->vip6[0] && src[1] == row->vip6[1] && !(row->flags & SLOT_DNAT);
 }
 
 INLINE void source_v4(const struct key4 *key, __u8 direction, struct address *to)
@@ -66,6 +60,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 
 #define KEY struct key4
 #define FLOWS flows_v4
+#define PLACE place4
+#define ORDER order_v4
 #define NAME(x) x##_v4
 #define FAMILY 4
 #define PARSE parse4
@@ -74,6 +70,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 #include "steer.h"
 #undef KEY
 #undef FLOWS
+#undef PLACE
+#undef ORDER
 #undef NAME
 #undef FAMILY
 #undef PARSE
@@ -82,6 +80,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 
 #define KEY struct key6
 #define FLOWS flows_v6
+#define PLACE place6
+#define ORDER order_v6
 #define NAME(x) x##_v6
 #define FAMILY 6
 #define PARSE parse6
@@ -92,9 +92,8 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 SEC("classifier")
 int inco_uplink(struct __sk_buff *skb)
 {
-    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
-    struct world *w = bpf_map_lookup_elem(&world, &zero);
-    struct counts *c = bpf_map_lookup_elem(&counts, &cpu);
+    struct world *w = the_world();
+    struct counts *c = counts_of_this_cpu();
     __u32 at = skb->tc_classid - 1;
     int answered = -1;
 
@@ -127,9 +126,8 @@ int inco_uplink(struct __sk_buff *skb)
 SEC("classifier")
 int inco_instance(struct __sk_buff *skb)
 {
-    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
-    struct world *w = bpf_map_lookup_elem(&world, &zero);
-    struct counts *c = bpf_map_lookup_elem(&counts, &cpu);
+    struct world *w = the_world();
+    struct counts *c = counts_of_this_cpu();
     __u32 slot = skb->tc_classid - 1;
 
     if (!w || !c || slot >= SLOTS)
@@ -150,19 +148,18 @@ int inco_instance(struct __sk_buff *skb)
     return drop(c, DROPPED_OTHER);
 }
 
-// Walks over both flow tables and removes what is over. inco runs it again and again; no packet passes through it.
+// A step of the walks over both flow tables, which removes what is over. inco runs it again and again; no packet passes
+// through it.
 SEC("raw_tp")
 int inco_sweep(void *context)
 {
     (void)context;
-    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
-    struct sweep s = {.now = bpf_ktime_get_ns()};
-    s.world = bpf_map_lookup_elem(&world, &zero);
-    s.counts = bpf_map_lookup_elem(&counts, &cpu);
-    if (!s.world || !s.counts)
+    struct world *w = the_world();
+    if (!w)
         return 0;
-    bpf_for_each_map_elem(&flows_v4, expire_v4, &s, 0);
-    bpf_for_each_map_elem(&flows_v6, expire_v6, &s, 0);
+    __u64 now = bpf_ktime_get_ns();
+    walk_v4(w->settings.sweep_row, now);
+    walk_v6(w->settings.sweep_row, now);
     return 0;
 }
 

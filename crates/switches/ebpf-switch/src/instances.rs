@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use model::{Nanos, ServiceId, Slot};
+use model::{Nanos, ServiceId, Slot, Vip, VipMode};
 use switch::{Plan, SwitchEvent};
 
 use crate::error::EbpfError;
 use crate::kernel::{Kernel, Shared};
-use crate::layout::{EPOCHS, SLOT_EGRESS, SlotRow, slot_state, store_bytes, store_words};
+use crate::layout::{EPOCHS, SLOT_DNAT, SLOT_EGRESS, SlotRow, slot_state, store_bytes, store_words};
 use crate::links::{Link, Links};
 use crate::ports::{Pairs, PreparedPort, Remaker, instance_mac};
 use crate::readings::live_in;
@@ -130,6 +130,12 @@ impl Instances {
         self.ports.keys().copied()
     }
 
+    /// The addresses of instances' own, with their service.
+    pub(crate) fn own_addresses(&self) -> impl Iterator<Item = (ServiceId, IpAddr)> {
+        let ports = self.ports.values();
+        ports.flat_map(|port| port.of.own.iter().map(|address| (port.of.service, *address)))
+    }
+
     pub(crate) fn has(&self, slot: Slot) -> bool {
         self.ports.contains_key(&slot)
     }
@@ -208,10 +214,10 @@ impl Instances {
                 Some(of) if port.phase == Phase::Up && !port.is_failed => {
                     port.was_planned = true;
                     port.is_inherited = false;
-                    let addresses = plan.service(of.service).and_then(|service| service.vip.as_ref());
                     port.of.service = of.service;
-                    port.write(row);
-                    write_vip(row, addresses.map_or(&[], |vip| vip.addresses.as_slice()));
+                    if let Some(vip) = plan.service(of.service).and_then(|service| service.vip.as_ref()) {
+                        port.write_vip(row, vip);
+                    }
                     let takes = of.state.takes_new_flows();
                     let state = if takes {
                         slot_state::ACTIVE
@@ -322,20 +328,32 @@ impl Port {
     /// Writes what does not depend on a plan.
     fn write(&self, row: &SlotRow) {
         row.service.store(self.of.service.0, Relaxed);
-        row.flags
-            .store(if self.of.egress { SLOT_EGRESS } else { 0 }, Relaxed);
+        // An instance of an earlier run is served on as it was until a plan says how.
+        let translates = row.flags.load(Relaxed) & SLOT_DNAT != 0;
+        row.flags.store(self.flags(translates), Relaxed);
         store_bytes(&row.mac, instance_mac(self.of.slot));
         let (v4, v6) = by_version(&self.of.own);
         row.own4.store(v4, Relaxed);
         store_words(&row.own6, v6);
         row.ifindex.store(self.index(), Release);
     }
-}
 
-fn write_vip(row: &SlotRow, addresses: &[IpAddr]) {
-    let (v4, v6) = by_version(addresses);
-    row.vip4.store(v4, Relaxed);
-    store_words(&row.vip6, v6);
+    const fn flags(&self, translates: bool) -> u8 {
+        let egress = if self.of.egress { SLOT_EGRESS } else { 0 };
+        if translates { egress | SLOT_DNAT } else { egress }
+    }
+
+    /// Writes the service's address, and how it becomes the instance's.
+    fn write_vip(&self, row: &SlotRow, vip: &Vip) {
+        let (v4, v6) = by_version(&vip.addresses);
+        row.vip4.store(v4, Relaxed);
+        store_words(&row.vip6, v6);
+        let port = vip.ports.first().map_or(0, |range| *range.start());
+        let ports = vip.target_port.map_or((0, 0), |target| (port, target));
+        row.port.store(ports.0, Relaxed);
+        row.target_port.store(ports.1, Relaxed);
+        row.flags.store(self.flags(vip.mode == VipMode::Dnat), Release);
+    }
 }
 
 /// The last address of each IP version, as it lies in packets; 0 for none.

@@ -23,7 +23,7 @@ use shared_memory::Mapping;
 
 use crate::bpf::{self, FS};
 use crate::error::{EbpfError, MINIMUM};
-use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, LAYOUT, World};
+use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, LAYOUT, OWN_ROWS, SPARE_PLACES, World};
 
 /// The programs, as clang has compiled them.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o"));
@@ -31,11 +31,15 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sw
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 /// The pinned maps.
-const MAPS: [&str; 6] = [
+const MAPS: [&str; 10] = [
     "world",
     "counts",
     "flows_v4",
     "flows_v6",
+    "order_v4",
+    "order_v6",
+    "shared_pins",
+    "neighbours",
     "addresses",
     "fragments",
 ];
@@ -63,6 +67,8 @@ impl Program {
 pub(crate) struct Sizes {
     /// Entries of the flow tables, IPv4 and IPv6.
     pub(crate) flows: [u32; 2],
+    /// Entries of the table of what flows share that share an instance.
+    pub(crate) shared_pins: u32,
 }
 
 /// Memory shared with the programs.
@@ -80,23 +86,38 @@ impl Shared {
         world_in(&self.world)
     }
 
-    /// What each CPU counts, and last what inco itself does.
+    /// What each CPU counts, then what the sweep does, and last what inco itself does.
     pub(crate) fn counts(&self) -> &[Counts] {
-        // SAFETY: the mapping has room for one `Counts` for each CPU and one more; else as in `world_in`.
-        unsafe { slice::from_raw_parts(self.counts.address().cast::<Counts>().as_ptr(), self.cpus + 1) }
+        let rows = self.cpus + OWN_ROWS;
+        // SAFETY: the mapping has room for that many `Counts`; else as in `world_in`.
+        unsafe { slice::from_raw_parts(self.counts.address().cast::<Counts>().as_ptr(), rows) }
     }
 
     /// What inco itself counts, in addition to the CPUs.
     pub(crate) fn own_counts(&self) -> &Counts {
-        &self.counts()[self.cpus]
+        &self.counts()[self.cpus + 1]
     }
 
-    /// Removes the flows that are over.
+    /// Looks at each flow once, and removes those that are over. Each step of that keeps its CPU for some tenths of a
+    /// millisecond.
     ///
     /// # Errors
     /// The kernel's.
     pub(crate) fn sweep(&self) -> io::Result<()> {
-        bpf::run(self.sweep.as_fd())
+        let orders = &self.world().order;
+        let ends = orders.each_ref().map(|of| of.head.load(Ordering::Acquire));
+        let tails = || orders.each_ref().map(|of| of.tail.load(Ordering::Acquire));
+        let mut before = tails();
+        loop {
+            bpf::run(self.sweep.as_fd())?;
+            let now = tails();
+            // Where nothing moves, somebody else walks, or a CPU is just about to write a place.
+            let is_over = now.iter().zip(ends).all(|(tail, end)| *tail >= end);
+            if is_over || now == before {
+                return Ok(());
+            }
+            before = now;
+        }
     }
 
     /// A flow table: IPv4 or IPv6.
@@ -132,12 +153,17 @@ impl Kernel {
         if let Found::Unusable(_) = &found {
             remove_pins(&pins).map_err(file_system)?;
         }
+        renew(&pins, "shared_pins", sizes.shared_pins).map_err(file_system)?;
+        let places = sizes.flows.map(|flows| flows.saturating_add(2 * SPARE_PLACES));
         let mut loader = EbpfLoader::new();
         loader
             .btf(None)
-            .map_max_entries("counts", cpus as u32 + 1)
+            .map_max_entries("counts", (cpus + OWN_ROWS) as u32)
             .map_max_entries("flows_v4", sizes.flows[0])
-            .map_max_entries("flows_v6", sizes.flows[1]);
+            .map_max_entries("flows_v6", sizes.flows[1])
+            .map_max_entries("shared_pins", sizes.shared_pins)
+            .map_max_entries("order_v4", places[0])
+            .map_max_entries("order_v6", places[1]);
         for map in MAPS {
             loader.map_pin_path(map, pins.join(map));
         }
@@ -166,13 +192,17 @@ impl Kernel {
         };
         let shared = Shared {
             world: map(&world, size_of::<World>())?,
-            counts: map(&counts, size_of::<Counts>() * (cpus + 1))?,
+            counts: map(&counts, size_of::<Counts>() * (cpus + OWN_ROWS))?,
             cpus,
             flows,
             sweep,
         };
         let settings = &shared.world().settings;
         if !matches!(found, Found::Taken) {
+            for (order, places) in shared.world().order.iter().zip(places) {
+                order.places.store(places, Ordering::Relaxed);
+            }
+            settings.sweep_row.store(cpus as u32, Ordering::Relaxed);
             settings.layout.store(LAYOUT, Ordering::Release);
         } else if settings.layout.load(Ordering::Acquire) != LAYOUT {
             // The pins vanished between the look and now.
@@ -327,6 +357,16 @@ pub(crate) enum Found {
     Unusable(String),
 }
 
+/// Has a map made anew that has another size in an earlier run, and of which flows do not depend.
+fn renew(pins: &Path, map: &str, entries: u32) -> io::Result<()> {
+    let pin = pins.join(map);
+    let known = MapData::from_pin(&pin).and_then(|data| data.info());
+    match known {
+        Ok(info) if info.max_entries() != entries => fs::remove_file(pin),
+        _ => Ok(()),
+    }
+}
+
 /// Looks at the maps of an earlier run.
 fn look(pins: &Path, cpus: usize) -> Found {
     let pinned: Vec<_> = MAPS.iter().filter(|map| pins.join(map).exists()).collect();
@@ -348,7 +388,7 @@ fn look(pins: &Path, cpus: usize) -> Found {
         let other = |name: &str| format!("the map {name} of an earlier run has another layout");
         let (_, world, _) = size("world")?;
         let (_, counts, rows) = size("counts")?;
-        if world != size_of::<World>() || counts != size_of::<Counts>() || rows != cpus + 1 {
+        if world != size_of::<World>() || counts != size_of::<Counts>() || rows != cpus + OWN_ROWS {
             return Err(other("world"));
         }
         for (name, key) in ["flows_v4", "flows_v6"].into_iter().zip(KEY_BYTES) {

@@ -1,12 +1,12 @@
 //! What inco and the programs share, as `bpf/layout.h` lays it out. Every field that one side writes while the other
 //! reads is an atomic.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use model::{DropReason, UplinkId};
+use model::{AffinityKey, DropReason, UplinkId};
 
 /// Changes with any of these structures: another layout cannot be taken over.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 pub(crate) const SLOTS: usize = 1024;
 pub(crate) const SERVICES: usize = 64;
 pub(crate) const UPLINKS: usize = 8;
@@ -30,12 +30,28 @@ pub(crate) mod slot_state {
 
 /// Its instance may open connections.
 pub(crate) const SLOT_EGRESS: u8 = 1;
+/// The service's address is translated to the instance's own.
+pub(crate) const SLOT_DNAT: u8 = 2;
+
+/// The state of a connection that is opened and not acknowledged yet.
+pub(crate) const TCP_HANDSHAKE: u32 = 1;
+
+/// What flows have in common that share an instance.
+pub(crate) const fn shared_by(key: AffinityKey) -> u32 {
+    match key {
+        AffinityKey::Flow => 0,
+        AffinityKey::Addresses => 1,
+        AffinityKey::Source => 2,
+    }
+}
 
 /// How a service picks.
 pub(crate) mod by {
     pub(crate) const PREPARED: u32 = 0;
     pub(crate) const FLOW: u32 = 1;
     pub(crate) const SOURCE: u32 = 2;
+    pub(crate) const RSS: u32 = 3;
+    pub(crate) const RSS_WITHOUT_PORTS: u32 = 4;
 }
 
 /// What happens to packets of no service.
@@ -67,7 +83,9 @@ pub(crate) struct SlotRow {
     pub(crate) service: AtomicU16,
     pub(crate) ifindex: AtomicU32,
     pub(crate) mac: [AtomicU8; 6],
-    zero: [u8; 6],
+    pub(crate) port: AtomicU16,
+    pub(crate) target_port: AtomicU16,
+    zero: u16,
     pub(crate) vip4: AtomicU32,
     pub(crate) own4: AtomicU32,
     pub(crate) vip6: [AtomicU64; 2],
@@ -82,9 +100,12 @@ pub(crate) struct ServiceRow {
     pub(crate) vlan: AtomicU32,
     pub(crate) uplink: AtomicU32,
     pub(crate) filled: AtomicU32,
-    zero: [u32; 10],
+    pub(crate) shared_by: AtomicU32,
+    pub(crate) half_open_limit: AtomicI32,
+    zero: [u32; 8],
     pub(crate) taken: AtomicU32,
-    more_zero: [u32; 15],
+    pub(crate) half_open: AtomicI32,
+    more_zero: [u32; 14],
     pub(crate) picks: [AtomicU16; PICKS],
     pub(crate) table: [AtomicU16; ENTRIES],
     pub(crate) active: [AtomicU16; SLOTS],
@@ -128,13 +149,28 @@ pub(crate) struct SettingsRow {
     pub(crate) other: AtomicU32,
     pub(crate) gateway_mac: [AtomicU8; 6],
     zero: [u8; 2],
-    sweep_after: AtomicU64,
+    pub(crate) sweep_row: AtomicU32,
+    last_zero: u32,
+    pub(crate) shared_ns: AtomicU64,
+    zeros: [u64; 7],
+}
+
+/// The order in which the flows of a table are looked at.
+#[repr(C)]
+pub(crate) struct OrderRow {
+    pub(crate) head: AtomicU64,
+    pub(crate) tail: AtomicU64,
+    pub(crate) places: AtomicU32,
+    is_walked: u32,
+    walk_after: u64,
+    zero: [u64; 4],
 }
 
 /// What inco writes and the programs read.
 #[repr(C)]
 pub(crate) struct World {
     pub(crate) settings: SettingsRow,
+    pub(crate) order: [OrderRow; 2],
     pub(crate) uplinks: [UplinkRow; UPLINKS],
     pub(crate) slots: [SlotRow; SLOTS],
     pub(crate) rules: [[RuleRow; RULES]; BANKS],
@@ -164,7 +200,7 @@ pub(crate) struct ServiceCounts {
     pub(crate) ran_out: AtomicU64,
     pub(crate) recovered: AtomicU64,
     pub(crate) skipped: AtomicU64,
-    zero: u64,
+    pub(crate) flooded: AtomicU64,
 }
 
 #[repr(C)]
@@ -187,11 +223,17 @@ pub(crate) struct Counts {
     pub(crate) started: [AtomicU64; 2],
     pub(crate) ended: [AtomicU64; 2],
     zero: [u64; 3],
+    fresh: [u64; FLOW_BYTES / 8],
+    more_zero: [u64; 6],
     pub(crate) uplinks: [UplinkCounts; UPLINKS],
     pub(crate) services: [ServiceCounts; SERVICES],
     pub(crate) slots: [SlotCounts; SLOTS],
 }
 
+/// Places that the programs keep free.
+pub(crate) const SPARE_PLACES: u32 = 1024;
+/// Rows of counters beside those of the CPUs: the sweep's and inco's own.
+pub(crate) const OWN_ROWS: usize = 2;
 /// Bytes of a key, and of an entry's value, of the two tables.
 pub(crate) const KEY_BYTES: [usize; 2] = [16, 40];
 /// Bytes of an entry's value.
@@ -207,10 +249,11 @@ pub(crate) struct Flow {
     pub(crate) bytes: [u64; 2],
     pub(crate) pinned_at: u64,
     pub(crate) outside: u64,
+    pub(crate) place: u64,
     pub(crate) opener: u8,
     pub(crate) inside: u8,
-    pub(crate) tcp: u8,
-    zero: [u8; 5],
+    zero: u16,
+    pub(crate) tcp: u32,
 }
 
 impl Flow {
@@ -221,7 +264,7 @@ impl Flow {
             word.copy_from_slice(&bytes[8 * at..8 * at + 8]);
             u64::from_ne_bytes(word)
         };
-        let last = 8 * 8;
+        let last = 9 * 8;
         Flow {
             pin: word(0),
             seen: word(1),
@@ -229,10 +272,11 @@ impl Flow {
             bytes: [word(4), word(5)],
             pinned_at: word(6),
             outside: word(7),
+            place: word(8),
             opener: bytes[last] & 1,
             inside: bytes[last + 1] & 1,
-            tcp: bytes[last + 2],
-            zero: [0; 5],
+            zero: 0,
+            tcp: u32::from_ne_bytes([bytes[last + 4], bytes[last + 5], bytes[last + 6], bytes[last + 7]]),
         }
     }
 
@@ -249,8 +293,9 @@ impl Flow {
     }
 }
 
-const _: () = assert!(FLOW_BYTES == 72 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
-const _: () = assert!(size_of::<SettingsRow>() == 128 && size_of::<UplinkRow>() == 20);
+const _: () = assert!(FLOW_BYTES == 80 && size_of::<SlotRow>() == 64 && size_of::<RuleRow>() == 80);
+const _: () = assert!(size_of::<SettingsRow>() == 192 && size_of::<UplinkRow>() == 20);
+const _: () = assert!(size_of::<OrderRow>() == 64);
 
 /// Writes bytes that the other side reads one by one.
 pub(crate) fn store_bytes<const N: usize>(to: &[AtomicU8; N], from: [u8; N]) {

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, mix};
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, mix, protocol};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, RSS_ENTRIES, Scheduler, Settings, Terms};
 use switch::{Plan, ServicePlan};
 
@@ -75,11 +75,34 @@ fn flow(hash: u64, expected: f32) -> NewFlow<'static> {
     }
 }
 
+/// Whether the policy's hash of a flow depends on its ports.
+fn has_ports(scheduler: &Scheduler) -> bool {
+    let of = |port| {
+        let key = FlowKey::V4(FlowKeyV4 {
+            a: [192, 0, 2, 1],
+            b: [192, 0, 2, 2],
+            a_port: port,
+            b_port: 80,
+            vlan: 0,
+            protocol: protocol::TCP,
+            zero: 0,
+        });
+        let flow = NewFlow {
+            key: &key,
+            ..flow(0, 0.0)
+        };
+        scheduler.hash(&flow)
+    };
+    of(1000) != of(1001)
+}
+
 /// How the program picks for a policy.
 fn way(scheduler: &Scheduler) -> u32 {
     match scheduler.name() {
-        "maglev" | "rss" => by::FLOW,
+        "maglev" => by::FLOW,
         "source-hash" => by::SOURCE,
+        "rss" if has_ports(scheduler) => by::RSS,
+        "rss" => by::RSS_WITHOUT_PORTS,
         _ => by::PREPARED,
     }
 }
@@ -134,7 +157,13 @@ impl Picker {
         let wanted = used.saturating_mul(4).clamp(AHEAD_MIN, AHEAD_MAX);
         self.ahead = wanted.max(self.ahead - self.ahead / 64);
         self.list(now);
-        self.write_tables(row);
+        let is_other = self.write_tables(row);
+        let left = self.prepared.saturating_sub(used);
+        if !is_other && self.listed.len() == 1 && left >= self.ahead / 2 {
+            // There is nothing to choose.
+            (self.from, self.prepared, self.made_at) = (taken, left, now.at);
+            return;
+        }
         let mut ahead = self.scheduler.clone();
         let mut candidates = self.candidates.clone();
         let mut draws = self.draws;
@@ -179,8 +208,8 @@ impl Picker {
         }
     }
 
-    /// Writes the tables by hash where who can be picked has changed.
-    fn write_tables(&mut self, row: &ServiceRow) {
+    /// Writes the tables by hash where who can be picked has changed. Gives whether it has.
+    fn write_tables(&mut self, row: &ServiceRow) -> bool {
         let listed: Vec<_> = self
             .candidates
             .rows()
@@ -188,7 +217,7 @@ impl Picker {
             .map(|of| (of.slot, of.weight))
             .collect();
         if listed == self.listed {
-            return;
+            return false;
         }
         let way = way(&self.scheduler);
         row.by.store(way, Relaxed);
@@ -211,6 +240,7 @@ impl Picker {
         }
         row.actives.store(listed.len().min(SLOTS) as u32, Release);
         self.listed = listed;
+        true
     }
 
     /// Maglev over the candidates, without their loads; [`None`] for the policy `rss`, which deals its entries in turn.

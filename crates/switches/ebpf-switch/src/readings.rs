@@ -75,6 +75,7 @@ pub(crate) fn read(
             unserved: of(|row| &row.unserved),
             unpinned: of(|row| &row.unpinned),
             unprepared: of(|row| &row.ran_out),
+            flooded: of(|row| &row.flooded),
             recovered: of(|row| &row.recovered),
             ..ServiceCounters::default()
         };

@@ -129,6 +129,7 @@ mod tests {
             addresses: vec!["10.0.0.100".parse().unwrap(), "2001:db8::1".parse().unwrap()],
             ports: vec![80..=80, 443..=444],
             mode: model::VipMode::L2,
+            target_port: None,
         });
         let plan = Plan {
             services: vec![service],

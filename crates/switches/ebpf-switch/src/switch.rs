@@ -1,5 +1,6 @@
 //! The driver: the contract of a switch over the programs in the kernel.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 use clock::monotonic;
 use flow_table::AttachCounts;
 use model::{
-    Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId, UplinkKind,
-    VipMode,
+    AffinityKey, Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId,
+    UplinkKind, VipMode,
 };
 use switch::{
     Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
@@ -18,7 +19,7 @@ use switch::{
 use crate::error::EbpfError;
 use crate::instances::Instances;
 use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
-use crate::layout::{RULES, SERVICES, UPLINKS, fallback, store_bytes, store_words};
+use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
 use crate::links::{LinkWatch, Links};
 use crate::picks::{Now, Picker};
 use crate::ports::{GATEWAY_MAC, Pairs, PreparedPort, lock};
@@ -39,10 +40,16 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     probes: false,
     checks: true,
     passes_to_host: true,
-    vips: &[VipMode::L2],
+    vips: &[VipMode::L2, VipMode::Dnat],
+    affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
     ..Capabilities::NONE
 };
 
+/// Entries of the table of what flows share, where none do.
+const SHARED_MIN: u32 = 64;
+/// What flows share is remembered for that much longer than the longest idle timeout: a flow that goes on is noted
+/// after 64 packets or after a second's pause.
+const SHARED_SPARE: Nanos = Nanos::from_secs(60);
 /// How long a program that reads what was there before may still run. One takes microseconds.
 const GRACE: Duration = Duration::from_millis(1);
 
@@ -63,6 +70,10 @@ pub struct EbpfSwitchConfig {
     pub flows: [u32; 2],
     /// Idle timeouts of flows.
     pub timeouts: Timeouts,
+    /// Connections of a service that may be half open; [`None`]: a quarter of the IPv4 table's entries.
+    pub half_open: Option<u32>,
+    /// Whether a service has flows that share an instance.
+    pub shares: bool,
     /// The key of the programs' hash.
     pub hash_key: [u64; 2],
 }
@@ -114,6 +125,7 @@ pub struct EbpfSwitch {
     lister: Lister,
     steering: Steering,
     flow_limit: u64,
+    half_open: i32,
     resumed: Option<Resumed>,
     events: Vec<SwitchEvent>,
 }
@@ -134,11 +146,24 @@ struct Steering {
 }
 
 impl EbpfSwitch {
-    /// Loads the programs, or takes over what an earlier run has left.
+    /// Loads the programs, or takes over what an earlier run has left. A failure leaves what was there before.
     ///
     /// # Errors
     /// The kernel refuses, or an interface is missing.
     pub fn start(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
+        let is_first = Leftovers::of(&config.name).is_none();
+        let started = EbpfSwitch::start_over(config);
+        if started.is_err()
+            && is_first
+            && let Err(error) = remove_all(&config.name, &config.prefix)
+        {
+            tracing::warn!(%error, "what is pinned in the kernel stays until the next start or `inco stop`");
+        }
+        started
+    }
+
+    /// The same, but what was made before a failure stays.
+    fn start_over(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
         let system = |what| move |source| EbpfError::System { what, source };
         if config.uplinks.len() > UPLINKS {
             return Err(EbpfError::Limit {
@@ -147,7 +172,14 @@ impl EbpfSwitch {
                 limit: UPLINKS,
             });
         }
-        let sizes = Sizes { flows: config.flows };
+        let sizes = Sizes {
+            flows: config.flows,
+            shared_pins: if config.shares {
+                config.flows[0].max(SHARED_MIN)
+            } else {
+                SHARED_MIN
+            },
+        };
         let (kernel, shared, found) = Kernel::load(&config.name, sizes)?;
         let taken_at = monotonic();
         let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
@@ -190,6 +222,7 @@ impl EbpfSwitch {
                 coming: Vec::new(),
             },
             flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
+            half_open: i32::try_from(config.half_open.unwrap_or(config.flows[0] / 4)).unwrap_or(i32::MAX),
             resumed: None,
             events: Vec::new(),
             shared,
@@ -237,7 +270,7 @@ impl EbpfSwitch {
                 return Err(SwitchError::Limit { what, asked, limit });
             }
         }
-        let addresses = addresses(plan);
+        let addresses = addresses(plan, self.instances.own_addresses());
         if addresses != self.steering.addresses {
             let wanted: Vec<_> = addresses
                 .iter()
@@ -256,6 +289,8 @@ impl EbpfSwitch {
             let row = &world.services[service.id.index() % SERVICES];
             row.drops_when_full
                 .store(u32::from(service.table_full == TableFull::Drop), Relaxed);
+            row.shared_by.store(shared_by(service.affinity_key), Relaxed);
+            row.half_open_limit.store(self.half_open, Relaxed);
             row.vlan
                 .store(u32::from(service.matches.vlan.unwrap_or(0)), Relaxed);
             row.uplink
@@ -345,19 +380,23 @@ impl Steering {
     }
 }
 
-/// The addresses of a plan's services, each with a bit for each uplink.
-fn addresses(plan: &Plan) -> Vec<(IpAddr, u32)> {
-    let mut all: Vec<(IpAddr, u32)> = Vec::new();
-    for service in &plan.services {
-        let uplinks = service.uplinks.iter().fold(0, |bits, id| bits | 1 << id.0);
-        for address in service.vip.iter().flat_map(|vip| &vip.addresses) {
-            match all.iter_mut().find(|(known, _)| known == address) {
-                Some((_, known)) => *known |= uplinks,
-                None => all.push((*address, uplinks)),
-            }
+/// The addresses of a plan's services and of their instances, each with a bit for each uplink.
+fn addresses(plan: &Plan, own: impl Iterator<Item = (ServiceId, IpAddr)>) -> Vec<(IpAddr, u32)> {
+    let services = plan.services.iter();
+    let vips = services.flat_map(|of| {
+        of.vip
+            .iter()
+            .flat_map(|vip| vip.addresses.iter().map(|ip| (of.id, *ip)))
+    });
+    let mut all: BTreeMap<IpAddr, u32> = BTreeMap::new();
+    for (service, address) in vips.chain(own) {
+        let uplinks = plan.service(service).map_or(&[][..], |of| of.uplinks.as_slice());
+        let bits = uplinks.iter().fold(0, |bits, id| bits | 1 << id.0);
+        if bits != 0 {
+            *all.entry(address).or_default() |= bits;
         }
     }
-    all
+    all.into_iter().collect()
 }
 
 const fn way(of: Fallback) -> u32 {
@@ -384,6 +423,8 @@ fn write_settings(shared: &Shared, config: &EbpfSwitchConfig, is_taken_over: boo
     for (to, timeout) in settings.timeouts.iter().zip(timeouts) {
         to.store(timeout.0, Relaxed);
     }
+    let shared = of.longest_in_use().0.saturating_add(SHARED_SPARE.0);
+    settings.shared_ns.store(shared, Relaxed);
     store_bytes(&settings.gateway_mac, GATEWAY_MAC);
     if !is_taken_over {
         store_words(&settings.hash_key, config.hash_key);

@@ -15,7 +15,7 @@ use switch::{FlowFilter, FlowRow, SwitchEvent};
 
 use crate::bpf::{self, Entries};
 use crate::kernel::Shared;
-use crate::layout::{Flow, KEY_BYTES};
+use crate::layout::{Flow, KEY_BYTES, TCP_HANDSHAKE};
 
 /// How often flows that are over are removed.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
@@ -211,6 +211,10 @@ pub(crate) fn purge(shared: &Shared, key: &FlowKey) -> io::Result<()> {
     let Some(flow) = bpf::take_entry(shared.table(family), &bytes)? else {
         return Ok(());
     };
+    if flow.tcp == TCP_HANDSHAKE {
+        let service = &shared.world().services[usize::from(flow.service())];
+        service.half_open.fetch_sub(1, Relaxed);
+    }
     let own = shared.own_counts();
     own.ended[family].fetch_add(1, Relaxed);
     let epoch = shared.world().slots[usize::from(flow.slot())].epoch.load(Relaxed);

@@ -49,9 +49,9 @@ impl FlowId {
 pub enum RuleState {
     /// It has none: its bucket's rule forwards it, and the bucket stays where it is until the flow ends.
     OnBucket,
-    /// To be written.
+    /// Some of them are to be written.
     Queued,
-    /// Written, and not refused.
+    /// All of them were written, and none was refused.
     Installed,
     /// The switch refused one of them.
     Refused {
@@ -131,6 +131,8 @@ pub struct FlowRow {
 pub(crate) struct FlowRule {
     pub(crate) number: u64,
     pub(crate) side: usize,
+    /// Whether it was written, and not refused since.
+    pub(crate) is_written: bool,
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
 }
@@ -146,7 +148,7 @@ pub(crate) struct Flow {
     /// What was counted here and by rules that are gone.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// When its rules were written: the proof to wait for.
+    /// When the last of its rules was written: the proof to wait for.
     pub(crate) epoch: u64,
     pub(crate) counted_at: Nanos,
     /// Packets per second, as the last reading has them.
@@ -172,6 +174,24 @@ impl Flow {
             pps: 0.0,
             offload: None,
             seen: now,
+        }
+    }
+
+    /// One of its rules was written. It counts as forwarded by its rules when it has all of them: one that lacks a rule
+    /// on one of its sides stays as it is, and is on its bucket there, whatever becomes of the others.
+    pub(crate) fn rule_written(&mut self, rule: usize, epoch: u64) {
+        self.rules[rule].is_written = true;
+        self.epoch = epoch;
+        if self.state == RuleState::Queued && self.rules.iter().all(|rule| rule.is_written) {
+            self.state = RuleState::Installed;
+        }
+    }
+
+    /// The switch does not have one of its rules, which is to be written again.
+    pub(crate) fn rule_lacks(&mut self, rule: usize) {
+        self.rules[rule].is_written = false;
+        if self.state == RuleState::Installed {
+            self.state = RuleState::Queued;
         }
     }
 

@@ -31,6 +31,9 @@
 //! 3. **Release**: when all flows of the old instance have exact rules in force, the bucket's rule becomes that of
 //!    the new instance.
 //!
+//! A flow has its exact rules when it has one on each of its sides, and the switch has refused none of them. A flow that
+//! lacks one holds its bucket, also if its other rules are written again ([`RuleState`]).
+//!
 //! All packets go straight to their instance all the time: none waits, and none takes a longer way than the one
 //! before it.
 #![forbid(unsafe_code)]

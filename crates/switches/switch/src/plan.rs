@@ -2,8 +2,8 @@
 //! no part of it ([`Switch::set_loads`](crate::Switch::set_loads)).
 
 use model::{
-    Capabilities, Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull,
-    Tuple, UplinkId, Vip,
+    AffinityKey, Capabilities, Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId,
+    Slot, TableFull, Tuple, UplinkId, Vip,
 };
 use scheduling::Scheduler;
 
@@ -21,6 +21,8 @@ pub struct ServicePlan {
     pub vip: Option<Vip>,
     /// Whether both directions of a flow go to one instance.
     pub symmetric: bool,
+    /// Which of its flows share an instance.
+    pub affinity_key: AffinityKey,
     /// Its uplinks: data port k of an instance belongs to the k-th one. One or two.
     pub uplinks: Vec<UplinkId>,
     /// The scheduler, in its first state.
@@ -116,6 +118,10 @@ impl Plan {
                     "an address in that mode",
                 ),
                 (
+                    !can.affinity_keys.contains(&service.affinity_key),
+                    "that flows with a common address share an instance",
+                ),
+                (
                     !service.symmetric && !can.returns,
                     "a pin for each direction, although its instances answer for themselves",
                 ),
@@ -185,6 +191,7 @@ impl ServicePlan {
             matches: Match::default(),
             vip: None,
             symmetric: true,
+            affinity_key: AffinityKey::Flow,
             uplinks: vec![UplinkId(0)],
             scheduler,
             limit: None,

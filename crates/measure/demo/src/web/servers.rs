@@ -22,6 +22,8 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x69, 0x6e, 0x63, 0x6f, 0x00];
 /// The longest packet, in bytes.
 const MTU: u16 = 1500;
+/// Memory of a server.
+const MEMORY_BYTES: u64 = 128 << 20;
 /// How long a server may take to accept connections, or the engine to answer.
 const LIMIT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -136,6 +138,8 @@ impl Servers {
         let mut spec = ContainerSpec::new(name.clone(), IMAGE);
         spec.command = command();
         spec.cpu = self.cpus.map(CpuQuota::of_cpus);
+        // As inco's service has it.
+        spec.memory_bytes = Some(MEMORY_BYTES);
         spec.mounts = vec![Mount {
             source: self.configuration.clone(),
             target: PathBuf::from(CONFIGURATION),

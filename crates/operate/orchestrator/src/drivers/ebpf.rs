@@ -10,7 +10,7 @@ use ebpf_switch::{
     CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, GATEWAY_MAC, PreparedPort, container_end, host_end,
     instance_mac,
 };
-use model::{InterfaceSetup, NetFunction, Prefix, ServiceId, Slot};
+use model::{AffinityKey, InterfaceSetup, NetFunction, Prefix, ServiceId, Slot, VipMode};
 use soft_switch::Keep;
 use switch::Capabilities;
 
@@ -97,7 +97,7 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
             ports.push(PreparedPort {
                 slot,
                 service: id,
-                own: own(slot)?.into_iter().collect(),
+                own: own(slot)?,
                 egress: service.egress,
             });
         }
@@ -112,6 +112,11 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
         mtu: mtu(configuration),
         flows: [u32::try_from(switch.flows)?, u32::try_from(switch.flows_ipv6)?],
         timeouts: switch.timeouts,
+        half_open: switch.ebpf.half_open,
+        shares: configuration
+            .services
+            .iter()
+            .any(|service| service.affinity_key != AffinityKey::Flow),
         hash_key: [first, second],
     })
 }
@@ -134,26 +139,25 @@ fn mtu(configuration: &Configuration) -> u16 {
         .max(MTU_MIN)
 }
 
-/// The address of a slot's instance for itself, if there are such.
-fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> Result<Option<IpAddr>> {
-    let prefix = configuration.switch.ebpf.instance_addresses;
-    move |slot| {
-        let Some(prefix) = prefix else { return Ok(None) };
+/// The addresses of a slot's instance for itself, if there are such.
+fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> Result<Vec<IpAddr>> {
+    let prefixes = &configuration.switch.ebpf.instance_addresses;
+    let one = |prefix: &Prefix, slot: Slot| {
         let number = u32::from(slot.0) + 1;
         let address = match prefix.first() {
             IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from(u32::from(first).wrapping_add(number))),
             IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from(u128::from(first).wrapping_add(number.into()))),
         };
-        let fits = prefix.contains(address) && Prefix::of(address) != prefix;
-        let address = fits.then_some(address);
-        address.map(Some).with_context(|| {
+        let fits = prefix.contains(address) && Prefix::of(address) != *prefix;
+        fits.then_some(address).with_context(|| {
             format!(
                 "switch.ebpf.instance_addresses: {}/{} has too few addresses for the places of all instances; write a \
                  shorter prefix",
                 prefix.address, prefix.bits
             )
         })
-    }
+    };
+    move |slot| prefixes.iter().map(|prefix| one(prefix, slot)).collect()
 }
 
 /// The slots and port settings for each service's instances.
@@ -164,7 +168,8 @@ fn places(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<Vec<P
         let place = |(number, slot): (usize, Slot)| {
             let own = of_slot(slot).map_or(&[][..], |port| port.own.as_slice());
             // Its own address first: the kernel takes it for connections that the program opens.
-            let vips = service.vip.iter().flat_map(|vip| &vip.addresses);
+            let of_all = service.vip.iter().filter(|vip| vip.mode == VipMode::L2);
+            let vips = of_all.flat_map(|vip| &vip.addresses);
             let addresses = own
                 .iter()
                 .chain(vips)
@@ -255,6 +260,25 @@ mod tests {
             .collect();
         assert_eq!(addresses, ["10.0.0.130/32", "10.0.0.100/32", "2001:db8::100/128"]);
         assert_eq!(setup.local_ports, None);
+    }
+
+    #[test]
+    fn an_instance_whose_address_is_translated_has_its_own_only() {
+        let text = TEXT
+            .replace("\"80,443\"", "80, mode = \"dnat\", target_port = 8080")
+            .replace(
+                "\"10.0.0.128/25\"",
+                "[\"10.0.0.128/25\", \"2001:db8:1::/64\"], half_open = 100",
+            );
+        let configuration = crate::load::parse(&text, "a.toml").unwrap();
+        let config = config(&configuration, [1, 2, 3, 4]).unwrap();
+        assert_eq!((config.half_open, config.shares), (Some(100), false));
+        let places = places(&configuration, &config);
+        let NetFunction::Port(setup) = &places[0][1].functions[0] else {
+            panic!("{:?}", places[0][1]);
+        };
+        let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();
+        assert_eq!(addresses, ["10.0.0.130", "2001:db8:1::2"]);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) fn config(name: &str, slots: u16) -> EbpfSwitchConfig {
         mtu: 1500,
         flows: [16_384, 4096],
         timeouts: Timeouts::default(),
+        half_open: None,
+        shares: false,
         hash_key: [0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321],
     }
 }

@@ -1,6 +1,5 @@
 //! The driver keeps the contract of every switch.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clock::monotonic;
@@ -88,7 +87,20 @@ fn the_driver_conforms() {
     });
 }
 
-/// Nothing is left in the kernel after a stop.
+/// Whether nothing is left in the kernel: no maps, interfaces or filters.
+fn is_clean(world: &World) {
+    let pins = std::path::Path::new("/sys/fs/bpf/inco").join(&world.config.name);
+    assert!(!pins.exists(), "{} stays", pins.display());
+    let text =
+        |command: &mut std::process::Command| String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let links = text(world.host.command("ip").args(["-o", "link"]));
+    let names = links.lines().filter_map(|line| line.split(": ").nth(1));
+    let left: Vec<&str> = names.filter(|name| name.starts_with("inco")).collect();
+    assert_eq!(left, Vec::<&str>::new());
+    let filters = ["-n", &world.host.name, "filter", "show", "dev", "up0", "ingress"];
+    assert_eq!(text(std::process::Command::new("tc").args(filters)), "");
+}
+
 #[test]
 fn a_stop_removes_everything() {
     if !available() {
@@ -99,23 +111,18 @@ fn a_stop_removes_everything() {
     let pins = format!("/sys/fs/bpf/inco/{}", world.config.name);
     assert!(std::path::Path::new(&pins).join("world").exists());
     switch.stop();
-    assert!(!std::path::Path::new(&pins).exists());
-    let left: BTreeMap<String, String> = world.host.within(|| {
-        let listed = std::process::Command::new("ip")
-            .args(["-o", "link"])
-            .output()
-            .unwrap();
-        let listed = String::from_utf8(listed.stdout).unwrap();
-        let names = listed.lines().filter_map(|line| line.split(": ").nth(1));
-        names
-            .filter(|name| name.starts_with("inco"))
-            .map(|name| (name.to_owned(), String::new()))
-            .collect()
-    });
-    assert_eq!(left, BTreeMap::new());
-    let filters = std::process::Command::new("tc")
-        .args(["-n", &world.host.name, "filter", "show", "dev", "up0", "ingress"])
-        .output()
-        .unwrap();
-    assert_eq!(String::from_utf8(filters.stdout).unwrap(), "");
+    is_clean(&world);
+}
+
+/// Hundreds of megabytes of maps would stay in the kernel.
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new(2);
+    world.config.uplinks.push("missing0".to_owned());
+    world.host.enter();
+    assert!(EbpfSwitch::start(&world.config).is_err());
+    is_clean(&world);
 }

@@ -42,6 +42,13 @@ pub(crate) fn tcp(src: &str, dst: &str, flags: u8) -> Vec<u8> {
     frame[l4 + 4..l4 + 20].fill(0);
     frame[l4 + 12] = 0x50;
     frame[l4 + 13] = flags;
+    frame[l4 + 14] = 0x20;
+    let addresses = if src.is_ipv4() { 26..34 } else { 22..54 };
+    let mut covered = frame[addresses].to_vec();
+    covered.extend_from_slice(&[0, protocol::TCP, 0, 20]);
+    covered.extend_from_slice(&frame[l4..l4 + 20]);
+    let sum = sum(&covered);
+    frame[l4 + 16..l4 + 18].copy_from_slice(&sum.to_be_bytes());
     if src.is_ipv4() {
         fix_ip_checksum(&mut frame);
     }

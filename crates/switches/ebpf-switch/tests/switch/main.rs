@@ -8,8 +8,11 @@
 
 mod bed;
 mod contract;
+mod flood;
 mod frames;
 mod namespaces;
 mod restart;
+mod sharing;
 mod steering;
 mod traffic;
+mod translation;

@@ -22,6 +22,7 @@ pub(crate) fn service() -> ServicePlan {
             addresses: vec![VIP.parse().unwrap(), VIP6.parse().unwrap()],
             ports: vec![80..=80, 443..=443],
             mode: VipMode::L2,
+            target_port: None,
         }),
         ..ServicePlan::of_all(ServiceId(0), Scheduler::from_name("round-robin").unwrap())
     }
@@ -227,8 +228,8 @@ fn icmp_errors_reach_the_instance_whose_packet_they_quote() {
         let (other, _) = bed.sent(&icmp_error("203.0.113.1", VIP, &answer));
         assert_eq!(other, slot);
     }
-    // One about a packet that nobody sent is no instance's.
-    let unknown = tcp(server, "198.51.100.7:9", ACK);
+    // One about a packet that no service sends is no instance's.
+    let unknown = tcp("10.0.0.100:81", "198.51.100.7:9", ACK);
     bed.turn();
     let before = bed.reading.offered();
     bed.world.wire.send(&icmp_error("203.0.113.1", VIP, &unknown));
@@ -544,6 +545,38 @@ fn instances_open_connections_where_they_may() {
         .tap
         .send(&udp("10.0.1.2:5001", far, b"as the other one"));
     bed.dropped(DropReason::Spoofed, 1);
+    bed.switch.stop();
+}
+
+/// A table of a million entries, of which nearly all are free, is walked over in no time.
+#[test]
+fn a_walk_takes_time_for_the_flows_that_there_are() {
+    if !available() {
+        return;
+    }
+    let mut bed = Bed::with_two(|world, _| world.config.flows = [1 << 20, 1 << 16]);
+    for port in 0..100 {
+        bed.sent(&udp(
+            &format!("198.51.100.7:{}", 4000 + port),
+            "10.0.0.100:80",
+            b"x",
+        ));
+    }
+    // Those of other tests that run meanwhile are as small.
+    let spent = || -> u64 {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let of = |path: std::path::PathBuf| {
+            let name = std::fs::read_to_string(path.join("comm")).ok()?;
+            let spent = std::fs::read_to_string(path.join("schedstat")).ok()?;
+            let spent = spent.split(' ').next()?.parse::<u64>().ok()?;
+            (name.trim() == "inco-flows").then_some(spent)
+        };
+        threads.filter_map(|thread| of(thread.ok()?.path())).sum()
+    };
+    let before = spent();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let spent = spent() - before;
+    assert!(spent < 15_000_000, "{spent} ns in two seconds");
     bed.switch.stop();
 }
 

@@ -13,7 +13,7 @@ use crate::namespaces::Namespace;
 use crate::steering::service;
 
 /// Serves in a namespace: a connection asks for a number of bytes, gets them, and is closed.
-fn serve(namespace: &Namespace, address: &str) {
+pub(crate) fn serve(namespace: &Namespace, address: &str) {
     let listeners = namespace.within(|| TcpListener::bind(address).unwrap());
     std::thread::spawn(move || {
         for stream in listeners.incoming() {
@@ -44,7 +44,7 @@ fn byte(at: u64) -> u8 {
 }
 
 /// Asks for that many bytes. Says what was wrong.
-fn fetch(address: &str, bytes: u64) -> Result<(), String> {
+pub(crate) fn fetch(address: &str, bytes: u64) -> Result<(), String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut stream =
         TcpStream::connect_timeout(&address, Duration::from_secs(20)).map_err(|e| e.to_string())?;
@@ -72,7 +72,9 @@ fn fetch(address: &str, bytes: u64) -> Result<(), String> {
 
 /// A client's network, and instances that serve.
 fn bed(slots: u16) -> Bed {
-    let world = World::new(slots);
+    let mut world = World::new(slots);
+    // Some thousand connections a second linger for 2 s each.
+    world.config.flows = [1 << 17; 2];
     for (namespace, interface) in [(&world.net, "net0"), (&world.host, "up0")] {
         namespace.set("ipv6/conf/all/disable_ipv6", "0");
         namespace.set(&format!("ipv6/conf/{interface}/disable_ipv6"), "0");
@@ -212,6 +214,7 @@ fn scaling_breaks_no_connection() {
         bed.reading.slots.iter().map(|of| of.expected_moves).sum::<u64>(),
         0
     );
+    assert_eq!(bed.reading.workers[0].table_full, 0);
     bed.switch.stop();
 }
 

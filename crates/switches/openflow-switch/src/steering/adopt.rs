@@ -130,6 +130,7 @@ impl Steering {
                     let rule = FlowRule {
                         number,
                         side,
+                        is_written: true,
                         packets: rule.packets,
                         bytes: rule.bytes,
                     };

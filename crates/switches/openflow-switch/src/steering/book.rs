@@ -165,6 +165,7 @@ impl Steering {
                 flow.rules.push(FlowRule {
                     number,
                     side,
+                    is_written: false,
                     packets: 0,
                     bytes: 0,
                 });

@@ -241,7 +241,9 @@ impl Steering {
         }
     }
 
-    /// Whether rules of its own that are in force forward the flow.
+    /// Whether rules of its own that are in force forward the flow, on **each** of its sides: its state says that none
+    /// of them is refused, lacking or still to be written. Where one is, the flow is on its bucket there, and the move
+    /// waits for it.
     fn has_proven_rules(&self, id: &FlowId) -> bool {
         self.book
             .flows

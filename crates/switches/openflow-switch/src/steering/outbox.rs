@@ -183,9 +183,8 @@ impl Steering {
 
     pub(super) fn pin_written(&mut self, number: u64) {
         let epoch = self.prover.epoch();
-        if let Some((flow, _)) = self.book.rule_mut(number) {
-            flow.state = RuleState::Installed;
-            flow.epoch = epoch;
+        if let Some((flow, rule)) = self.book.rule_mut(number) {
+            flow.rule_written(rule, epoch);
         }
     }
 

@@ -31,10 +31,18 @@ impl Steering {
             first.extend(rules.filter(&mut lacks).map(Outgoing::Rule));
         }
         first.extend(self.fallback_rules().filter(&mut lacks).map(Outgoing::Rule));
-        for number in self.book.numbers.keys() {
-            if self.pin_of(*number).is_some_and(|rule| lacks(&rule)) {
-                first.push(Outgoing::Pin(*number));
+        let numbers: Vec<u64> = self.book.numbers.keys().copied().collect();
+        for number in numbers {
+            let Some(rule) = self.pin_of(number) else { continue };
+            if !lacks(&rule) {
+                // It may have been sent without an answer.
+                self.pin_written(number);
+                continue;
             }
+            if let Some((flow, rule)) = self.book.rule_mut(number) {
+                flow.rule_lacks(rule);
+            }
+            first.push(Outgoing::Pin(number));
         }
         for (index, service) in self.services.iter().enumerate() {
             for side in 0..service.rules.sides.len() {

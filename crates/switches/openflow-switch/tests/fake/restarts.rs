@@ -1,7 +1,7 @@
 //! Connections that are cut, switches that are started again, and those who steer after others.
 
 use model::{FlowSetup, Nanos, Slot, Timeouts};
-use openflow_switch::{Faults, Settings};
+use openflow_switch::{Faults, RuleState, Settings};
 
 use crate::world::{
     INSTANCES, SERVICE, STEP, World, assert_none_astray, lagging, long_flows, quick, traffic_while_scaling,
@@ -94,6 +94,47 @@ fn rules_that_were_refused_are_written_again() {
     long_flows(&mut world, 0..40, 20, STEP);
     assert_none_astray(&mut world);
     assert!(world.joined.steering.figures().errors > 0);
+}
+
+/// There is a place for one rule of the flow's two. That one is written again after a restart, which does not say that
+/// the flow has both.
+#[test]
+fn a_flow_that_lacks_a_rule_holds_its_bucket_when_the_other_one_is_written_again() {
+    let faults = lagging(1_000, 100, 30);
+    let mut world = World::new(faults, quick(FlowSetup::Proactive), true, 14);
+    world.ready(2);
+    let rule_limit = world.joined.nic.cookies().len() + 1;
+    world.joined.nic.set_faults(Faults { rule_limit, ..faults });
+    world.send(0, false);
+    world.run(Nanos::from_millis(10));
+    let row = |world: &World| world.joined.steering.flows().next().unwrap();
+    let slot = row(&world).slot;
+    assert!(matches!(row(&world).state, RuleState::Refused { .. }));
+    world.cut();
+    world.joined.nic.restart(world.now);
+    world.connect();
+    world.run(Nanos::from_millis(30));
+    assert!(matches!(row(&world).state, RuleState::Refused { .. }));
+    world.turn_to(Slot(1 - slot.0), 2);
+    for _ in 0..2_000 {
+        world.send(0, false);
+        world.send(0, true);
+        world.step();
+    }
+    assert_eq!(world.joined.steering.figures().rules, 1);
+    assert_none_astray(&mut world);
+    // There is room: the flow gets its other rule, and the bucket goes on.
+    world.joined.nic.set_faults(faults);
+    world.until("its bucket has moved", |world| {
+        !world.joined.steering.may_get_flows(slot)
+    });
+    for _ in 0..100 {
+        world.send(0, false);
+        world.send(0, true);
+        world.step();
+    }
+    assert_eq!(row(&world).state, RuleState::Installed);
+    assert_none_astray(&mut world);
 }
 
 #[test]

@@ -100,9 +100,18 @@ impl World {
     }
 
     pub(crate) fn scale(&mut self, active: u16, known: u16) {
+        self.set_active(|slot| slot < active, known);
+    }
+
+    /// Only that instance takes new flows.
+    pub(crate) fn turn_to(&mut self, only: Slot, known: u16) {
+        self.set_active(|slot| Slot(slot) == only, known);
+    }
+
+    fn set_active(&mut self, is_active: impl Fn(u16) -> bool, known: u16) {
         for slot in 0..known {
             let terms = InstanceTerms {
-                takes_flows: slot < active,
+                takes_flows: is_active(slot),
                 capacity: 1e6,
                 weight: 256,
                 ..InstanceTerms::default()

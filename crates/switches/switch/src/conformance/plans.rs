@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use model::{Fallback, Generation, Vip, VipMode};
+use model::{AffinityKey, Fallback, Generation, Vip, VipMode};
 
 use super::{Conforming, PORT};
 use crate::{Plan, SwitchRequest};
@@ -15,6 +15,7 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
         addresses: vec![address],
         ports: vec![PORT..=PORT],
         mode,
+        target_port: None,
     };
     let mut asked: Vec<(&str, bool, Plan)> = Vec::new();
     let mut ask = |what, is_able, change: &dyn Fn(&mut Plan)| {
@@ -25,6 +26,10 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
     for (word, mode) in VipMode::WORDS {
         let change = |plan: &mut Plan| plan.services[0].vip = Some(vip(*mode));
         ask(word, can.vips.contains(mode), &change);
+    }
+    for (word, key) in AffinityKey::WORDS {
+        let change = |plan: &mut Plan| plan.services[0].affinity_key = *key;
+        ask(word, can.affinity_keys.contains(key), &change);
     }
     ask("host", can.passes_to_host, &|plan| {
         plan.unmatched = Fallback::Host
