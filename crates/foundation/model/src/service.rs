@@ -116,6 +116,12 @@ pub struct Vip {
 }
 
 impl Vip {
+    /// The ports that instances serve.
+    pub fn instance_ports(&self) -> Vec<RangeInclusive<u16>> {
+        self.target_port
+            .map_or_else(|| self.ports.clone(), |port| vec![port..=port])
+    }
+
     /// The packets to it, in a VLAN: a match for each address, range of ports and protocol.
     pub fn matches(&self, vlan: Option<u16>) -> Vec<Match> {
         let mut all = Vec::new();

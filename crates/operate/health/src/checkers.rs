@@ -12,7 +12,7 @@ use crate::wire::{Port, Wire};
 use crate::{HealthError, Question};
 
 /// Stack of a thread that checks: the packets are elsewhere.
-const STACK_BYTES: usize = 128 * 1024;
+const STACK_BYTES: usize = 256 * 1024;
 
 /// What a thread checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

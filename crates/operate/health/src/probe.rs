@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use smoltcp::iface::{Config, Interface, PollResult, SocketHandle, SocketSet};
+use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::{tcp, udp};
 use smoltcp::time::Instant as StackInstant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpEndpoint, Ipv4Address, Ipv6Address};
@@ -17,6 +17,8 @@ use crate::{AgentReport, Question};
 
 /// Bytes of an answer that are kept at most.
 const ANSWER_BYTES: usize = 4096;
+/// Packets that an instance may send in one check. An honest one sends about ten.
+const PACKETS: u32 = 1024;
 /// The first port of checks, and how many there are: those that IANA leaves to everybody.
 const FIRST_PORT: u16 = 49_152;
 const PORTS: u16 = 16_384;
@@ -86,6 +88,8 @@ struct Check<'w> {
     id: u16,
     began: Instant,
     limit: Duration,
+    /// Packets that it may send yet.
+    packets: u32,
 }
 
 impl<'w> Check<'w> {
@@ -97,7 +101,7 @@ impl<'w> Check<'w> {
         let mut stack = Interface::new(config, wire, StackInstant::ZERO);
         stack.update_ip_addrs(|own| {
             // There is room for two.
-            let _ = match port.address {
+            let _ = match port.address() {
                 IpAddr::V4(_) => own.push(IpCidr::new(IpAddress::Ipv4(CHECKER_V4), 32)),
                 IpAddr::V6(_) => own.push(IpCidr::new(IpAddress::Ipv6(CHECKER_V6), 128)),
             };
@@ -109,31 +113,48 @@ impl<'w> Check<'w> {
             wire,
             stack,
             sockets: SocketSet::new(Vec::new()),
-            to: port.address,
+            to: port.address(),
             from_port: FIRST_PORT + number(8) % PORTS,
             id: number(10),
             began,
             limit,
+            packets: PACKETS,
         }
+    }
+
+    fn now(&self) -> StackInstant {
+        StackInstant::from_micros(i64::try_from(self.began.elapsed().as_micros()).unwrap_or(0))
     }
 
     fn at(&self, port: u16) -> IpEndpoint {
         IpEndpoint::new(IpAddress::from(self.to), port)
     }
 
-    /// Moves packets on, then waits for the next. False when the time is over.
+    /// Moves packets on, then waits for the next. False when the time is over, or the instance has sent too much.
     fn turn(&mut self) -> bool {
-        let now = |began: Instant| {
-            StackInstant::from_micros(i64::try_from(began.elapsed().as_micros()).unwrap_or(0))
-        };
-        let moved = self.stack.poll(now(self.began), self.wire, &mut self.sockets);
-        if moved == PollResult::SocketStateChanged {
-            return true;
+        let mut has_changed = false;
+        loop {
+            let now = self.now();
+            match self.stack.poll_ingress_single(now, self.wire, &mut self.sockets) {
+                PollIngressSingleResult::None => break,
+                PollIngressSingleResult::PacketProcessed => {}
+                PollIngressSingleResult::SocketStateChanged => has_changed = true,
+            }
+            let Some(left) = self.packets.checked_sub(1) else {
+                return false;
+            };
+            self.packets = left;
         }
+        let now = self.now();
+        has_changed |=
+            self.stack.poll_egress(now, self.wire, &mut self.sockets) == PollResult::SocketStateChanged;
         let Some(left) = self.limit.checked_sub(self.began.elapsed()) else {
             return false;
         };
-        let delay = self.stack.poll_delay(now(self.began), &self.sockets);
+        if has_changed {
+            return true;
+        }
+        let delay = self.stack.poll_delay(now, &self.sockets);
         let wait = delay.map_or(left, |delay| {
             left.min(Duration::from_micros(delay.total_micros()))
         });
@@ -239,7 +260,7 @@ impl Drop for Check<'_> {
                 socket.abort();
             }
         }
-        let now = StackInstant::from_micros(i64::try_from(self.began.elapsed().as_micros()).unwrap_or(0));
-        self.stack.poll(now, self.wire, &mut self.sockets);
+        let now = self.now();
+        self.stack.poll_egress(now, self.wire, &mut self.sockets);
     }
 }

@@ -43,10 +43,20 @@ pub struct Port {
     pub mac: [u8; 6],
     /// The MAC address of its next hop.
     pub gateway_mac: [u8; 6],
-    /// The address at which it serves.
-    pub address: IpAddr,
+    /// The addresses at which it serves. Checks go to the first.
+    pub addresses: Vec<IpAddr>,
     /// The longest packet in bytes, without the Ethernet header.
     pub mtu: u16,
+}
+
+impl Port {
+    /// Where checks go.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.addresses
+            .first()
+            .copied()
+            .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+    }
 }
 
 /// A socket at the host's end.
@@ -59,7 +69,7 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn open(port: &Port) -> io::Result<Wire> {
-        let kind = if port.address.is_ipv4() { IPV4 } else { IPV6 };
+        let kind = if port.address().is_ipv4() { IPV4 } else { IPV6 };
         let mut all = getifaddrs()?;
         let address = all.find_map(|of| {
             let address = of.address.as_ref()?.as_link_addr().copied()?;
@@ -140,7 +150,7 @@ impl Device for Wire {
 
     fn receive(&mut self, _: Instant) -> Option<(Received<'_>, Room<'_>)> {
         let length = self.next()?;
-        let packet = self.buffer.get(HEADER..length)?;
+        let packet = self.buffer.get(HEADER..length).unwrap_or_default();
         let room = Room {
             socket: &self.socket,
             header: self.header,

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling, PortKind, Probe, Ready,
-    StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
+    AffinityKey, AgentCheck, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling, PortKind,
+    Probe, Ready, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
@@ -523,8 +523,8 @@ tables! {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;
-        let first_port = vip.as_ref().and_then(|vip| vip.ports.first()).map_or(0, |ports| *ports.start());
-        let health = health.flatten().map(|of| of.at_port(first_port));
+        let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
+        let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
@@ -646,8 +646,8 @@ tables! {
 
     health_table(reader, section) -> Option<HealthCheck> = "service.NAME.health":
         "A check of each instance, again and again. `tcp`, `http` and `dns` go through the instance's own interface as \
-         packets of the network do, to the service's address: with `port = \"kernel\"` and `vip` only. They come from \
-         169.254.1.2 or 100::2. An instance that fails gets no new flows and keeps those that it has; another one comes \
+         packets of the network do, to the service's address, or with `mode = \"dnat\"` to the instance's own address \
+         and port: with `port = \"kernel\"` and `vip` only. They come from 169.254.1.2 or 100::2. An instance that fails gets no new flows and keeps those that it has; another one comes \
          in its place, and if it goes on failing for `drain_deadline`, it is removed. One that is back begins with a \
          small share of new flows (`slow_start` of `scheduler`)."
     {
@@ -660,7 +660,7 @@ tables! {
             "It answers a question for that name, over UDP. That the name does not exist is an answer.";
         command: program, [or "one of `tcp`, `http`, `dns`, `command`"], Applies,
             "list of text", "[\"/bin/check\"]", "That command, run in its container, exits with status 0.";
-        port: number(1, 65_535), [or "the first port of `vip`"], Applies,
+        port: number(1, 65_535), [or "the first port that instances serve"], Applies,
             "port", "8080", "The port for `http` and `dns`.";
         // HAProxy's and IPVS' checks are as frequent by default, give or take.
         every: span(Nanos::from_millis(10), Nanos::from_secs(3600)), [= "\"1s\""], Applies,

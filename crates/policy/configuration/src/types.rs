@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, Capabilities, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling,
-    PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId, UplinkKind, Vip,
+    AffinityKey, AgentCheck, Capabilities, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos,
+    NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId,
+    UplinkKind, Vip,
 };
 use scheduling::Scheduler;
 

@@ -166,14 +166,25 @@ fn a_stalled_instance_gets_no_new_flows_and_is_replaced(engine: Engine) {
         let (takes, why) = health_events(&inco, stalled.id).pop()?;
         (!takes).then_some(why)
     });
-    assert_eq!(said, "3 checks in a row did not pass: port 80 does not answer in time");
+    assert_eq!(
+        said,
+        "3 checks in a row did not pass: port 80 does not answer in time"
+    );
     // Another one comes in its place; it stays, with the flows that it has.
     eventually("it is replaced", PATIENCE, || {
         (inco.count(InstanceState::Active) == 3).then_some(())
     });
     all_are_served(12);
-    assert!(place.must(&["instances"]).contains("failing: port 80 does not answer in time"));
-    assert!(place.must(&["services"]).contains("1 of 3 active instances take no new flows"));
+    assert!(
+        place
+            .must(&["instances"])
+            .contains("failing: port 80 does not answer in time")
+    );
+    assert!(
+        place
+            .must(&["services"])
+            .contains("1 of 3 active instances take no new flows")
+    );
     kill(stalled.pid.unwrap(), Signal::CONT);
     eventually("it is back", PATIENCE, || {
         let (takes, why) = health_events(&inco, stalled.id).pop()?;
@@ -183,7 +194,12 @@ fn a_stalled_instance_gets_no_new_flows_and_is_replaced(engine: Engine) {
     inco.settled(2, 0);
     all_are_served(8);
     let status = inco.at_rest();
-    assert_eq!(status.drops.get("spoofed").copied().unwrap_or(0), 0, "{:?}", status.drops);
+    assert_eq!(
+        status.drops.get("spoofed").copied().unwrap_or(0),
+        0,
+        "{:?}",
+        status.drops
+    );
     inco.stop(&place);
 }
 
@@ -250,7 +266,8 @@ fn an_agent_sets_weight_and_state() {
         std::fs::rename(says.join("new"), says.join(id)).unwrap();
     };
     // What an instance says stands in a file of its id. nc serves one connection at a time.
-    let script = "nc -lk 80 & while :; do cat /says/$INCO_INSTANCE_ID 2>/dev/null | nc -l -N 8080 >/dev/null; done";
+    let script =
+        "nc -lk 80 & while :; do cat /says/$INCO_INSTANCE_ID 2>/dev/null | nc -l -N 8080 >/dev/null; done";
     let text = format!(
         "{}image = \"{image}\"\ncommand = [\"/bin/sh\", \"-c\", \"{script}\"]\nmounts = [\"{}:/says:ro\"]\n\
          autoscaler = \"fixed\"\ninstances = {{ min = 2, max = 3, standby = 0 }}\nstop_grace = \"100ms\"\n\

@@ -74,14 +74,15 @@ impl Health {
                 && of.container() == Container::Running
                 && service_of(configuration, of).is_some_and(|service| service.ready == Ready::Listens)
         });
+        let ports = &self.ports;
         let wanted = |id: InstanceId| {
             let instance = instances.iter().find(|of| of.id() == id)?;
             let vip = service_of(configuration, instance)?.vip.as_ref()?;
             Some(Listening {
                 instance: id,
                 pid: instance.pid()?,
-                addresses: vip.addresses.clone(),
-                ports: vip.ports.clone(),
+                addresses: ports.get(&instance.slot())?.addresses.clone(),
+                ports: vip.instance_ports(),
             })
         };
         self.listen.follow(starting.map(Instance::id), wanted);

@@ -47,9 +47,13 @@ const LOOP: u32 = 3;
 fn unfit_text(instances: &[&controller::Instance]) -> Option<String> {
     let active = instances.iter().filter(|of| of.state() == InstanceState::Active);
     let unfit = active.clone().filter(|of| !of.fitness().takes());
-    let (first, words) = unfit.clone().find_map(|of| Some((of.id(), of.fitness().words()?)))?;
+    let (first, words) = unfit
+        .clone()
+        .find_map(|of| Some((of.id(), of.fitness().words()?)))?;
     let (all, count) = (active.count(), unfit.count());
-    Some(format!("{count} of {all} active instances take no new flows; {first} is {words}"))
+    Some(format!(
+        "{count} of {all} active instances take no new flows; {first} is {words}"
+    ))
 }
 
 /// Describes how a service fails.

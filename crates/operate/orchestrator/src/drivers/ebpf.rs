@@ -197,29 +197,26 @@ fn places(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<Vec<P
     of_services(configuration).map(of_service).collect()
 }
 
-/// How the instance of each slot is reached alone, at the address of its service.
+/// How the instance of each slot is reached alone: at the addresses of its service, or at its own where those are
+/// translated.
 fn ports(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<(Slot, health::Port)> {
-    let of_service = |(_, service, slots): (ServiceId, &Service, Vec<Slot>)| -> Vec<(Slot, health::Port)> {
-        let Some(address) = service
-            .vip
-            .as_ref()
-            .and_then(|vip| vip.addresses.first().copied())
-        else {
-            return Vec::new();
+    let services = &configuration.services;
+    let port = |of: &PreparedPort| {
+        let vip = services.get(of.service.index())?.vip.as_ref()?;
+        let addresses = match vip.mode {
+            VipMode::L2 => &vip.addresses,
+            VipMode::Dnat => &of.own,
         };
-        let port = |slot: Slot| {
-            let port = health::Port {
-                interface: host_end(&config.prefix, slot),
-                mac: instance_mac(slot),
-                gateway_mac: GATEWAY_MAC,
-                address,
-                mtu: config.mtu,
-            };
-            (slot, port)
+        let port = health::Port {
+            interface: host_end(&config.prefix, of.slot),
+            mac: instance_mac(of.slot),
+            gateway_mac: GATEWAY_MAC,
+            addresses: addresses.clone(),
+            mtu: config.mtu,
         };
-        slots.into_iter().map(port).collect()
+        Some((of.slot, port))
     };
-    of_services(configuration).flat_map(of_service).collect()
+    config.ports.iter().filter_map(port).collect()
 }
 
 /// The ports for connections that the program of one of so many instances opens. Those of two instances differ: both
@@ -260,6 +257,9 @@ mod tests {
             .collect();
         assert_eq!(addresses, ["10.0.0.130/32", "10.0.0.100/32", "2001:db8::100/128"]);
         assert_eq!(setup.local_ports, None);
+        let checked = &ports(&configuration, &config)[1].1;
+        assert_eq!(checked.addresses[0].to_string(), "10.0.0.100");
+        assert_eq!((checked.mac, checked.mtu), (setup.mac, setup.mtu));
     }
 
     #[test]
@@ -279,6 +279,10 @@ mod tests {
         };
         let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.130", "2001:db8:1::2"]);
+        // There it is checked, too.
+        let (slot, port) = &ports(&configuration, &config)[1];
+        let checked: Vec<String> = port.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!((*slot, checked), (Slot(1), addresses));
     }
 
     #[test]
