@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{Configuration, EngineDriver, Hugepages, PortKind, check_facts};
+use configuration::{Configuration, EngineDriver, Hugepages, PortKind, SwitchDriver, check_facts};
 use serde::Serialize;
 
 use display::output;
@@ -87,6 +87,8 @@ struct Purpose {
     workers: Vec<u16>,
     /// Whether uplinks need DPDK.
     needs_dpdk: bool,
+    /// Whether programs in the kernel forward.
+    needs_ebpf: bool,
     /// MiB of the flow tables, where they may lie in hugepages.
     tables_mib: u64,
 }
@@ -98,6 +100,7 @@ impl Default for Purpose {
             docker_host: engine::DEFAULT_HOST.to_owned(),
             workers: Vec::new(),
             needs_dpdk: false,
+            needs_ebpf: false,
             tables_mib: 0,
         }
     }
@@ -113,6 +116,7 @@ impl Purpose {
             needs_dpdk: uplinks
                 .iter()
                 .any(|uplink| !matches!(uplink.device, configuration::Device::Memif(_))),
+            needs_ebpf: configuration.switch.driver == SwitchDriver::Ebpf,
             tables_mib: match configuration.switch.hugepages {
                 Hugepages::Off => 0,
                 Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),

@@ -74,7 +74,10 @@ impl Given {
                     given.devices.extend(verbs(&directory.join("device")));
                 }
                 NetFunction::Port(setup) => {
-                    interface(function, &setup.host, sys)?;
+                    // `/sys` may be that of another network namespace.
+                    if !port::is_there(&setup.host) {
+                        return Err(no_interface(function));
+                    }
                     given.ports.push(setup.clone());
                 }
             }
@@ -176,8 +179,12 @@ fn interface(function: &NetFunction, name: &str, sys: &Path) -> Result<PathBuf, 
     if directory.exists() {
         return Ok(directory);
     }
+    Err(no_interface(function))
+}
+
+fn no_interface(function: &NetFunction) -> EngineError {
     let write = "`ip link` shows those that there are; a container may have it still";
-    Err(missing(function, "is not there", write))
+    missing(function, "is not there", write)
 }
 
 fn missing(function: &NetFunction, what: &str, write: impl Into<String>) -> EngineError {

@@ -174,7 +174,7 @@ pub const CAPABILITIES: [&str; 13] = [
 /// A file or directory of this machine that a container sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// On this machine; absolute, must exist.
+    /// On this machine; must exist. Absolute, once its configuration is loaded.
     pub source: PathBuf,
     /// In the container; absolute.
     pub target: PathBuf,

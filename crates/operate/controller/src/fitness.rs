@@ -107,6 +107,18 @@ impl Fitness {
         self.percent = self.percent.filter(|(_, until)| *until > now);
     }
 
+    /// If it fails, it counts as failing from now on.
+    pub(crate) fn fails_from(&mut self, now: Nanos) {
+        if let Some((since, _)) = &mut self.failing {
+            *since = now;
+        }
+    }
+
+    /// It is not checked any more: what was found has no effect.
+    pub(crate) fn forget_checks(&mut self) {
+        (self.failed, self.passed, self.failing) = (0, 0, None);
+    }
+
     /// Whether its agent has said something that still has an effect.
     pub(crate) fn has_agent(&self) -> bool {
         self.state.is_some() || self.mode.is_some() || self.percent.is_some()

@@ -66,7 +66,7 @@ impl Default for Checkers {
 }
 
 impl Checkers {
-    /// Checks those, and nobody else: `check` says how. Call it each turn; what is checked already costs nothing.
+    /// Checks those, in their order, and nobody else: `check` says how. Call it each turn; what is checked already costs nothing.
     ///
     /// # Errors
     /// A thread cannot be started. The next call tries again.
@@ -76,7 +76,7 @@ impl Checkers {
         check: impl Fn(InstanceId, Aspect) -> Option<Repeated>,
     ) -> Result<(), HealthError> {
         // A thread whose sender has gone ends by itself, after the check that it is in.
-        self.running.retain(|of, _| wanted.contains(of));
+        self.running.retain(|of, _| wanted.binary_search(of).is_ok());
         for of in wanted {
             if !self.running.contains_key(of)
                 && let Some(repeated) = check(of.0, of.1)
@@ -94,7 +94,7 @@ impl Checkers {
     }
 
     /// The next verdict on somebody who is still checked.
-    pub fn next(&mut self) -> Option<Verdict> {
+    pub fn verdict(&mut self) -> Option<Verdict> {
         loop {
             let verdict = self.told.try_recv().ok()?;
             if self.running.contains_key(&(verdict.instance, verdict.aspect)) {

@@ -301,7 +301,7 @@ impl ListenWatch {
     }
 
     /// The next of those that were waited for: nothing if it serves all its ports, else what is missing.
-    pub fn next(&mut self) -> Option<(InstanceId, Option<String>)> {
+    pub fn news(&mut self) -> Option<(InstanceId, Option<String>)> {
         self.told.try_recv().ok()
     }
 }
@@ -501,7 +501,7 @@ mod tests {
         let next = |watch: &mut ListenWatch| {
             let until = Instant::now() + Duration::from_secs(10);
             loop {
-                match watch.next() {
+                match watch.news() {
                     Some(told) => return Some(told),
                     None if Instant::now() > until => return None,
                     None => thread::sleep(Duration::from_micros(100)),

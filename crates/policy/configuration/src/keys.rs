@@ -589,8 +589,9 @@ tables! {
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":
         "A file or directory of this machine in the container, as a table or as text: `\"/etc/rules:/etc/rules:ro\"`."
     {
-        source: text(absolute), [required], Applies,
-            "absolute path", "\"/etc/rules\"", "Path on this machine.";
+        source: text(host_path), [required], Applies,
+            "absolute path, or one that begins with `./`", "\"/etc/rules\"",
+            "Path on this machine; `./` is the directory of this file.";
         target: text(absolute), [required], Applies,
             "absolute path", "\"/etc/rules\"", "Path in the container.";
         read_only: boolean, [= "false"], Applies,

@@ -580,13 +580,22 @@ pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, ValueError> {
     Ok(at.items(mount)?.0)
 }
 
+/// Parses a path of this machine: an absolute one, or one that begins at the configuration's own directory.
+pub(crate) fn host_path(text: &str) -> Result<PathBuf, ValueError> {
+    let Some(rest) = text.strip_prefix("./") else {
+        return absolute(text);
+    };
+    absolute(&format!("/{rest}"))?;
+    Ok(text.into())
+}
+
 /// Parses `/source:/target[:ro|rw]`, as in compose.
 fn mount(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<&str> = text.split(':').collect();
-    let (source, target, read_only) = match parts.as_slice() {
-        [source, target] => (source, target, false),
-        [source, target, "ro"] => (source, target, true),
-        [source, target, "rw"] => (source, target, false),
+    let (from, target, read_only) = match parts.as_slice() {
+        [from, target] => (from, target, false),
+        [from, target, "ro"] => (from, target, true),
+        [from, target, "rw"] => (from, target, false),
         _ => {
             return Err(ValueError::new(
                 format!("{text:?} is not a mount"),
@@ -595,7 +604,7 @@ fn mount(text: &str) -> Result<Mount, ValueError> {
         }
     };
     Ok(Mount {
-        source: absolute(source)?,
+        source: host_path(from)?,
         target: absolute(target)?,
         read_only,
     })

@@ -504,6 +504,8 @@ fn each_problem_is_reported() {
             "is not a mount; write \"/source:/target:ro\"",
         ),
         ("mounts = ['/a:/../b']", "is not an absolute path without \"..\""),
+        ("mounts = ['./../a:/b']", "is not an absolute path without \"..\""),
+        ("mounts = ['./a:./b']", "\"./b\" is not an absolute path"),
         (
             "mounts = [{ source = '/a' }]",
             "service.a.mounts[0].target: this key is missing; write target =",

@@ -24,7 +24,7 @@ mod switch;
 mod table;
 mod uplinks;
 
-pub use error::EbpfError;
+pub use error::{EbpfError, MINIMUM};
 pub use links::NAME_LIMIT;
 pub use ports::{GATEWAY_MAC, PreparedPort, container_end, host_end, instance_mac};
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

@@ -60,17 +60,28 @@ impl Controller {
         }
     }
 
-    /// Forgets what agents said too long ago.
+    /// Forgets what agents said too long ago, and checks that there are no more.
     pub(super) fn expire_reports(&mut self) {
         for index in 0..self.instances.len() {
             let (now, instance) = (self.now, &mut self.instances[index]);
-            if !instance.fitness.has_agent() {
+            let service = self.services.get(instance.service.index());
+            let is_checked = service.is_some_and(|of| of.settings.health.is_some());
+            let is_over = !is_checked && instance.fitness.failing().is_some();
+            if !is_over && !instance.fitness.has_agent() {
                 continue;
             }
             let (took, percent) = (instance.fitness.takes(), instance.fitness.percent());
+            if is_over {
+                instance.fitness.forget_checks();
+            }
             instance.fitness.expire(now);
             if (took, percent) != (instance.fitness.takes(), instance.fitness.percent()) {
-                self.fitness_changed(index, took, "its agent has said nothing more".to_owned());
+                let why = if is_over {
+                    "it is not checked any more"
+                } else {
+                    "its agent has said nothing more"
+                };
+                self.fitness_changed(index, took, why.to_owned());
             }
         }
     }
@@ -104,8 +115,9 @@ impl Controller {
     /// Notes the services of which too few instances pass their checks, so that all of them are used.
     pub(super) fn note_panic(&mut self) {
         for index in 0..self.services.len() {
-            let service = &self.services[index];
+            let service = &mut self.services[index];
             let Some(check) = &service.settings.health else {
+                service.panics = None;
                 continue;
             };
             let (id, share) = (service.id, check.panic);
@@ -127,6 +139,10 @@ impl Controller {
                 }
                 Some(since) if !panics => {
                     service.panics = None;
+                    // While the checks were not believed, nobody's time ran.
+                    for instance in self.instances.iter_mut().filter(|of| of.service == id) {
+                        instance.fitness.fails_from(now);
+                    }
                     let after_ms = now.since(since).as_millis();
                     EventKind::Recovered { what, after_ms }
                 }

@@ -398,6 +398,7 @@ impl Controller {
             self.plan_changed = false;
             self.plan_refused = None;
             let generation = Generation(self.plan.generation.0 + 1);
+            let now = self.now;
             let mut slots = Vec::new();
             let takers = self.takers();
             for (instance, takes) in self.instances.iter_mut().zip(takers) {
@@ -428,9 +429,10 @@ impl Controller {
                     instance.left_plan.get_or_insert(generation);
                 }
                 if let Some(drain) = &mut instance.drain {
-                    // It must be known to everybody that it takes no more, from the last time that it did.
+                    // It must be known to everybody that it takes no more, from the last time that it did. Its time
+                    // begins then, too.
                     if takes || drain.serves {
-                        (drain.generation, drain.acknowledged) = (None, None);
+                        (drain.since, drain.generation, drain.acknowledged) = (now, None, None);
                     }
                     drain.serves = takes;
                     if !takes {

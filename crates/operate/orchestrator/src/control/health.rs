@@ -86,7 +86,7 @@ impl Health {
             })
         };
         self.listen.follow(starting.map(Instance::id), wanted);
-        while let Some((instance, missing)) = self.listen.next() {
+        while let Some((instance, missing)) = self.listen.news() {
             let kind = ReportKind::Listens(missing.map_or(Ok(()), Err));
             self.reports.push(Report { instance, kind });
         }
@@ -130,7 +130,7 @@ impl Health {
         if let Err(error) = self.checkers.follow(&self.checked, check) {
             tracing::warn!(%error, "an instance is not checked");
         }
-        while let Some(verdict) = self.checkers.next() {
+        while let Some(verdict) = self.checkers.verdict() {
             let kind = match (verdict.aspect, verdict.found) {
                 (Aspect::Health, found) => ReportKind::Check(found.map(drop)),
                 (Aspect::Agent, Ok(Passed::Agent(said))) => ReportKind::Agent(Ok(said)),
@@ -175,7 +175,8 @@ impl Health {
                 ));
             }
         }
-        self.commands.retain(|id, _| present.contains(id));
+        // Instances are in the order of their ids.
+        self.commands.retain(|id, _| present.binary_search(id).is_ok());
         for (id, name, command, limit) in due {
             let tell = self.tell.clone();
             shell.execute(Execution {

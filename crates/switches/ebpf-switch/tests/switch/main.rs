@@ -8,6 +8,7 @@
 
 mod bed;
 mod contract;
+mod errors;
 mod flood;
 mod frames;
 mod namespaces;
