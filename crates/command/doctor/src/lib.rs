@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{Configuration, EngineDriver, Hugepages, PortKind, SwitchDriver, check_facts};
+use configuration::{Configuration, EngineDriver, Hugepages, PortKind, check_facts};
 use serde::Serialize;
 
 use display::output;
@@ -116,7 +116,7 @@ impl Purpose {
             needs_dpdk: uplinks
                 .iter()
                 .any(|uplink| !matches!(uplink.device, configuration::Device::Memif(_))),
-            needs_ebpf: configuration.switch.driver == SwitchDriver::Ebpf,
+            needs_ebpf: orchestrator::loads_programs(configuration),
             tables_mib: match configuration.switch.hugepages {
                 Hugepages::Off => 0,
                 Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),

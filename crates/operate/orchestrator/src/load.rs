@@ -26,9 +26,13 @@ pub fn load(file: &Path) -> anyhow::Result<Configuration> {
     let name = file.display().to_string();
     let text = text_of(file).map_err(|wrong| WrongUsage(format!("{name}: {wrong}")))?;
     let mut configuration = parse(&text, &name).map_err(|problems| wrong(&problems))?;
-    let file = std::path::absolute(file)?;
+    let folder = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let folder = folder.canonicalize()?;
     for mount in configuration.services.iter_mut().flat_map(|of| &mut of.mounts) {
-        if let (Ok(path), Some(folder)) = (mount.source.strip_prefix("."), file.parent()) {
+        if let Ok(path) = mount.source.strip_prefix(".") {
             mount.source = folder.join(path);
         }
     }

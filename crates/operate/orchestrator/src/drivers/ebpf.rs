@@ -40,6 +40,10 @@ impl Driver for Ebpf {
         CAPABILITIES
     }
 
+    fn loads_programs(&self) -> bool {
+        true
+    }
+
     fn check(&self, _: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
         ebpf_switch::check().map_err(|error| {
             let wrong = Unusable::new(error.to_string(), "write driver = \"soft\"");

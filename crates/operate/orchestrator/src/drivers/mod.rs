@@ -38,6 +38,11 @@ pub(super) trait Driver: Sync {
         Ok(())
     }
 
+    /// Whether it loads programs into the kernel.
+    fn loads_programs(&self) -> bool {
+        false
+    }
+
     /// The unix sockets on which the switch listens, or inco on its behalf, except those of uplinks.
     fn sockets(&self, _configuration: &Configuration) -> Vec<PathBuf> {
         Vec::new()
@@ -79,6 +84,11 @@ fn of(driver: SwitchDriver) -> &'static dyn Driver {
 /// The driver of a configuration.
 pub(super) fn driver(configuration: &Configuration) -> &'static dyn Driver {
     of(configuration.switch.driver)
+}
+
+/// Whether the driver of a configuration loads programs into the kernel.
+pub fn loads_programs(configuration: &Configuration) -> bool {
+    driver(configuration).loads_programs()
 }
 
 /// The capabilities of each driver.
