@@ -38,7 +38,7 @@ completions zsh usr/share/zsh/vendor-completions/_inco
 completions fish usr/share/fish/vendor_completions.d/inco.fish
 docs=$tree/usr/share/doc/inco
 install -d "$docs/examples/profiles"
-install -m 644 "$root"/examples/*.toml "$docs/examples"
+install -m 644 "$root"/examples/*.toml "$root"/examples/haproxy.cfg "$docs/examples"
 install -m 644 "$root"/examples/profiles/*.toml "$docs/examples/profiles"
 install -m 644 "$root/README.md" "$root/ARCHITECTURE.md" "$docs"
 cp -r "$root/docs" "$docs/docs"

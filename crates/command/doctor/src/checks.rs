@@ -25,6 +25,8 @@ const IPC_LOCK: u32 = 14;
 const SYS_ADMIN: u32 = 21;
 const SYS_NICE: u32 = 23;
 const SYS_RESOURCE: u32 = 24;
+const PERFMON: u32 = 38;
+const BPF: u32 = 39;
 
 /// Memory locked by DPDK and the rings of several instances, in bytes.
 const MEMLOCK_BYTES: u64 = 256 << 20;
@@ -63,6 +65,10 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
     findings.extend(forwarding(host, purpose));
     findings.push(express_data_path());
     findings.push(veth());
+    findings.push(kernel_programs(host, purpose));
+    findings.push(program_file_system(host, purpose));
+    findings.push(traffic_control(purpose));
+    findings.extend(compiler(host));
     findings.push(network_cards(host));
     findings.push(embedded_switches(host));
     findings.push(open_v_switch());
@@ -595,6 +601,119 @@ fn veth() -> Finding {
     }
 }
 
+/// What the driver `ebpf` lacks: an error where it is in use.
+fn lacks_ebpf(purpose: &Purpose, check: &str, found: String, change: &str) -> Finding {
+    let found = format!("{found}: driver = \"ebpf\" does not work");
+    if purpose.needs_ebpf {
+        Finding::fail(check, found, change)
+    } else {
+        Finding::warn(check, found, change)
+    }
+}
+
+/// Whether the programs of the driver `ebpf` load here.
+fn kernel_programs(host: &Host, purpose: &Purpose) -> Finding {
+    const CHECK: &str = "ebpf";
+    let release = host.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse::<u32>().ok());
+    let (oldest_major, oldest_minor) = ebpf_switch::MINIMUM;
+    if let (Some(Some(major)), Some(Some(minor))) = (numbers.next(), numbers.next())
+        && (major, minor) < (u32::from(oldest_major), u32::from(oldest_minor))
+    {
+        let found = format!("Linux {release} is older than {oldest_major}.{oldest_minor}");
+        let change = format!("run Linux {oldest_major}.{oldest_minor} or newer, or write driver = \"soft\"");
+        return lacks_ebpf(purpose, CHECK, found, &change);
+    }
+    let own = capabilities(host);
+    let has_all = has(own, NET_ADMIN) && (has(own, SYS_ADMIN) || (has(own, BPF) && has(own, PERFMON)));
+    if !has_all {
+        let found = "without CAP_BPF, CAP_PERFMON or CAP_NET_ADMIN".to_owned();
+        return lacks_ebpf(purpose, CHECK, found, "run inco as root");
+    }
+    Finding::ok(
+        CHECK,
+        format!("Linux {release}: driver = \"ebpf\" can load programs"),
+    )
+}
+
+/// Whether programs and maps can outlive inco.
+fn program_file_system(host: &Host, purpose: &Purpose) -> Finding {
+    const CHECK: &str = "bpf file system";
+    const PLACE: &str = "/sys/fs/bpf";
+    let mounts = host.read("proc/mounts").unwrap_or_default();
+    let is_it = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next() == Some(PLACE) && words.next() == Some("bpf")
+    };
+    if mounts.lines().any(is_it) {
+        return Finding::ok(CHECK, format!("mounted at {PLACE}"));
+    }
+    let known = host.read("proc/filesystems").unwrap_or_default();
+    if !known
+        .lines()
+        .any(|line| line.split_whitespace().last() == Some("bpf"))
+    {
+        let found = "the kernel has none".to_owned();
+        return lacks_ebpf(purpose, CHECK, found, "run a kernel with CONFIG_BPF_SYSCALL");
+    }
+    if !host.path(&PLACE[1..]).is_dir() {
+        let found = format!("{PLACE} does not exist");
+        return lacks_ebpf(purpose, CHECK, found, "run `mount -t sysfs sysfs /sys`");
+    }
+    if has(capabilities(host), SYS_ADMIN) {
+        return Finding::ok(CHECK, format!("not mounted; inco mounts it at {PLACE}"));
+    }
+    let found = "it is not mounted, and inco may not mount it".to_owned();
+    lacks_ebpf(
+        purpose,
+        CHECK,
+        found,
+        "run `mount -t bpf bpf /sys/fs/bpf` as root",
+    )
+}
+
+/// Whether programs can be attached to interfaces; tried in a temporary network namespace.
+fn traffic_control(purpose: &Purpose) -> Finding {
+    const CHECK: &str = "traffic control";
+    let tried = Command::new("unshare")
+        .args(["--net", "tc", "qdisc", "add", "dev", "lo", "clsact"])
+        .stdin(Stdio::null())
+        .output();
+    match tried {
+        Ok(output) if output.status.success() => Finding::ok(CHECK, "programs can be attached to interfaces"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("no reason given").to_owned();
+            lacks_ebpf(
+                purpose,
+                CHECK,
+                said,
+                "run it as root, on a kernel with CONFIG_NET_SCH_INGRESS",
+            )
+        }
+        Err(error) => Finding::warn(
+            CHECK,
+            format!("cannot test it: unshare: {error}"),
+            "install util-linux and iproute2",
+        ),
+    }
+}
+
+/// Whether programs run as machine code.
+fn compiler(host: &Host) -> Option<Finding> {
+    const CHECK: &str = "bpf compiler";
+    Some(match host.read("proc/sys/net/core/bpf_jit_enable")?.as_str() {
+        "0" => Finding::warn(
+            CHECK,
+            "off: programs of driver = \"ebpf\" are interpreted, which is slow",
+            "run `sysctl net.core.bpf_jit_enable=1`",
+        ),
+        _ => Finding::ok(CHECK, "on: programs run as machine code"),
+    })
+}
+
 /// Network cards, and whether DPDK can use them.
 fn network_cards(host: &Host) -> Finding {
     const CHECK: &str = "network cards";
@@ -834,6 +953,80 @@ mod tests {
             ..Purpose::default()
         };
         assert_eq!(permissions(&some.1, &docker).health, Health::Warn);
+    }
+
+    #[test]
+    fn what_the_driver_ebpf_lacks_fails_where_it_is_in_use() {
+        let of = |release: &str, capabilities: &str, driver_is_ebpf: bool| {
+            let machine = machine_with(&[
+                ("proc/sys/kernel/osrelease", release),
+                ("proc/self/status", capabilities),
+            ]);
+            let purpose = Purpose {
+                needs_ebpf: driver_is_ebpf,
+                ..Purpose::default()
+            };
+            kernel_programs(&machine.1, &purpose)
+        };
+        let (all, some) = ("CapEff:\t000001ffffffffff\n", "CapEff:\t0000000000001000\n");
+        for new in ["6.1.0-18-amd64", "6.18.5", "7.0"] {
+            assert_eq!(of(new, all, true).health, Health::Ok, "{new}");
+        }
+        for old in ["6.0.12", "5.15.0-91-generic"] {
+            let finding = of(old, all, true);
+            assert_eq!(finding.health, Health::Fail);
+            assert_eq!(
+                finding.found,
+                format!("Linux {old} is older than 6.1: driver = \"ebpf\" does not work")
+            );
+            assert_eq!(of(old, all, false).health, Health::Warn);
+        }
+        assert_eq!(of("6.1.0", some, true).health, Health::Fail);
+    }
+
+    #[test]
+    fn the_file_system_for_programs_is_mounted_or_can_be() {
+        let mounted = (
+            "proc/mounts",
+            "sysfs /sys sysfs rw 0 0\nbpf /sys/fs/bpf bpf rw 0 0\n",
+        );
+        let elsewhere = ("proc/mounts", "bpf /mnt bpf rw 0 0\n");
+        let known = ("proc/filesystems", "nodev\tsysfs\nnodev\tbpf\n\text4\n");
+        let root = ("proc/self/status", "CapEff:\t000001ffffffffff\n");
+        let place = ("sys/fs/bpf/readme", "");
+        let used = Purpose {
+            needs_ebpf: true,
+            ..Purpose::default()
+        };
+        for (files, health, said) in [
+            (vec![mounted], Health::Ok, "mounted at /sys/fs/bpf"),
+            (vec![elsewhere, known, root, place], Health::Ok, "inco mounts it"),
+            (
+                vec![elsewhere, known, place],
+                Health::Fail,
+                "inco may not mount it",
+            ),
+            (vec![known, root], Health::Fail, "/sys/fs/bpf does not exist"),
+            (vec![root, place], Health::Fail, "the kernel has none"),
+        ] {
+            let (_directory, host) = machine_with(&files);
+            let finding = program_file_system(&host, &used);
+            assert_eq!(finding.health, health, "{finding:?}");
+            assert!(finding.found.contains(said), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn interpreted_programs_are_reported() {
+        let of = |text: &str| {
+            let (_directory, host) = machine_with(&[("proc/sys/net/core/bpf_jit_enable", text)]);
+            compiler(&host).unwrap().health
+        };
+        assert_eq!(
+            (of("0"), of("1"), of("2")),
+            (Health::Warn, Health::Ok, Health::Ok)
+        );
+        assert_eq!(compiler(&machine_with(&[]).1), None);
     }
 
     #[test]

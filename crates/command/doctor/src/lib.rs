@@ -89,6 +89,8 @@ struct Purpose {
     needs_dpdk: bool,
     /// Interfaces that both the switch and this machine's own network receive from, all packets alike.
     beside_kernel: Vec<String>,
+    /// Whether programs in the kernel forward.
+    needs_ebpf: bool,
     /// MiB of the flow tables, where they may lie in hugepages.
     tables_mib: u64,
 }
@@ -101,6 +103,7 @@ impl Default for Purpose {
             workers: Vec::new(),
             needs_dpdk: false,
             beside_kernel: Vec::new(),
+            needs_ebpf: false,
             tables_mib: 0,
         }
     }
@@ -115,6 +118,7 @@ impl Purpose {
             workers: configuration.switch.workers.clone(),
             needs_dpdk: uplinks.iter().any(|uplink| uplink.device.is_of_dpdk()),
             beside_kernel: interfaces_beside_kernel(configuration),
+            needs_ebpf: orchestrator::loads_programs(configuration),
             tables_mib: match configuration.switch.hugepages {
                 Hugepages::Off => 0,
                 Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),

@@ -66,6 +66,7 @@ impl Past {
                     ..
                 }
                 | EventKind::Failure { .. }
+                | EventKind::Health { takes: false, .. }
                 | EventKind::Hot { .. }
                 | EventKind::Overcommitted { .. } => &mut past.failures,
                 _ => &mut past.events,

@@ -45,7 +45,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "operate",
         &[
-            &["display", "api", "collector"],
+            &["display", "api", "collector", "health"],
             &["images", "controller"],
             &["orchestrator"],
         ],

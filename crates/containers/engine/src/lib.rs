@@ -189,7 +189,10 @@ pub struct Executed {
 
 impl Executed {
     /// The answer to [`Request::Exec`]: an error unless the command exited with 0.
-    pub(crate) fn verdict(&self, name: &str) -> Result<(), EngineError> {
+    ///
+    /// # Errors
+    /// [`EngineError::Command`].
+    pub fn verdict(&self, name: &str) -> Result<(), EngineError> {
         if self.exit.status == Some(0) {
             return Ok(());
         }

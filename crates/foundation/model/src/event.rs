@@ -131,6 +131,15 @@ kinds! {
         /// The reason.
         reason: String,
     },
+    /// An instance began to fail its checks, or passes them again; or its agent changed what it takes.
+    Health = "health" {
+        /// Whether it can take new flows now.
+        takes: bool,
+        /// Its weight, in percent.
+        weight: u32,
+        /// What was found.
+        reason: String,
+    },
     /// A ring was full, or a quarter full twice in a row.
     Hot = "hot" {
         /// Occupied share of the ring when noticed, 0 to 1.

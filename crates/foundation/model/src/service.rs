@@ -123,6 +123,12 @@ impl Vip {
             && self.ports.iter().any(|ports| ports.contains(&of.dst_port))
     }
 
+    /// The ports that instances serve.
+    pub fn instance_ports(&self) -> Vec<RangeInclusive<u16>> {
+        self.target_port
+            .map_or_else(|| self.ports.clone(), |port| vec![port..=port])
+    }
+
     /// The packets to it, in a VLAN: a match for each address, range of ports and protocol.
     pub fn matches(&self, vlan: Option<u16>) -> Vec<Match> {
         let mut all = Vec::new();
@@ -148,6 +154,8 @@ pub enum Ready {
     Connected,
     /// It took a probe packet out of its ring.
     Consumes,
+    /// Its program listens on the ports of the service's address.
+    Listens,
     /// This command, run in the container, exits with 0.
     Exec(Vec<String>),
 }
@@ -173,7 +181,7 @@ pub const CAPABILITIES: [&str; 13] = [
 /// A file or directory of this machine that a container sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// On this machine; absolute, must exist.
+    /// On this machine; must exist. Absolute, once its configuration is loaded.
     pub source: PathBuf,
     /// In the container; absolute.
     pub target: PathBuf,

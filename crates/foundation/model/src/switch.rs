@@ -127,6 +127,8 @@ pub struct Capabilities {
     pub returns: bool,
     /// Probe packets show whether an instance takes packets.
     pub probes: bool,
+    /// Instances can be asked over their network, each alone, without that being traffic.
+    pub checks: bool,
     /// Packets of no service can go on into this machine's own network.
     pub passes_to_host: bool,
     /// The modes in which a service may have an address.
@@ -159,6 +161,7 @@ impl Capabilities {
         ring_occupancy: false,
         returns: true,
         probes: true,
+        checks: false,
         passes_to_host: false,
         vips: &[],
         affinity_keys: &[AffinityKey::Flow],

@@ -291,6 +291,7 @@ impl ControlLoop {
             acknowledged: self.switch.acknowledged(),
             commands: &self.commands,
             fitted: &self.fitted,
+            reports: &[],
         };
         self.controller
             .step(inputs, &mut self.collector, now, &mut self.outputs);

@@ -55,6 +55,7 @@ function sentence(event) {
     case "shadowed": return about + `dry-run decision: ${event.would} instances instead of ${event.wanted} (${event.policy}: ${event.reason})`;
     case "resized": return about + `${event.to_cpus.toFixed(3)} CPUs wanted by ${event.policy} (${event.reason})`;
     case "unpinned": return about + `its flows are unpinned; they are rescheduled (${event.reason})`;
+    case "health": return about + (event.takes ? event.weight < 100 ? `takes ${event.weight} % of its share of new flows` : "healthy" : "takes no new flows") + ` (${event.reason})`;
     case "hot": return about + `ring ${percent(event.occupancy)} full`;
     case "picked": return about + `${event.policy} picked it for ${event.flow}`;
     case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;

@@ -269,6 +269,8 @@ model::service_counters! { level! {
         states: BTreeMap<String, u32>,
         /// Target number of active instances. A gauge.
         desired: u32 = gauge "service_desired_instances",
+        /// Active instances that take no new flows, as their checks or their agents say. A gauge.
+        unfit: u32 = gauge "service_unfit_instances",
         /// Minimum number of active instances. A gauge.
         min: u32 = gauge "service_min_instances",
         /// Maximum number of active instances. A gauge.

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot};
 
 use crate::backoff::BackOff;
+use crate::fitness::Fitness;
 
 /// State of an instance's container in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub(crate) struct Drain {
     pub(crate) acknowledged: Option<Nanos>,
     /// Whether its flows were unpinned.
     pub(crate) moves: bool,
+    /// Whether it takes new flows all the same, because no other instance does.
+    pub(crate) serves: bool,
 }
 
 /// The controller's record of one instance.
@@ -88,6 +91,8 @@ pub struct Instance {
     pub(crate) again: Nanos,
     pub(crate) retry: BackOff,
     pub(crate) check_running: bool,
+    /// Its program was seen to listen on all ports of its service.
+    pub(crate) listens: bool,
     /// Packets it had consumed from its ring when the probe was sent.
     pub(crate) probed: Option<u64>,
     pub(crate) drain: Option<Drain>,
@@ -100,6 +105,7 @@ pub struct Instance {
     pub(crate) cpus: Option<f64>,
     pub(crate) wanted_cpus: Option<f64>,
     pub(crate) hot_told: Option<Nanos>,
+    pub(crate) fitness: Fitness,
 }
 
 impl Instance {
@@ -166,6 +172,11 @@ impl Instance {
     /// Whether it is Active in a moment, as it was in the run before.
     pub fn comes_back(&self) -> bool {
         self.adopted && self.container == Container::Running && self.is_on_its_way()
+    }
+
+    /// What its checks and its agent say of it.
+    pub fn fitness(&self) -> &Fitness {
+        &self.fitness
     }
 
     /// CPUs that its quota allows; [`None`] without a quota.

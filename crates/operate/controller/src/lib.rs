@@ -31,6 +31,7 @@
 
 mod backoff;
 mod controller;
+mod fitness;
 mod instance;
 mod message;
 mod reaction;
@@ -38,8 +39,9 @@ mod settings;
 mod shell;
 
 pub use controller::{Controller, Failing, HeldBack, ServiceStatus};
+pub use fitness::Fitness;
 pub use instance::{Container, Instance, Port};
-pub use message::{Command, CommandError, CommandId, Inputs, Outputs};
+pub use message::{Command, CommandError, CommandId, Inputs, Outputs, Report, ReportKind};
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
     ATTACH_AGAIN, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT, CREATES_AT_ONCE,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use autoscaling::{Autoscaler, Fit, Fitted};
 use engine::{Container, EngineEvent, Request, Ticket};
-use model::{Action, Event, Generation, InstanceId, InstanceState, ServiceId};
+use model::{Action, AgentReport, Event, Generation, InstanceId, InstanceState, ServiceId};
 use scheduling::Scheduler;
 use signal::Wish;
 use switch::{SwitchEvent, SwitchRequest};
@@ -152,6 +152,26 @@ pub enum CommandError {
     ShuttingDown,
 }
 
+/// What was found out about an instance by asking it, or the kernel about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The instance.
+    pub instance: InstanceId,
+    /// What was found.
+    pub kind: ReportKind,
+}
+
+/// The kind of a [`Report`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReportKind {
+    /// Its program listens on the ports of its service, or what is missing yet.
+    Listens(Result<(), String>),
+    /// It passed a check, or why not.
+    Check(Result<(), String>),
+    /// What its agent says, or why nothing came of it.
+    Agent(Result<AgentReport, String>),
+}
+
 /// Events since the last step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inputs<'a> {
@@ -168,6 +188,8 @@ pub struct Inputs<'a> {
     pub commands: &'a [(CommandId, Command)],
     /// The results of [`Outputs::fits`].
     pub fitted: &'a [(ServiceId, Fitted)],
+    /// What was found out about instances.
+    pub reports: &'a [Report],
 }
 
 /// What the caller must carry out. The caller reuses one value; each step clears it first.

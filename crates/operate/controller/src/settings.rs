@@ -2,7 +2,10 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use engine::{ContainerSpec, Label};
-use model::{Fallback, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId, Slot, StandbyMode};
+use model::{
+    AgentCheck, Fallback, HealthCheck, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId, Slot,
+    StandbyMode,
+};
 use scheduling::Scheduler;
 use switch::{PortKind, PortSpec, ServicePlan};
 
@@ -50,6 +53,10 @@ pub struct ServiceSettings {
     pub capacity_pps: Option<f64>,
     /// The condition that ends Starting.
     pub ready: Ready,
+    /// How its instances are checked; [`None`]: they are not.
+    pub health: Option<HealthCheck>,
+    /// Where their agents are asked; [`None`]: they are not.
+    pub agent: Option<AgentCheck>,
     /// Longest time from the program's start until the instance is ready.
     pub ready_deadline: Nanos,
     /// Longest time that a draining instance may keep flows.
@@ -82,6 +89,8 @@ impl ServiceSettings {
             sleep: false,
             capacity_pps: None,
             ready: Ready::Connected,
+            health: None,
+            agent: None,
             ready_deadline: Nanos::from_secs(30),
             drain_deadline: Nanos::from_secs(60),
             stop_grace: Nanos::from_secs(10),

@@ -8,7 +8,7 @@ use model::{Generation, Histogram, Nanos, ServiceId};
 use switch::{Resumed, SwitchEvent, SwitchRequest};
 
 use crate::Controller;
-use crate::message::{Command, CommandId, Inputs, Outputs};
+use crate::message::{Command, CommandId, Inputs, Outputs, Report};
 
 /// How long creates wait after a step that changed the plan. A create takes milliseconds of CPU time in parts that
 /// the kernel does not preempt; packets that wait for the plan need that CPU first.
@@ -119,6 +119,7 @@ impl Shell {
     pub fn turn(
         &mut self,
         (switch, acknowledged): (&[SwitchEvent], Generation),
+        reports: &[Report],
         commands: &[(CommandId, Command)],
         collector: &mut Collector,
         now: Nanos,
@@ -135,6 +136,7 @@ impl Shell {
             acknowledged,
             commands,
             fitted: &self.fitted,
+            reports,
         };
         self.controller.step(inputs, collector, now, &mut self.outputs);
         &self.outputs

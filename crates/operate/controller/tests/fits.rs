@@ -34,7 +34,7 @@ fn a_fit_never_ends_in_the_turn_that_starts_it() {
         raw.at = at;
         raw.services[0].offered_packets += 1_000;
         collector.sample(&raw);
-        shell.turn((&[], Generation(0)), &[], &mut collector, at);
+        shell.turn((&[], Generation(0)), &[], &[], &mut collector, at);
         shell.carry_out(at);
     };
     // A value each second; the first fit is due with the twentieth.

@@ -11,13 +11,16 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use autoscaling::Autoscaler;
 use collector::Collector;
-use controller::{Command, CommandId, Controller, Inputs, Outputs, ServiceSettings, Settings};
+use controller::{
+    Command, CommandId, Controller, Inputs, Outputs, Report, ReportKind, ServiceSettings, Settings,
+};
 use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
 use model::{
-    Action, EventKind, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, Random, Ready,
-    RolloutState, ServiceId, Slot, StandbyMode, Tuple, UplinkId, protocol,
+    Action, AgentCheck, AgentReport, AgentState, EventKind, FlowKey, Generation, HealthCheck, InstanceId,
+    InstanceState, Match, Nanos, Probe, Random, Ready, RolloutState, ServiceId, Slot, StandbyMode, Tuple,
+    UplinkId, protocol,
 };
 use scheduling::Scheduler;
 use switch::{
@@ -76,6 +79,7 @@ struct PortSim {
 
 struct Simulation {
     seed: u64,
+    settings: Vec<ServiceSettings>,
     chance: Random,
     probabilities: Probabilities,
     now: Nanos,
@@ -97,6 +101,10 @@ struct Simulation {
     events: Vec<EngineEvent>,
     containers: Option<Vec<engine::Container>>,
     commands: Vec<(CommandId, Command)>,
+    /// What is found out about instances by the next step.
+    reports: Vec<Report>,
+    /// Every event but changes of state, in words.
+    told_events: Vec<(Option<InstanceId>, EventKind)>,
     engine_up_at: Option<Nanos>,
     flows_wanted: [usize; 2],
     states: BTreeMap<InstanceId, InstanceState>,
@@ -178,8 +186,18 @@ impl Simulation {
     }
 
     /// A new run of the controller over an engine that may have containers of an earlier one.
-    fn over(seed: u64, probabilities: Probabilities, mut engine: FakeEngine, now: Nanos) -> Simulation {
-        let services = services();
+    fn over(seed: u64, probabilities: Probabilities, engine: FakeEngine, now: Nanos) -> Simulation {
+        Simulation::with(services(), seed, probabilities, engine, now)
+    }
+
+    fn with(
+        services: Vec<ServiceSettings>,
+        seed: u64,
+        probabilities: Probabilities,
+        mut engine: FakeEngine,
+        now: Nanos,
+    ) -> Simulation {
+        let settings = services.clone();
         let mut collector = Collector::new();
         for service in &services {
             collector.add_service(service.autoscaler.stable_window());
@@ -191,6 +209,7 @@ impl Simulation {
         controller.adopt(&found, &Resumed::default(), now);
         Simulation {
             seed,
+            settings,
             chance: Random::new(seed ^ 0x5eed),
             probabilities,
             now,
@@ -216,6 +235,8 @@ impl Simulation {
             events: Vec::new(),
             containers: None,
             commands: Vec::new(),
+            reports: Vec::new(),
+            told_events: Vec::new(),
             engine_up_at: None,
             flows_wanted: [4, 2],
             states: BTreeMap::new(),
@@ -251,10 +272,12 @@ impl Simulation {
             acknowledged: self.raw.acknowledged,
             commands: &self.commands,
             fitted: &[],
+            reports: &self.reports,
         };
         self.controller
             .step(inputs, &mut self.collector, self.now, &mut self.outputs);
         self.commands.clear();
+        self.reports.clear();
         let mut outputs = std::mem::take(&mut self.outputs);
         for (ticket, request) in outputs.engine.drain(..) {
             self.engine.submit(ticket, request);
@@ -593,11 +616,14 @@ impl Simulation {
                 }
                 _ => {}
             }
+            if !matches!(event.kind, EventKind::State { .. }) {
+                self.told_events.push((event.instance, event.kind.clone()));
+            }
         }
     }
 
     fn check(&mut self) {
-        let settings = services();
+        let settings = &self.settings;
         let instances = self.controller.instances();
         assert!(instances.is_sorted_by_key(|i| i.id()));
         let slots: BTreeSet<Slot> = instances.iter().map(|i| i.slot()).collect();
@@ -622,8 +648,10 @@ impl Simulation {
             let rolls = status
                 .rollout
                 .is_some_and(|rollout| rollout.state == RolloutState::Running);
+            // Others come in the place of those that take no new flows.
+            let unfit = of_it().filter(|i| !i.fitness().takes()).count();
             assert!(
-                active <= service.max as usize + usize::from(rolls),
+                active <= service.max as usize + usize::from(rolls) + unfit,
                 "{active} active of at most {}",
                 service.max
             );
@@ -636,7 +664,7 @@ impl Simulation {
                     )
                 })
                 .count();
-            let limit = service.max as usize + service.standby as usize + 1 + usize::from(rolls);
+            let limit = service.max as usize + service.standby as usize + 1 + usize::from(rolls) + unfit;
             assert!(staying <= limit, "{staying} of {}", service.name);
         }
     }
@@ -1576,4 +1604,295 @@ fn explained(case: &str) -> u64 {
     replicas
         .and_then(serde_json::Value::as_u64)
         .expect("it decides again")
+}
+
+/// The firewall with checks, agents and two instances, after a while with these many flows.
+fn checked(seed: u64, flows: usize) -> Simulation {
+    let mut services = services();
+    services[0].autoscaler = Autoscaler::from_name("fixed").expect("a policy");
+    services[0].health = Some(HealthCheck {
+        probe: Probe::Tcp(80),
+        every: Nanos::from_millis(100),
+        timeout: Nanos::from_millis(50),
+        fall: 3,
+        rise: 2,
+        panic: 0.5,
+    });
+    services[0].agent = Some(AgentCheck {
+        port: 8080,
+        every: Nanos::from_millis(100),
+    });
+    let engine = FakeEngine::new(FakeConfig {
+        seed,
+        ..FakeConfig::default()
+    });
+    let mut sim = Simulation::with(services, seed, Probabilities::default(), engine, Nanos::ZERO);
+    sim.steady(flows, 0, 2);
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), 2);
+    sim
+}
+
+impl Simulation {
+    /// What is found out about an instance, and a step.
+    fn report(&mut self, id: u32, kind: ReportKind) {
+        let instance = InstanceId(id);
+        self.reports.push(Report { instance, kind });
+        self.step(Nanos::from_millis(1));
+    }
+
+    fn checks(&mut self, id: u32, count: u32, passes: bool) {
+        for _ in 0..count {
+            let verdict = if passes {
+                Ok(())
+            } else {
+                Err("port 80 refuses the connection".to_owned())
+            };
+            self.report(id, ReportKind::Check(verdict));
+        }
+    }
+
+    fn agent(&mut self, id: u32, state: Option<AgentState>, mode: Option<AgentState>, percent: Option<u32>) {
+        self.report(id, ReportKind::Agent(Ok(AgentReport { state, mode, percent })));
+    }
+
+    /// The row of an instance in the newest plan.
+    fn row(&self, id: u32) -> SlotPlan {
+        let plan = self
+            .switch
+            .plans()
+            .max_by_key(|plan| plan.generation)
+            .expect("a plan");
+        let row = plan.instances().find(|(_, row)| row.instance == InstanceId(id));
+        *row.expect("it is in the plan").1
+    }
+
+    /// What was told of an instance's health last: whether it takes flows, its weight, and why.
+    fn told_of(&self, id: u32) -> Option<(bool, u32, String)> {
+        let of = |(instance, kind): &(Option<InstanceId>, EventKind)| match kind {
+            EventKind::Health {
+                takes,
+                weight,
+                reason,
+            } if *instance == Some(InstanceId(id)) => Some((*takes, *weight, reason.clone())),
+            _ => None,
+        };
+        self.told_events.iter().rev().find_map(of)
+    }
+}
+
+#[test]
+fn one_that_fails_its_checks_keeps_its_flows_and_gets_no_new_ones() {
+    let mut sim = checked(31, 0);
+    let victim = sim.ids(0, InstanceState::Active)[0];
+    let slot = sim.slot_of(victim);
+    sim.pin_flows(slot, 3);
+    sim.checks(victim, 2, false);
+    sim.checks(victim, 1, true);
+    sim.checks(victim, 2, false);
+    assert_eq!(sim.told_of(victim), None, "three in a row are needed");
+    assert_eq!(sim.row(victim).state, InstanceState::Active);
+    sim.checks(victim, 1, false);
+    let why = "3 checks in a row did not pass: port 80 refuses the connection".to_owned();
+    assert_eq!(sim.told_of(victim), Some((false, 100, why)));
+    sim.run(50, Nanos::from_millis(1));
+    assert_eq!(sim.row(victim).state, InstanceState::Draining);
+    // It stays, and the standby has taken its place.
+    let active = sim.ids(0, InstanceState::Active);
+    assert!(active.len() == 3 && active.contains(&victim), "{active:?}");
+    sim.flows_wanted = [200, 0];
+    sim.run(50, Nanos::from_millis(1));
+    assert!(sim.flows.len() > 150);
+    assert_eq!(sim.pinned(slot), 3, "its own flows, and no other");
+    sim.flows_wanted = [0, 0];
+    sim.run(1_000, Nanos::from_millis(1));
+    sim.checks(victim, 1, true);
+    assert_eq!(sim.row(victim).state, InstanceState::Draining);
+    let back = sim.now;
+    sim.checks(victim, 1, true);
+    assert_eq!(sim.told_of(victim).map(|told| told.0), Some(true));
+    sim.run(10, Nanos::from_millis(1));
+    let row = sim.row(victim);
+    assert_eq!(row.state, InstanceState::Active);
+    assert!(row.active_since >= back, "it begins with a small share again");
+    // One is too many now: not the one with flows.
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), 2);
+    assert!(sim.ids(0, InstanceState::Active).contains(&victim));
+    assert_eq!(sim.pinned(slot), 3);
+}
+
+#[test]
+fn below_the_share_of_healthy_ones_all_are_used_and_none_is_removed() {
+    let mut sim = checked(32, 4);
+    let both = sim.ids(0, InstanceState::Active);
+    for id in &both {
+        sim.checks(*id, 3, false);
+    }
+    sim.run(5, Nanos::from_millis(1));
+    // One more has come; of three, one passes: less than half.
+    sim.run(2_000, Nanos::from_millis(1));
+    for id in &both {
+        assert_eq!(sim.row(*id).state, InstanceState::Active);
+    }
+    let panics = |sim: &Simulation| {
+        let of = |(_, kind): &(Option<InstanceId>, EventKind)| match kind {
+            EventKind::Failure { what, reason } if what == "health" => Some(reason.clone()),
+            EventKind::Recovered { what, .. } if what == "health" => Some("over".to_owned()),
+            _ => None,
+        };
+        sim.told_events.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let said = panics(&sim);
+    assert!(
+        said.len() == 1 && said[0].ends_with("less than 50 %: all of them are used"),
+        "{said:?}"
+    );
+    // Nothing is replaced while the check is likely wrong, however long that lasts.
+    sim.run(5_000, Nanos::from_millis(1));
+    let active = sim.ids(0, InstanceState::Active);
+    assert!(both.iter().all(|id| active.contains(id)), "{active:?}");
+    assert!(active.len() <= 3, "{active:?}");
+    sim.checks(both[0], 2, true);
+    sim.run(5, Nanos::from_millis(1));
+    assert_eq!(panics(&sim).last().map(String::as_str), Some("over"));
+    assert_eq!(sim.row(both[1]).state, InstanceState::Draining);
+}
+
+#[test]
+fn a_check_that_there_is_no_more_has_no_effect() {
+    let mut sim = checked(36, 0);
+    let victim = sim.ids(0, InstanceState::Active)[0];
+    sim.checks(victim, 3, false);
+    assert_eq!(sim.told_of(victim).map(|told| told.0), Some(false));
+    let mut settings = sim.settings[0].clone();
+    settings.health = None;
+    let command = Command::Reconfigure {
+        service: ServiceId(0),
+        settings: Box::new(settings),
+        autoscaler: false,
+        scheduler: false,
+    };
+    assert!(sim.ask(command).is_ok());
+    sim.run(10, Nanos::from_millis(1));
+    assert_eq!(
+        sim.told_of(victim),
+        Some((true, 100, "it is not checked any more".to_owned()))
+    );
+    assert_eq!(sim.row(victim).state, InstanceState::Active);
+}
+
+#[test]
+fn one_that_goes_on_failing_is_removed() {
+    let mut sim = checked(33, 0);
+    let victim = sim.ids(0, InstanceState::Active)[0];
+    sim.checks(victim, 3, false);
+    // As long as a drain may take.
+    sim.run(2_900, Nanos::from_millis(1));
+    assert!(sim.ids(0, InstanceState::Active).contains(&victim));
+    sim.run(200, Nanos::from_millis(1));
+    assert!(!sim.ids(0, InstanceState::Active).contains(&victim));
+    assert!(sim.seen.contains("active→failed"), "{:?}", sim.seen);
+    sim.steady(0, 0, 1);
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), 2);
+}
+
+#[test]
+fn an_agent_sets_weight_and_state_for_a_while() {
+    let mut sim = checked(34, 0);
+    let id = sim.ids(0, InstanceState::Active)[0];
+    let settle = |sim: &mut Simulation| sim.run(10, Nanos::from_millis(1));
+    sim.agent(id, None, None, Some(75));
+    settle(&mut sim);
+    assert_eq!(
+        (sim.row(id).state, sim.row(id).weight),
+        (InstanceState::Active, 192)
+    );
+    for mode in [AgentState::Drain, AgentState::Maintenance] {
+        sim.agent(id, None, Some(mode), None);
+        settle(&mut sim);
+        assert_eq!(sim.row(id).state, InstanceState::Draining, "{mode:?}");
+        sim.agent(id, None, Some(AgentState::Ready), None);
+        settle(&mut sim);
+        assert_eq!(sim.row(id).state, InstanceState::Active, "{mode:?}");
+    }
+    sim.agent(id, Some(AgentState::Down), None, None);
+    settle(&mut sim);
+    assert_eq!(sim.row(id).state, InstanceState::Draining);
+    // An agent that cannot be asked says nothing new; after three times its interval, the old has no effect.
+    sim.report(
+        id,
+        ReportKind::Agent(Err("port 8080 refuses the connection".to_owned())),
+    );
+    sim.run(250, Nanos::from_millis(1));
+    assert_eq!(sim.row(id).state, InstanceState::Draining);
+    sim.run(50, Nanos::from_millis(1));
+    assert_eq!(
+        (sim.row(id).state, sim.row(id).weight),
+        (InstanceState::Active, 256)
+    );
+    assert_eq!(
+        sim.told_of(id),
+        Some((true, 100, "its agent has said nothing more".to_owned()))
+    );
+}
+
+/// Draining instances go on where no other takes flows; else they take none, and end after their last flow.
+#[test]
+fn where_only_draining_instances_are_left_they_serve() {
+    let mut services = services();
+    (services[0].min, services[0].max, services[0].standby) = (1, 1, 0);
+    let engine = FakeEngine::new(FakeConfig::default());
+    let mut sim = Simulation::with(services, 35, Probabilities::default(), engine, Nanos::ZERO);
+    sim.steady(0, 0, 1);
+    let old = sim.ids(0, InstanceState::Active)[0];
+    let slot = sim.slot_of(old);
+    sim.pin_flows(slot, 1);
+    sim.step(Nanos::from_millis(1));
+    // What comes in its place does not connect, for longer than a drain may take.
+    sim.probabilities.port_never_connects = 1.0;
+    let drain = Action::Drain {
+        instance: InstanceId(old),
+    };
+    assert!(sim.ask(drain).is_ok());
+    for _ in 0..8 {
+        sim.run(500, Nanos::from_millis(1));
+        assert_eq!(sim.ids(0, InstanceState::Draining), [old]);
+        assert_eq!(sim.row(old).state, InstanceState::Active, "it takes new flows");
+    }
+    let (served, pinned) = (sim.flows_served, sim.pinned(slot));
+    sim.flows_wanted = [20, 0];
+    sim.run(20, Nanos::from_millis(1));
+    assert!(
+        sim.flows_served > served && sim.pinned(slot) > pinned,
+        "it does take some"
+    );
+    assert!(!sim.seen.contains("drain deadline"));
+    // Another one is there at last: from then on, the drain has its whole time.
+    sim.probabilities.port_never_connects = 0.0;
+    sim.flows_wanted = [0, 0];
+    while sim.ids(0, InstanceState::Active).is_empty() {
+        sim.run(10, Nanos::from_millis(1));
+    }
+    sim.run(10, Nanos::from_millis(1));
+    assert_eq!(sim.row(old).state, InstanceState::Draining);
+    sim.run(1_500, Nanos::from_millis(1));
+    assert_eq!(
+        sim.pinned(slot),
+        1,
+        "only the long one is left, and it is not cut"
+    );
+    assert_eq!(sim.ids(0, InstanceState::Draining), [old]);
+    let left: Vec<FlowKey> = sim
+        .switch
+        .pins()
+        .filter(|(_, at)| *at == slot)
+        .map(|(key, _)| key)
+        .collect();
+    for key in left {
+        sim.flows.remove(&key);
+        sim.switch.end(&key);
+    }
+    sim.run(20, Nanos::from_millis(1));
+    assert_eq!(sim.ids(0, InstanceState::Draining), Vec::<u32>::new());
+    assert!(!sim.seen.contains("drain deadline"));
+    sim.shut_down(false);
 }

@@ -70,6 +70,17 @@ pub fn event_sentence(event: &Event) -> String {
             format!("{from} -> {to_cpus:.3} CPUs wanted by {policy} ({reason})")
         }
         EventKind::Unpinned { reason } => format!("its flows are unpinned; they are rescheduled ({reason})"),
+        EventKind::Health {
+            takes: true,
+            weight: 100,
+            reason,
+        } => format!("healthy ({reason})"),
+        EventKind::Health {
+            takes: true,
+            weight,
+            reason,
+        } => format!("takes {weight} % of its share of new flows ({reason})"),
+        EventKind::Health { reason, .. } => format!("takes no new flows ({reason})"),
         EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
         EventKind::Overcommitted { flows } => {
             let plural = if *flows == 1 { "" } else { "s" };

@@ -56,7 +56,7 @@ const PLAIN: Recipe = Recipe {
     volumes: &[],
 };
 
-const RECIPES: [Recipe; 4] = [
+const RECIPES: [Recipe; 5] = [
     Recipe {
         program: "nginx",
         package: "nginx-light",
@@ -99,6 +99,14 @@ const RECIPES: [Recipe; 4] = [
         runs_as_user: true,
         directory: Some("/data"),
         volumes: &["/data"],
+        ..PLAIN
+    },
+    Recipe {
+        program: "dnsmasq",
+        package: "dnsmasq-base",
+        arguments: &["--keep-in-foreground", "--log-facility=-"],
+        made: &[("/run/dnsmasq", true)],
+        user: Some("dnsmasq"),
         ..PLAIN
     },
     Recipe {

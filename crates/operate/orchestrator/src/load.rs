@@ -25,7 +25,18 @@ const FILE_LIMIT: u64 = 1 << 20;
 pub fn load(file: &Path) -> anyhow::Result<Configuration> {
     let name = file.display().to_string();
     let text = text_of(file).map_err(|wrong| WrongUsage(format!("{name}: {wrong}")))?;
-    parse(&text, &name).map_err(|problems| wrong(&problems).into())
+    let mut configuration = parse(&text, &name).map_err(|problems| wrong(&problems))?;
+    let folder = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let folder = folder.canonicalize()?;
+    for mount in configuration.services.iter_mut().flat_map(|of| &mut of.mounts) {
+        if let Ok(path) = mount.source.strip_prefix(".") {
+            mount.source = folder.join(path);
+        }
+    }
+    Ok(configuration)
 }
 
 /// Parses and checks the text of a configuration against the capabilities of this build's drivers. `file_name`
@@ -214,6 +225,19 @@ mod tests {
         // The API's socket has a longer name until its permissions are set.
         let said = of(&text.replace("llll", "l").replace("ddd/a", "ddddddddddd/a")).unwrap();
         assert!(said.contains("ddd/.4194304 has 108 bytes"), "{said}");
+    }
+
+    #[test]
+    fn a_mount_may_begin_at_the_directory_of_its_configuration() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("inco.toml");
+        let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.a]\nimage = \"x\"\nmounts = \
+                    [\"./rules/a:/a:ro\", { source = \"./b\", target = \"/b\" }, \"/c:/c\"]\n";
+        std::fs::write(&path, text).unwrap();
+        let mounts = load(&path).unwrap().services.remove(0).mounts;
+        let sources: Vec<_> = mounts.into_iter().map(|mount| mount.source).collect();
+        let own = |name: &str| directory.path().join(name);
+        assert_eq!(sources, [own("rules/a"), own("b"), "/c".into()]);
     }
 
     #[test]

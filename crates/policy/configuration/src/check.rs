@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 
 use model::{
-    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Ready, Slot, UplinkId, UplinkKind, Vip,
-    VipMode,
+    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Probe, Ready, Slot, UplinkId, UplinkKind,
+    Vip, VipMode,
 };
 
 use crate::problem::Places;
@@ -341,6 +341,28 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let what = "cannot see whether an instance takes packets";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
+        }
+        if service.ready == Ready::Listens && (service.port != PortKind::Kernel || service.vip.is_none()) {
+            let what = "sees who listens only in the network of a kernel port, at the address of its service";
+            let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
+            wrong("ready", what, write);
+        }
+        let is_asked = can.checks && service.port == PortKind::Kernel && service.vip.is_some();
+        let needs = "asks instances over their network only with port = \"kernel\" and vip";
+        if service
+            .health
+            .as_ref()
+            .is_some_and(|of| !matches!(of.probe, Probe::Command(_)))
+            && !is_asked
+        {
+            let write = "write health = { command = [...] }, or remove it".to_owned();
+            wrong("health", needs, write);
+        }
+        if service.health.is_some() && !service.has_containers() {
+            wrong("health", "has nothing to check in a sink", "remove it".to_owned());
+        }
+        if service.agent.is_some() && !is_asked {
+            wrong("agent", needs, "remove it".to_owned());
         }
         if !service.symmetric && (!can.returns || is_end) {
             let what = "gives both directions of a flow to one instance, which answers for itself";

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind, Ready, StandbyMode,
-    TableFull, Timeouts, UplinkId, Vip, VipMode,
+    AffinityKey, AgentCheck, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling, PortKind,
+    Probe, Ready, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
@@ -434,10 +434,20 @@ tables! {
              `DAC_OVERRIDE`, `FOWNER`, `FSETID`, `KILL`, `MKNOD`, `NET_BIND_SERVICE`, `SETFCAP`, `SETGID`, \
              `SETPCAP`, `SETUID`, `SYS_CHROOT`. `[]` is none. A program that its image does not run as root cannot \
              use them, as with Docker.";
-        ready: ready, [= "\"connected\""], Applies,
-            "`\"connected\"`, `\"consumes\"` or a table", "{ exec = [\"/bin/check\"] }",
-            "When an instance is ready: `connected` when its data ports are up, `consumes` when it has also taken a \
-             probe packet, a table when a command in the container succeeds.";
+        ready: ready,
+            [or "`\"connected\"`; with `port = \"kernel\"` and `vip`, `\"listens\"`" =>
+                usual_ready(port, vip.is_some())], Applies,
+            "`\"connected\"`, `\"consumes\"`, `\"listens\"` or a table", "{ exec = [\"/bin/check\"] }",
+            "When an instance is ready: `connected` when its data ports are up; `consumes` when it has also taken a \
+             probe packet; `listens` when its program also serves each port of `vip` (of a range, any port): a socket \
+             of TCP listens there, or one of UDP has the port, at one of the service's addresses or at all; a table \
+             when a command in the container succeeds.";
+        health: |at| at.table(health_table), [or "none"], Applies,
+            "table", "{ http = \"/\" }",
+            "How instances are checked while they run. See the table below.";
+        agent: |at| at.table(agent_table), [or "none"], Applies,
+            "table", "{ port = 8080 }",
+            "Agents in the instances that say how much each takes. See the table below.";
         // A local image starts within 0.2 s. DPDK's EAL takes a few seconds with many hugepages.
         ready_deadline: span(Nanos(1), Nanos::MAX), [= "\"10s\""], Applies,
             "duration", "\"30s\"",
@@ -519,10 +529,12 @@ tables! {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;
+        let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
+        let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, capabilities, ready, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, signals,
         }
     }
@@ -583,8 +595,9 @@ tables! {
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":
         "A file or directory of this machine in the container, as a table or as text: `\"/etc/rules:/etc/rules:ro\"`."
     {
-        source: text(absolute), [required], Applies,
-            "absolute path", "\"/etc/rules\"", "Path on this machine.";
+        source: text(host_path), [required], Applies,
+            "absolute path, or one that begins with `./`", "\"/etc/rules\"",
+            "Path on this machine; `./` is the directory of this file.";
         target: text(absolute), [required], Applies,
             "absolute path", "\"/etc/rules\"", "Path in the container.";
         read_only: boolean, [= "false"], Applies,
@@ -636,6 +649,78 @@ tables! {
             "list of text", "[\"/bin/check\"]", "The command. The instance is ready when it exits with status 0.";
     } => {
         Ready::Exec(exec)
+    }
+
+    health_table(reader, section) -> Option<HealthCheck> = "service.NAME.health":
+        "A check of each instance, again and again. `tcp`, `http` and `dns` go through the instance's own interface as \
+         packets of the network do, to the service's address, or with `mode = \"dnat\"` to the instance's own address \
+         and port: with `port = \"kernel\"` and `vip` only. They come from 169.254.1.2 or 100::2. An instance that fails gets no new flows and keeps those that it has; another one comes \
+         in its place, and if it goes on failing for `drain_deadline`, it is removed. One that is back begins with a \
+         small share of new flows (`slow_start` of `scheduler`)."
+    {
+        tcp: number(1, 65_535), [or "one of `tcp`, `http`, `dns`, `command`"], Applies,
+            "port", "80", "It accepts a connection at that port.";
+        http: text(http_path), [or "one of `tcp`, `http`, `dns`, `command`"], Applies,
+            "path", "\"/healthz\"", "It answers a request for that path with status 2xx or 3xx.";
+        dns: text(dns_name), [or "one of `tcp`, `http`, `dns`, `command`"], Applies,
+            "name", "\"example.com\"",
+            "It answers a question for that name, over UDP. That the name does not exist is an answer.";
+        command: program, [or "one of `tcp`, `http`, `dns`, `command`"], Applies,
+            "list of text", "[\"/bin/check\"]", "That command, run in its container, exits with status 0.";
+        port: number(1, 65_535), [or "the first port that instances serve"], Applies,
+            "port", "8080", "The port for `http` and `dns`.";
+        // HAProxy's and IPVS' checks are as frequent by default, give or take.
+        every: span(Nanos::from_millis(10), Nanos::from_secs(3600)), [= "\"1s\""], Applies,
+            "duration, 10 ms to 1h", "\"200ms\"", "From the beginning of one check to that of the next.";
+        timeout: span(Nanos::from_millis(1), Nanos::from_secs(3600)),
+            [or "half of `every`" => Nanos(every.0 / 2)], Applies,
+            "duration, at most `every`", "\"100ms\"", "How long one check may take.";
+        fall: number(1, 100), [= "3"], Applies,
+            "number, 1 to 100", "2", "An instance fails after so many checks in a row that did not pass.";
+        rise: number(1, 100), [= "2"], Applies,
+            "number, 1 to 100", "5", "It is back after so many in a row that passed.";
+        panic: share, [= "0.5"], Applies,
+            "share, above 0 and at most 1", "0.3",
+            "If a smaller share of a service's active instances pass, all of them are used: then the check is more \
+             likely wrong than all of them.";
+    } => {
+        let written = ["tcp", "http", "dns", "command"].iter().filter(|key| section.get(key).is_some()).count();
+        if written != 1 {
+            let what = format!("{written} of the keys tcp, http, dns and command are present; exactly one is needed");
+            let write = "write one: tcp = 80, http = \"/\", dns = \"example.com\" or command = [\"/bin/check\"]";
+            reader.report(&section.path, ValueError::new(what, write));
+        }
+        if section.get("port").is_some() && (tcp.is_some() || command.is_some()) {
+            let wrong = ValueError::new("port is for http and dns", "remove it");
+            reader.report(&section.key("port"), wrong);
+        }
+        if timeout > every {
+            let wrong = ValueError::new("a check may not take longer than until the next one", "write at most `every`");
+            reader.report(&section.key("timeout"), wrong);
+        }
+        // 0: the service's first port, which is known later.
+        let port: u16 = port.unwrap_or(0);
+        let probe = tcp.map(Probe::Tcp)
+            .or(http.map(|path| Probe::Http(port, path)))
+            .or(dns.map(|name| Probe::Dns(port, name)))
+            .or(command.map(Probe::Command))?;
+        Some(HealthCheck { probe, every, timeout, fall, rise, panic })
+    }
+
+    agent_table(reader, section) -> AgentCheck = "service.NAME.agent":
+        "Agents in the instances, as HAProxy's `agent-check` has them. inco connects to the port of each; the agent \
+         writes one line. `75%`: its share of new flows, of what it would have (with policies that have weights: \
+         [policies](../policies.md)). `drain`, `maint`: no new flows, until `ready`. `down`, `failed`, `stopped`: it \
+         fails, as by `health`, until `up`. What was not said again for three times `every` has no effect any more. \
+         With `port = \"kernel\"` and `vip` only."
+    {
+        port: number(1, 65_535), [required], Applies,
+            "port", "8080", "The port of the agents.";
+        // HAProxy's `agent-inter`.
+        every: span(Nanos::from_millis(10), Nanos::from_secs(3600)), [= "\"2s\""], Applies,
+            "duration, 10 ms to 1h", "\"500ms\"", "How often each is asked.";
+    } => {
+        AgentCheck { port, every }
     }
 
     instances_table(reader, section) -> Instances = "service.NAME.instances":

@@ -51,3 +51,5 @@ pub(crate) const BUCKETS_MAX: u64 = 4096;
 pub(crate) const VIP_RANGES: usize = 16;
 /// Registries without TLS. A machine with more has a mirror.
 pub(crate) const REGISTRIES_MAX: usize = 64;
+/// Longest path of a health check's request in bytes: the request fits into one packet.
+pub(crate) const HTTP_PATH_LIMIT: usize = 1024;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, Capabilities, Fallback, FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind,
-    Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId, UplinkKind, Vip,
+    AffinityKey, AgentCheck, Capabilities, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos,
+    NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId,
+    UplinkKind, Vip,
 };
 use scheduling::Scheduler;
 
@@ -360,6 +361,10 @@ pub struct Service {
     pub capabilities: Option<Vec<String>>,
     /// The readiness condition of an instance.
     pub ready: Ready,
+    /// How instances are checked; `None`: they are not.
+    pub health: Option<HealthCheck>,
+    /// Where their agents are asked; `None`: they are not.
+    pub agent: Option<AgentCheck>,
     /// Longest time from the program's start until the instance is ready.
     pub ready_deadline: Nanos,
     /// An instance that takes no packet for this long although some wait has failed.

@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use model::{
-    CAPABILITIES, Capabilities, Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId,
-    WorkerId, protocol,
+    CAPABILITIES, Capabilities, Fallback, Match, Mount, PortKind, Prefix, Ready, ServiceId, StandbyMode,
+    UplinkId, WorkerId, protocol,
 };
 use toml::de::DeValue;
 
@@ -580,13 +580,22 @@ pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, ValueError> {
     Ok(at.items(mount)?.0)
 }
 
+/// Parses a path of this machine: an absolute one, or one that begins at the configuration's own directory.
+pub(crate) fn host_path(text: &str) -> Result<PathBuf, ValueError> {
+    let Some(rest) = text.strip_prefix("./") else {
+        return absolute(text);
+    };
+    absolute(&format!("/{rest}"))?;
+    Ok(text.into())
+}
+
 /// Parses `/source:/target[:ro|rw]`, as in compose.
 fn mount(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<&str> = text.split(':').collect();
-    let (source, target, read_only) = match parts.as_slice() {
-        [source, target] => (source, target, false),
-        [source, target, "ro"] => (source, target, true),
-        [source, target, "rw"] => (source, target, false),
+    let (from, target, read_only) = match parts.as_slice() {
+        [from, target] => (from, target, false),
+        [from, target, "ro"] => (from, target, true),
+        [from, target, "rw"] => (from, target, false),
         _ => {
             return Err(ValueError::new(
                 format!("{text:?} is not a mount"),
@@ -595,7 +604,7 @@ fn mount(text: &str) -> Result<Mount, ValueError> {
         }
     };
     Ok(Mount {
-        source: absolute(source)?,
+        source: host_path(from)?,
         target: absolute(target)?,
         read_only,
     })
@@ -649,12 +658,48 @@ pub(crate) fn ready(at: At<'_>) -> Result<Ready, ValueError> {
     if at.value.is_table() {
         return at.table(keys::ready_table);
     }
-    let is_consumes = word(&[("connected", false), ("consumes", true)])(at)?;
-    Ok(if is_consumes {
-        Ready::Consumes
+    match word(&[("connected", 0), ("consumes", 1), ("listens", 2)])(at)? {
+        1 => Ok(Ready::Consumes),
+        2 => Ok(Ready::Listens),
+        _ => Ok(Ready::Connected),
+    }
+}
+
+/// When an instance is ready where nothing is said.
+pub(crate) fn usual_ready(port: PortKind, has_vip: bool) -> Ready {
+    if port == PortKind::Kernel && has_vip {
+        Ready::Listens
     } else {
         Ready::Connected
-    })
+    }
+}
+
+/// Parses the path of a request.
+pub(crate) fn http_path(text: &str) -> Result<String, ValueError> {
+    if !text.starts_with('/')
+        || text.len() > HTTP_PATH_LIMIT
+        || !text.bytes().all(|byte| byte.is_ascii_graphic())
+    {
+        return Err(ValueError::new(
+            format!("{text:?} is not a path of a request"),
+            format!("write one as \"/healthz\", of at most {HTTP_PATH_LIMIT} characters without blanks"),
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// Parses a name of DNS.
+pub(crate) fn dns_name(text: &str) -> Result<String, ValueError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let is_label = |label: &str| (1..=63).contains(&label.len()) && label.chars().all(allowed);
+    let name = text.strip_suffix('.').unwrap_or(text);
+    if name.len() > 253 || !(name.is_empty() || name.split('.').all(is_label)) {
+        return Err(ValueError::new(
+            format!("{text:?} is not a name of DNS"),
+            "write one as \"example.com\"; \".\" is the root",
+        ));
+    }
+    Ok(text.to_owned())
 }
 
 /// Reads a program with its arguments.

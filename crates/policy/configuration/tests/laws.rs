@@ -161,6 +161,18 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
                 "ebpf = { instance_addresses = [\"10.0.0.128/25\", \"2001:db8:1::/64\"] }\n",
             );
         }
+        "service.NAME" if ["health", "agent"].contains(&name) => {
+            text = for_the_kernel(&format!("{text}{VIP}"), "");
+        }
+        "service.NAME.health" => {
+            let is_kind = ["tcp", "http", "dns", "command"].contains(&name);
+            let kind = if is_kind { "" } else { "http = \"/\"\n" };
+            text = for_the_kernel(&format!("{text}{VIP}[service.a.health]\n{kind}{line}"), "");
+        }
+        "service.NAME.agent" => {
+            let others = without("port = 8080\n");
+            text = for_the_kernel(&format!("{text}{VIP}[service.a.agent]\n{others}{line}"), "");
+        }
         "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
         "" | "uplink[]" | "service.NAME" => {}
         "service.NAME.mounts[]" => {

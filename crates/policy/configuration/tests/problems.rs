@@ -5,7 +5,7 @@
 use configuration::{
     Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, Unusable, check_facts,
 };
-use model::{Fallback, Nanos, NetFunction, Ready, StandbyMode, UplinkId};
+use model::{Fallback, Nanos, NetFunction, Probe, Ready, StandbyMode, UplinkId};
 use scheduling::{Metric, Settings};
 
 use drivers::parse;
@@ -516,6 +516,8 @@ fn each_problem_is_reported() {
             "is not a mount; write \"/source:/target:ro\"",
         ),
         ("mounts = ['/a:/../b']", "is not an absolute path without \"..\""),
+        ("mounts = ['./../a:/b']", "is not an absolute path without \"..\""),
+        ("mounts = ['./a:./b']", "\"./b\" is not an absolute path"),
         (
             "mounts = [{ source = '/a' }]",
             "service.a.mounts[0].target: this key is missing; write target =",
@@ -1391,5 +1393,114 @@ fn functions_of_a_card_are_read_and_must_be_enough() {
     assert!(
         told[1].contains("service.a.devices[1]: there is no scalable function 1"),
         "{told:?}"
+    );
+}
+
+/// A service with an address, for the driver of ordinary containers, and these keys of it.
+fn with_an_address(keys: &str) -> String {
+    format!(
+        "[switch]\ndriver = 'ebpf'\n[[uplink]]\nname = 'wan'\ndevice = 'kernel:eth1'\n[service.a]\nimage = 'nginx'\nvip \
+         = {{ address = '10.0.0.100', ports = '80,443' }}\n{keys}\n"
+    )
+}
+
+#[test]
+fn a_kernel_port_with_an_address_is_ready_when_its_program_listens() {
+    let ready = |text: &str| good(text).services[0].ready.clone();
+    assert_eq!(ready(&with_an_address("")), Ready::Listens);
+    assert_eq!(ready(&with_an_address("ready = 'connected'")), Ready::Connected);
+    assert_eq!(ready(SHORT), Ready::Connected);
+    let said = problems_of(&format!("{SHORT}ready = 'listens'\n")).join("\n");
+    assert!(
+        said.contains("sees who listens only in the network of a kernel port")
+            && said.contains("ready = \"connected\""),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_health_check_has_one_kind_and_its_defaults() {
+    let of = |keys: &str| good(&with_an_address(keys)).services[0].health.clone().unwrap();
+    let http = of("health = { http = '/healthz' }");
+    assert_eq!(
+        http.probe,
+        Probe::Http(80, "/healthz".to_owned()),
+        "the first port"
+    );
+    assert_eq!(
+        (http.every, http.timeout),
+        (Nanos::from_secs(1), Nanos::from_millis(500))
+    );
+    assert_eq!((http.fall, http.rise, http.panic), (3, 2, 0.5));
+    let dns = of("health = { dns = '.', port = 53, every = '200ms' }");
+    assert_eq!(
+        (dns.probe, dns.timeout),
+        (Probe::Dns(53, ".".to_owned()), Nanos::from_millis(100))
+    );
+    assert_eq!(of("health = { tcp = 443 }").probe, Probe::Tcp(443));
+    // Where ports are translated, it is the instance's.
+    let dnat = with_an_address("health = { http = '/' }")
+        .replace("'80,443'", "80, mode = 'dnat', target_port = 8080")
+        .replace("'ebpf'", "'ebpf'\nebpf = { instance_addresses = '10.0.1.0/24' }");
+    let dnat = good(&dnat).services[0].health.clone().unwrap();
+    assert_eq!(dnat.probe, Probe::Http(8080, "/".to_owned()));
+    for (keys, expected) in [
+        (
+            "health = {}",
+            "service.a.health: 0 of the keys tcp, http, dns and command are present; exactly one is needed; write one",
+        ),
+        ("health = { tcp = 80, http = '/' }", "2 of the keys"),
+        (
+            "health = { http = 'index' }",
+            "service.a.health.http: \"index\" is not a path of a request",
+        ),
+        ("health = { http = '/a b' }", "is not a path of a request"),
+        (
+            "health = { dns = 'a..b' }",
+            "service.a.health.dns: \"a..b\" is not a name of DNS",
+        ),
+        (
+            "health = { tcp = 80, port = 81 }",
+            "service.a.health.port: port is for http and dns; remove it",
+        ),
+        ("health = { tcp = 0 }", "service.a.health.tcp: 0 is less than 1"),
+        (
+            "health = { tcp = 80, timeout = '2s' }",
+            "service.a.health.timeout: a check may not take longer",
+        ),
+        (
+            "health = { tcp = 80, fall = 0 }",
+            "service.a.health.fall: 0 is less than 1",
+        ),
+        (
+            "health = { command = [] }",
+            "service.a.health.command: the list has no program",
+        ),
+        (
+            "health = { tcp = 80, evry = '1s' }",
+            "service.a.health.evry: unknown key; write \"every\"",
+        ),
+        ("agent = {}", "service.a.agent.port: this key is missing"),
+    ] {
+        let said = problems_of(&with_an_address(keys)).join("\n");
+        assert!(said.contains(expected), "{keys}: {said}");
+    }
+    // All problems at once.
+    let said = problems_of(&with_an_address(
+        "health = { tcp = 0, fall = 0 }\nagent = { port = 0 }",
+    ));
+    assert_eq!(said.len(), 3, "{said:?}");
+    // Over the network, a check needs an interface of the kernel and an address.
+    for keys in ["health = { tcp = 80 }", "agent = { port = 80 }"] {
+        let said = problems_of(&format!("{SHORT}{keys}\n")).join("\n");
+        assert!(
+            said.contains("asks instances over their network only with port = \"kernel\" and vip"),
+            "{said}"
+        );
+    }
+    assert!(
+        good(&format!("{SHORT}health = {{ command = ['/bin/check'] }}\n")).services[0]
+            .health
+            .is_some()
     );
 }

@@ -39,6 +39,7 @@ enum {
     PACKET_HOST = 0,
     PACKET_BROADCAST = 1,
     PACKET_MULTICAST = 2,
+    PACKET_OTHERHOST = 3,
     F_RECOMPUTE_CSUM = 1,
     F_PSEUDO_HDR = 1 << 4,
     F_MARK_MANGLED_0 = 1 << 5, // a checksum of 0 stays, and none becomes 0

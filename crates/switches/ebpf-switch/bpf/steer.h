@@ -362,6 +362,9 @@ NOINLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct co
             }
         }
     }
+    // Nobody in the network has that address: such a flow would take the answers to health checks away.
+    if (UNLIKELY(NAME(is_from_checker)(skb)))
+        return lost(c, uplink, bytes, DROPPED_SPOOFED);
     {
         struct NAME(set_up) s = {
             .w = w,
@@ -437,6 +440,8 @@ NOINLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct 
             return spoofed(c, sc);
         }
     }
+    if (UNLIKELY(NAME(is_to_checker)(skb)) && NAME(is_own_source)(skb, row))
+        return to_checker(skb, sc, bytes);
     if (p.is_error || !NAME(is_own_source)(skb, row))
         return spoofed(c, sc);
     {

@@ -1,6 +1,7 @@
 // The two programs: one at each uplink, one at the host's end of each instance's pair. `tc_classid` says which
 // uplink or slot it is, plus one: each attachment has its own.
 #include "answer.h"
+#include "check.h"
 #include "signal.h"
 
 // Whether one receiver is meant.

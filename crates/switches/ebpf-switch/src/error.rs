@@ -58,4 +58,4 @@ pub enum EbpfError {
 }
 
 /// The oldest kernel on which the programs load.
-pub(crate) const MINIMUM: (u8, u8) = (6, 1);
+pub const MINIMUM: (u8, u8) = (6, 1);

@@ -25,7 +25,7 @@ mod switch;
 mod table;
 mod uplinks;
 
-pub use error::EbpfError;
+pub use error::{EbpfError, MINIMUM};
 pub use ports::PreparedPort;
 pub use statistics::{Cost, Statistics};
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

@@ -41,6 +41,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     flow_counters: true,
     returns: false,
     probes: false,
+    checks: true,
     passes_to_host: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],

@@ -135,6 +135,68 @@ fn a_command_decides_when_an_instance_is_ready_docker() {
     a_command_decides_when_an_instance_is_ready(Engine::Docker);
 }
 
+/// Where the only instance drains and no other is ready yet, it takes new flows, for longer than a drain may take.
+#[test]
+fn the_only_instance_serves_while_it_drains() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    place.import_image(IMAGE, &["grep"]);
+    let flag = place.path("flag");
+    std::fs::create_dir(&flag).unwrap();
+    let ready = flag.join("ready");
+    std::fs::write(&ready, "yes\n").unwrap();
+    let text = [
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[switch.timeouts]\nudp = \"1s\"\n"
+            .to_owned(),
+        service(
+            "waits",
+            53,
+            1,
+            r#""-q", "yes", "/run/flag/ready""#,
+            &format!(
+                "command = [\"/inco-nf\", \"forward\", \"--stamp\"]\nmounts = [\"{}:/run/flag:ro\"]\nready_deadline = \
+                 \"60s\"\ndrain_deadline = \"2s\"",
+                flag.display()
+            ),
+        ),
+    ];
+    let inco = place.run(&text.concat());
+    let old = inco.settled(1, 0)[0].id;
+    std::fs::remove_file(&ready).unwrap();
+    place.must(&["drain", &old.0.to_string()]);
+    eventually("it drains", PATIENCE, || {
+        (inco.count(InstanceState::Draining) == 1 && inco.count(InstanceState::Starting) == 1).then_some(())
+    });
+    let all_at = |id| {
+        let report = place.traffic(LOAD).report();
+        assert_clean(&report);
+        assert!(
+            report.flows.iter().all(|flow| flow.instance == id),
+            "{:?}",
+            report.flows
+        );
+    };
+    let began = std::time::Instant::now();
+    while began.elapsed() < std::time::Duration::from_secs(3) {
+        all_at(old.0);
+    }
+    std::fs::write(&ready, "yes\n").unwrap();
+    let new = inco.settled(1, 0)[0].id;
+    assert_ne!(new, old);
+    all_at(new.0);
+    let reasons: Vec<String> = changes(&inco.events(), old)
+        .into_iter()
+        .map(|(_, _, why)| why)
+        .collect();
+    assert!(
+        reasons.contains(&"its last flow has ended".to_owned()),
+        "{reasons:?}"
+    );
+    inco.stop(&place);
+}
+
 /// Every view of a service whose instances never become ready shows the failure and its reason.
 #[test]
 fn a_failing_service_shows_its_failure_in_every_view() {

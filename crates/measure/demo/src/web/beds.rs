@@ -109,14 +109,13 @@ impl<'g> Bed<'g> {
                  = \"wan\"\ndevice = \"kernel:{uplink}\"\n\n[service.{SERVICE}]\nvip = {{ address = {ADDRESS:?}, ports = \
                  \"80\" }}\nport = \"kernel\"\nimage = {IMAGE:?}\ncommand = {:?}\nmounts = [\"{}:{}:ro\"]\n{quota}memory = \
                  \"128MiB\"\ninstances = {{ min = 1, max = {MAX}, standby = 0 }}\nscheduler = {{ policy = \
-                 \"least-connections\", slow_start = \"0s\" }}\ndrain_deadline = \"{}s\"\nready = {{ exec = {:?} }}\n",
+                 \"least-connections\", slow_start = \"0s\" }}\ndrain_deadline = \"{}s\"\n",
                 ground.engine_word(),
                 balancer.driver(),
                 servers::command(),
                 configuration.display(),
                 servers::CONFIGURATION,
                 DRAIN.as_secs(),
-                servers::readiness(),
             );
             let session = Session::start(ground, "web", &text, 1)?;
             return Ok(Bed::Inco(Box::new(IncoBed {

@@ -35,14 +35,6 @@ pub(super) fn command() -> Vec<String> {
         .to_vec()
 }
 
-/// A command that succeeds once the program listens: nginx writes the file with its process id after that, and this
-/// reads it to tell the program to open its logs again.
-pub(super) fn readiness() -> Vec<String> {
-    let mut command = command();
-    command.extend(["-s", "reopen"].map(str::to_owned));
-    command
-}
-
 /// Writes the configuration of the servers into a directory and returns it: one worker that answers with 612 bytes,
 /// the size of nginx's own welcome page.
 pub(super) fn write_configuration(directory: &Path) -> Result<PathBuf> {

@@ -286,6 +286,7 @@ impl Controller {
                 }
             }
         }
+        tally.active -= self.unfit(id);
         tally
     }
 
@@ -313,17 +314,19 @@ impl Controller {
     pub(super) fn add_one(&mut self, index: usize) -> bool {
         let service = &self.services[index];
         let (id, max) = (service.id, service.settings.max);
-        let active = self.count(id, |i| i.state == InstanceState::Active);
+        let active = self.count(id, |i| i.state == InstanceState::Active) - self.unfit(id);
         let find =
             |test: &dyn Fn(&Instance) -> bool| self.instances.iter().position(|i| i.service == id && test(i));
         if active < max
-            && let Some(at) =
-                find(&|i| i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up)
+            && let Some(at) = find(&|i| {
+                i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up && i.fitness.takes()
+            })
         {
             self.undrain(at, "the load rose again");
             return true;
         }
-        let is_ready = |i: &Instance| i.is_for_pool() && i.state == InstanceState::Standby;
+        let is_ready =
+            |i: &Instance| i.is_for_pool() && i.state == InstanceState::Standby && i.fitness.takes();
         let warm = find(&|i| is_ready(i) && i.container != Container::Paused && i.op.is_none());
         let found = match warm {
             Some(at) => Some((at, Rung::Warm)),
@@ -362,8 +365,8 @@ impl Controller {
         true
     }
 
-    /// Drains one Active instance: first one that a rollout replaces, else the one with the fewest live flows, the
-    /// youngest if equal.
+    /// Drains one Active instance: first one that a rollout replaces, else one that takes no new flows, else the one
+    /// with the fewest live flows, the youngest if equal.
     pub(super) fn drain_one(&mut self, id: ServiceId, collector: &Collector) -> bool {
         let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.signals.live_flows);
         let victim = self
@@ -371,7 +374,14 @@ impl Controller {
             .iter()
             .enumerate()
             .filter(|(_, i)| i.service == id && i.state == InstanceState::Active && !i.leaving)
-            .min_by_key(|(_, i)| (!self.is_replaced(i), flows(i), std::cmp::Reverse(i.id)))
+            .min_by_key(|(_, i)| {
+                (
+                    !self.is_replaced(i),
+                    i.fitness.takes(),
+                    flows(i),
+                    std::cmp::Reverse(i.id),
+                )
+            })
             .map(|(at, i)| (at, flows(i)));
         let Some((at, flows)) = victim else { return false };
         self.drain(at, format!("scale-in; it has the fewest flows ({flows})"));

@@ -21,6 +21,7 @@ impl Controller {
         let is_at_rest = match instance.state {
             InstanceState::Active => {
                 instance.wanted_cpus == instance.cpus
+                    && instance.fitness.failing().is_none()
                     && self.now.since(instance.since) < service.settings.stall_after
             }
             InstanceState::Standby => !instance.for_active && instance.container == Container::Paused,
@@ -117,6 +118,8 @@ impl Controller {
                         Some(_) => {}
                     }
                 }
+                ReadyKind::Listens if instance.listens => self.ready(index, "its program listens"),
+                ReadyKind::Listens => {}
                 ReadyKind::Exec => {
                     if !instance.check_running && now >= instance.again && self.engine_down.is_none() {
                         self.check(index);
@@ -178,7 +181,7 @@ impl Controller {
             }
         } else if instance.for_active {
             let max = self.services.get(service.index()).map_or(0, |s| s.settings.max);
-            let active = self.count(service, |i| i.state == InstanceState::Active);
+            let active = self.count(service, |i| i.state == InstanceState::Active) - self.unfit(service);
             // In a rollout, the predecessor drains as soon as this instance takes flows.
             let beside = self.count(service, |i| self.is_being_replaced(i));
             // A pause in progress must end first.
@@ -232,6 +235,11 @@ impl Controller {
             );
             return;
         }
+        if let Some(reason) = self.is_lost(&self.instances[index]) {
+            self.fail(index, reason);
+            return;
+        }
+        let instance = &self.instances[index];
         if instance.wanted_cpus != instance.cpus
             && instance.op.is_none()
             && self.engine_down.is_none()
@@ -268,6 +276,10 @@ impl Controller {
             }
             return;
         }
+        if drain.serves && self.shutdown.is_none() {
+            // It is the only one that there is.
+            return;
+        }
         let rates = collector.slot(instance.slot);
         // Only counters read after the acknowledgement prove that no worker will add a flow.
         let is_empty = rates.is_some_and(|rates| {
@@ -302,6 +314,7 @@ impl Controller {
                 generation: None,
                 acknowledged: None,
                 moves: false,
+                serves: false,
             });
         } else {
             self.stop(index, reason);
@@ -410,8 +423,10 @@ impl Controller {
             self.plan_changed = false;
             self.plan_refused = None;
             let generation = Generation(self.plan.generation.0 + 1);
+            let now = self.now;
             let mut slots = Vec::new();
-            for instance in &mut self.instances {
+            let takers = self.takers();
+            for (instance, takes) in self.instances.iter_mut().zip(takers) {
                 if instance.is_in_plan() {
                     let service = self.services.get(instance.service.index());
                     let capacity =
@@ -421,17 +436,33 @@ impl Controller {
                     slots[place] = Some(SlotPlan {
                         instance: instance.id,
                         service: instance.service,
-                        state: instance.state,
+                        state: match (instance.state, takes) {
+                            (_, true) => InstanceState::Active,
+                            (InstanceState::Active, false) => InstanceState::Draining,
+                            (state, false) => state,
+                        },
                         capacity_pps: capacity as f32,
-                        active_since: instance.since,
-                        weight: FULL_WEIGHT,
+                        active_since: instance
+                            .fitness
+                            .back_since()
+                            .unwrap_or_default()
+                            .max(instance.since),
+                        weight: (u32::from(FULL_WEIGHT) * instance.fitness.percent() / 100) as u16,
                         edits: Edits::default(),
                     });
                 } else if matches!(instance.state, InstanceState::Stopping | InstanceState::Failed) {
                     instance.left_plan.get_or_insert(generation);
                 }
                 if let Some(drain) = &mut instance.drain {
-                    drain.generation.get_or_insert(generation);
+                    // It must be known to everybody that it takes no more, from the last time that it did. Its time
+                    // begins then, too.
+                    if takes || drain.serves {
+                        (drain.since, drain.generation, drain.acknowledged) = (now, None, None);
+                    }
+                    drain.serves = takes;
+                    if !takes {
+                        drain.generation.get_or_insert(generation);
+                    }
                 }
                 if instance.state == InstanceState::Active
                     && let Some((_, _, published)) = &mut instance.decided
@@ -456,6 +487,25 @@ impl Controller {
                 .switch
                 .push(SwitchRequest::Publish(Arc::clone(&self.plan)));
         }
+    }
+
+    /// For each instance, whether the next plan gives it new flows. Where no other instance of a service does, those
+    /// that drain go on.
+    fn takers(&self) -> Vec<bool> {
+        let takes = |i: &Instance| i.is_in_plan() && self.takes_flows(i);
+        let mut takers: Vec<bool> = self.instances.iter().map(takes).collect();
+        for service in &self.services {
+            let of = |i: &&Instance| i.service == service.id && i.is_in_plan();
+            let mut all = self.instances.iter().zip(&takers);
+            if all.any(|(i, takes)| *takes && i.service == service.id) || self.shutdown.is_some() {
+                continue;
+            }
+            let drains = |i: &&Instance| of(i) && i.state == InstanceState::Draining && i.fitness.takes();
+            for (i, takes) in self.instances.iter().zip(&mut takers) {
+                *takes |= drains(&i);
+            }
+        }
+        takers
     }
 
     /// Takes one transition of the state machine and reports it. An invalid transition changes nothing and returns
@@ -489,6 +539,7 @@ impl Controller {
                 generation: None,
                 acknowledged: None,
                 moves: false,
+                serves: false,
             });
             instance.decided = None;
         }
@@ -589,6 +640,7 @@ const FULL_WEIGHT: u16 = 256;
 enum ReadyKind {
     Connected,
     Consumes,
+    Listens,
     Exec,
 }
 
@@ -597,6 +649,7 @@ impl ReadyKind {
         match ready {
             Ready::Connected => ReadyKind::Connected,
             Ready::Consumes => ReadyKind::Consumes,
+            Ready::Listens => ReadyKind::Listens,
             Ready::Exec(_) => ReadyKind::Exec,
         }
     }

@@ -3,6 +3,7 @@
 
 mod commands;
 mod decisions;
+mod health;
 mod inputs;
 mod lifecycle;
 mod rollout;
@@ -20,6 +21,7 @@ use model::{
 use switch::{Plan, Resumed, ServicePlan};
 
 use crate::backoff::BackOff;
+use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
@@ -52,6 +54,8 @@ struct Service {
     overcommitted_told: u64,
     overcommitted_at: Option<Nanos>,
     no_slot_told: bool,
+    /// Since when too few of its instances pass their checks, so that all are used.
+    panics: Option<Nanos>,
     /// The rollout in progress, or the last one.
     rollout: Option<RolloutPlan>,
 }
@@ -89,6 +93,7 @@ impl Service {
             overcommitted_told: 0,
             overcommitted_at: None,
             no_slot_told: false,
+            panics: None,
             rollout: None,
             settings,
         }
@@ -378,6 +383,10 @@ impl Controller {
             // A counter read before an acknowledgement may be older than the acknowledged plan.
             self.note_acknowledged(now.max(collector.sampled_at()));
         }
+        for report in inputs.reports {
+            self.take_report(report);
+        }
+        self.expire_reports();
         for (id, command) in inputs.commands {
             let answer = self.command(command, collector);
             self.out.answers.push((*id, answer));
@@ -401,6 +410,7 @@ impl Controller {
             }
         }
         self.remove_orphans();
+        self.note_panic();
         self.publish();
         std::mem::swap(&mut self.out, out);
     }
@@ -469,9 +479,9 @@ impl Controller {
         };
         let has_wanted = |service: &Service| {
             let of_service = self.instances.iter().filter(|i| i.service == service.id);
-            let active = of_service.filter(|i| i.state == InstanceState::Active).count();
+            let active = of_service.filter(|i| i.state == InstanceState::Active).count() as u32;
             let rolls = service.rollout.as_ref();
-            active == service.wanted as usize
+            active - self.unfit(service.id) == service.wanted
                 && rolls.is_none_or(|rollout| rollout.status.state != RolloutState::Running)
         };
         self.outstanding.is_empty()
@@ -526,6 +536,7 @@ impl Controller {
             again: Nanos::ZERO,
             retry: BackOff::default(),
             check_running: false,
+            listens: false,
             probed: None,
             drain: None,
             leaving: false,
@@ -534,6 +545,7 @@ impl Controller {
             cpus: None,
             wanted_cpus: None,
             hot_told: None,
+            fitness: Fitness::default(),
         }
     }
 

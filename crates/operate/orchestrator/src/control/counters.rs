@@ -124,6 +124,12 @@ impl ControlLoop {
                     live_flows: rates.live_flows,
                     states,
                     desired: status.wanted,
+                    unfit: controller
+                        .instances()
+                        .iter()
+                        .filter(|i| i.service() == status.id && i.state() == InstanceState::Active)
+                        .filter(|i| !i.fitness().takes())
+                        .count() as u32,
                     min: status.min,
                     max: status.max,
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),

@@ -1,10 +1,12 @@
 //! Decide: one step of the controller per turn, with the gathered counters and the operators' commands.
 
+use configuration::Configuration;
 use controller::{Command, CommandError, CommandId, Shell};
 use model::{Action, Event, Nanos};
 use switch::{SwitchEvent, SwitchRequest};
 
 use super::gather::Gather;
+use super::health::Health;
 
 /// The state of this part.
 pub(super) struct Decide {
@@ -53,11 +55,18 @@ impl Decide {
     }
 
     /// One step of the controller.
-    pub(super) fn step(&mut self, gather: &mut Gather, now: Nanos) -> Step {
+    pub(super) fn step(
+        &mut self,
+        gather: &mut Gather,
+        health: &mut Health,
+        configuration: &Configuration,
+        now: Nanos,
+    ) -> Step {
         let inputs = (&self.switch_events[..], gather.reading.acknowledged);
+        let reports = health.reports(&mut self.shell, configuration, now);
         let outputs = self
             .shell
-            .turn(inputs, &self.commands, &mut gather.collector, now);
+            .turn(inputs, reports, &self.commands, &mut gather.collector, now);
         let step = Step {
             requests: outputs.switch.clone(),
             events: outputs.events.clone(),

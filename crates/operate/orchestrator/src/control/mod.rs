@@ -14,6 +14,7 @@ mod decide;
 mod event_files;
 mod functions;
 mod gather;
+mod health;
 mod journal;
 mod pace;
 mod publish;
@@ -42,6 +43,7 @@ use apply::Apply;
 use containers::Containers;
 use decide::Decide;
 use gather::Gather;
+use health::Health;
 use journal::Journal;
 use pace::Pace;
 use publish::Publish;
@@ -78,6 +80,7 @@ pub(crate) struct Summary {
 pub(super) struct ControlLoop {
     configuration: Configuration,
     gather: Gather,
+    health: Health,
     decide: Decide,
     publish: Publish,
     apply: Apply,
@@ -176,7 +179,12 @@ impl ControlLoop {
     ) -> Result<ControlLoop> {
         let secret = secret()?;
         let of = driver(&configuration).start(&configuration, secret, keep.clone())?;
-        let Started { switch, places } = of;
+        let Started {
+            switch,
+            places,
+            ports,
+        } = of;
+        let health = Health::start(ports)?;
         let keeper = keep.as_ref().map(|keep| Arc::clone(keep.keeper()));
         let keep = keep.filter(|_| switch.keeps_state());
         let containers = Containers::default();
@@ -229,6 +237,7 @@ impl ControlLoop {
         }
         Ok(ControlLoop {
             gather: Gather::new(&configuration, now),
+            health,
             decide: Decide::new(shell),
             publish: Publish::new(switch, &configuration, has_adopted, now),
             apply: Apply::default(),
@@ -378,7 +387,9 @@ impl ControlLoop {
                 self.decide.order(Action::Stop { keep });
             }
         }
-        let step = self.decide.step(&mut self.gather, now);
+        let step = self
+            .decide
+            .step(&mut self.gather, &mut self.health, &self.configuration, now);
         // Packets wait for these requests: they go first.
         self.publish(step.requests, now);
         self.decide.shell.carry_out(now);

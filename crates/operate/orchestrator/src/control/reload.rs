@@ -378,6 +378,7 @@ impl ControlLoop {
         let matching = wiring::matching(&changes.configuration);
         let is_matched_anew = matching != wiring::matching(&self.configuration);
         self.configuration = changes.configuration;
+        self.health.forget();
         for change in changes.changed {
             self.decide.order(Command::Reconfigure {
                 service: change.id,

@@ -43,6 +43,19 @@ fn object(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json
 /// From this number of consecutive failures, it is a crash loop.
 const LOOP: u32 = 3;
 
+/// The active instances that take no new flows, in words.
+fn unfit_text(instances: &[&controller::Instance]) -> Option<String> {
+    let active = instances.iter().filter(|of| of.state() == InstanceState::Active);
+    let unfit = active.clone().filter(|of| !of.fitness().takes());
+    let (first, words) = unfit
+        .clone()
+        .find_map(|of| Some((of.id(), of.fitness().words()?)))?;
+    let (all, count) = (active.count(), unfit.count());
+    Some(format!(
+        "{count} of {all} active instances take no new flows; {first} is {words}"
+    ))
+}
+
 /// Describes how a service fails.
 fn failing_text(of: Failing<'_>, now: Nanos) -> String {
     let Failing {
@@ -209,7 +222,10 @@ impl ControlLoop {
                     highest_utilisation: highest.map(|(load, _)| load),
                     highest_instance: highest.map(|(_, id)| id),
                     reason: status.reason.to_owned(),
-                    failing: status.failing.map(|of| failing_text(of, now)),
+                    failing: status
+                        .failing
+                        .map(|of| failing_text(of, now))
+                        .or_else(|| unfit_text(&of_service)),
                     rollout: status.rollout.cloned(),
                     pause_in: status.held_back.pause_in,
                     pause_out: status.held_back.pause_out,
@@ -415,7 +431,10 @@ impl ControlLoop {
                 cpu: self.gather.cpu_share(slot, instance.cpus()),
                 busy: rates.and_then(|r| r.busy),
                 memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),
-                reason: instance.reason().to_owned(),
+                reason: instance
+                    .fitness()
+                    .words()
+                    .unwrap_or_else(|| instance.reason().to_owned()),
             }
         });
         rows.collect()

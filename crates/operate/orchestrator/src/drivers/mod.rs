@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use configuration::{Configuration, SwitchDriver, Unusable, Uplink};
 use controller::PortPlace;
+use model::Slot;
 use soft_switch::Keep;
 use switch::{Capabilities, Switch};
 
@@ -36,6 +37,11 @@ pub(super) trait Driver: Sync {
     /// A device is not usable, or there is too little memory for it.
     fn check_devices(&self, _configuration: &Configuration) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether it loads programs into the kernel.
+    fn loads_programs(&self) -> bool {
+        false
     }
 
     /// The unix sockets on which the switch listens, or inco on its behalf, except those of uplinks.
@@ -63,6 +69,8 @@ pub(super) trait Driver: Sync {
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
     pub(super) places: Vec<Option<Vec<PortPlace>>>,
+    /// How the instance of a slot is reached alone, where that is possible.
+    pub(super) ports: Vec<(Slot, health::Port)>,
 }
 
 /// The driver of that configuration value.
@@ -77,6 +85,11 @@ fn of(driver: SwitchDriver) -> &'static dyn Driver {
 /// The driver of a configuration.
 pub(super) fn driver(configuration: &Configuration) -> &'static dyn Driver {
     of(configuration.switch.driver)
+}
+
+/// Whether the driver of a configuration loads programs into the kernel.
+pub fn loads_programs(configuration: &Configuration) -> bool {
+    driver(configuration).loads_programs()
 }
 
 /// The capabilities of each driver.

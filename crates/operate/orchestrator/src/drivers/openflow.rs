@@ -129,5 +129,6 @@ fn start(configuration: &Configuration) -> Result<Started> {
     Ok(Started {
         switch: Box::new(switch),
         places: places.into_iter().map(Some).collect(),
+        ports: Vec::new(),
     })
 }

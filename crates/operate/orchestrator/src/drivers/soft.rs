@@ -119,13 +119,18 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
         .any(|uplink| matches!(uplink.device, UplinkDevice::Device))
     {
         let switch = devices::switch(configuration, config, frame_bytes)?;
-        return Ok(Started { switch, places });
+        return Ok(Started {
+            switch,
+            places,
+            ports: Vec::new(),
+        });
     }
     let memories = HeapMemory::shares(count, count * FRAMES_PER_WORKER, frame_bytes);
     let switch = SoftSwitch::start(&config, memories, Vec::new())?;
     Ok(Started {
         switch: Box::new(switch),
         places,
+        ports: Vec::new(),
     })
 }
 

@@ -113,6 +113,23 @@ pub(crate) fn icmp_error(from: &str, to: &str, about: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// The same of IPv6: packet too big.
+pub(crate) fn icmp6_error(from: &str, to: &str, about: &[u8]) -> Vec<u8> {
+    let mut frame = udp(&format!("[{from}]:1"), &format!("[{to}]:1"), &[]);
+    frame[20] = protocol::ICMPV6;
+    frame.truncate(54);
+    let mut message = vec![2, 0, 0, 0, 0, 0, 5, 20];
+    message.extend_from_slice(&about[14..62]);
+    frame[18..20].copy_from_slice(&(message.len() as u16).to_be_bytes());
+    let mut covered = frame[22..54].to_vec();
+    covered.extend_from_slice(&(message.len() as u32).to_be_bytes());
+    covered.extend_from_slice(&[0, 0, 0, protocol::ICMPV6]);
+    covered.extend_from_slice(&message);
+    message[2..4].copy_from_slice(&sum(&covered).to_be_bytes());
+    frame.extend_from_slice(&message);
+    frame
+}
+
 /// The addresses of a frame, if it is of a flow.
 pub(crate) fn tuple(frame: &[u8]) -> Option<Tuple> {
     match packet::parse(frame) {

@@ -9,6 +9,7 @@
 mod alarm;
 mod bed;
 mod contract;
+mod errors;
 mod flood;
 mod frames;
 mod many;

@@ -8,9 +8,7 @@ use scheduling::Scheduler;
 use switch::{Change, FlowFilter, FlowRow, ServicePlan, Switch, SwitchEvent, SwitchRequest};
 
 use crate::bed::{Bed, World, available};
-use crate::frames::{
-    ACK, CLIENT, FIN, RST, SYN, UPLINK, fragment, icmp_error, is_from, tagged, tcp, tuple, udp,
-};
+use crate::frames::{ACK, CLIENT, FIN, RST, SYN, UPLINK, fragment, is_from, tagged, tcp, tuple, udp};
 
 const VIP: &str = "10.0.0.100";
 const VIP6: &str = "2001:db8::100";
@@ -216,32 +214,6 @@ fn fragments_follow_their_datagram() {
         .wire
         .send(&fragment(client, server, 77, 24, false, &[2; 8]));
     bed.dropped(DropReason::FragmentTimeout, 1);
-    bed.switch.stop();
-}
-
-#[test]
-fn icmp_errors_reach_the_instance_whose_packet_they_quote() {
-    if !available() {
-        return;
-    }
-    let mut bed = Bed::with_two(|_, _| {});
-    let server = "10.0.0.100:80";
-    for port in 4000..4008 {
-        let client = format!("198.51.100.7:{port}");
-        let (slot, _) = bed.sent(&tcp(&client, server, SYN));
-        let answer = tcp(server, &client, SYN | ACK);
-        let (other, _) = bed.sent(&icmp_error("203.0.113.1", VIP, &answer));
-        assert_eq!(other, slot);
-    }
-    // One about a packet that no service sends is no instance's.
-    let unknown = tcp("10.0.0.100:81", "198.51.100.7:9", ACK);
-    bed.turn();
-    let before = bed.reading.offered();
-    bed.world.wire.send(&icmp_error("203.0.113.1", VIP, &unknown));
-    bed.sent(&tcp("198.51.100.7:5000", server, SYN));
-    bed.turn();
-    assert_eq!(bed.reading.offered(), before + 1);
-    assert!(bed.taken().is_empty());
     bed.switch.stop();
 }
 

@@ -129,14 +129,28 @@ fn a_narrow_path_is_found() {
         return;
     }
     let bed = bed(translated());
+    let [v4, v6] = own(Slot(0));
+    passes_a_narrow_path(&bed, [format!("{v4}:8080"), format!("[{v6}]:8080")]);
+}
+
+/// The same where each instance has the service's address: the errors quote packets as they are.
+#[test]
+fn a_narrow_path_is_found_without_translation() {
+    if !available() {
+        return;
+    }
+    let bed = bed(service());
     let instance = in_instance(&bed);
-    for address in own(Slot(0)) {
-        let address = if address.contains(':') {
-            format!("[{address}]")
-        } else {
-            address
-        };
-        serve(&instance, &format!("{address}:8080"));
+    instance.ip(&format!("addr add {VIP}/32 dev eth0"));
+    instance.ip(&format!("addr add {VIP6}/128 dev eth0 nodad"));
+    passes_a_narrow_path(&bed, [format!("{VIP}:80"), format!("[{VIP6}]:80")]);
+}
+
+/// Downloads from the instance, which serves at these addresses, over a link with a small MTU.
+fn passes_a_narrow_path(bed: &Bed, at: [String; 2]) {
+    let instance = in_instance(bed);
+    for address in at {
+        serve(&instance, &address);
     }
     // A client behind a router with a narrow link.
     let far = Namespace::new("far");
@@ -175,7 +189,6 @@ fn a_narrow_path_is_found() {
             "the instance does not know it: {known}"
         );
     }
-    drop(bed);
 }
 
 /// Addresses are translated on while the next run takes over, before it has a plan.
@@ -186,6 +199,8 @@ fn a_take_over_translates_on() {
     }
     let mut bed = bed(translated());
     let (client, server) = ("198.51.100.7:4000", "10.0.0.100:80");
+    // Nothing comes back from there.
+    let _open = in_instance(&bed).within(|| UdpSocket::bind("10.0.1.1:8080").unwrap());
     let is_translated =
         |frame: &[u8]| (&frame[30..34], &frame[36..38]) == (&[10, 0, 1, 1][..], &8080_u16.to_be_bytes()[..]);
     bed.taken();
@@ -261,6 +276,23 @@ fn errors_quote_what_their_receiver_sent() {
             assert_eq!(&inner[20..28], &expected[34..42]);
         }
     }
+    let _open = in_instance(&bed).within(|| UdpSocket::bind("[2001:db8:1::1]:8080").unwrap());
+    // Packet too big, with as little of the packet as a router must quote.
+    let (client, server) = ("[2001:db8:2::7]:4000", "[2001:db8::100]:80");
+    let answer = udp(server, client, b"answer");
+    let error = crate::frames::icmp6_error("2001:db8:9::1", VIP6, &answer);
+    assert!(is_sound(&error));
+    bed.taken();
+    bed.sent(&udp(client, server, b"question"));
+    bed.taken();
+    let (_, error) = bed.sent(&error);
+    assert!(is_sound(&error), "{error:?}");
+    let own: std::net::Ipv6Addr = own(Slot(0))[1].parse().unwrap();
+    assert_eq!(&error[38..54], own.octets(), "to the instance");
+    let inner = &error[62..];
+    assert_eq!(&inner[8..24], own.octets(), "from the instance");
+    let expected = udp(&format!("[{own}]:8080"), client, b"answer");
+    assert_eq!(&inner[40..48], &expected[54..62], "as it has sent it");
     bed.switch.stop();
 }
 

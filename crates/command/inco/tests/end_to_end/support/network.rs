@@ -1,8 +1,15 @@
 //! A network of a test's own, in which inco gives services an address: its machine, and a client behind `eth1`.
 
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use super::{Inco, Namespace, Place, text};
+
+/// What a client waits for at most.
+const WAIT: Duration = Duration::from_secs(10);
 
 /// The machine of inco and the client.
 pub(crate) struct Network {
@@ -25,6 +32,21 @@ impl Network {
     /// `inco run` on its machine.
     pub(crate) fn run(&self, place: &Place, configuration: &str) -> Inco {
         self.router.within(|| place.run(configuration))
+    }
+
+    /// The same with a file as it is.
+    pub(crate) fn run_file(&self, place: &Place, file: &Path) -> Inco {
+        self.router.within(|| place.run_file(file))
+    }
+
+    /// `ip` on inco's machine, a command a line.
+    pub(crate) fn machine_ip(&self, commands: &str) {
+        self.router.ip(commands);
+    }
+
+    /// `ip` at the client.
+    pub(crate) fn client_ip(&self, commands: &str) {
+        self.client.ip(commands);
     }
 
     /// A command of the client, not started yet.
@@ -51,5 +73,37 @@ impl Network {
         };
         let arguments = ["-sSf", "--max-time", "5", url];
         said(self.client("curl", &arguments).output().unwrap())
+    }
+
+    /// A connection of the client to a server of `server.pl`, which says whose it is.
+    pub(crate) fn connect(&self, to: &str) -> io::Result<Speaker> {
+        let to = to.parse().map_err(io::Error::other)?;
+        let stream = self.client.within(|| TcpStream::connect_timeout(&to, WAIT))?;
+        stream.set_read_timeout(Some(WAIT))?;
+        let mut connection = Speaker {
+            stream: BufReader::new(stream),
+            id: 0,
+        };
+        connection.id = connection.ask("id")?.parse().map_err(io::Error::other)?;
+        Ok(connection)
+    }
+}
+
+/// A connection to a server of `server.pl`, which answers each line.
+pub(crate) struct Speaker {
+    stream: BufReader<TcpStream>,
+    /// The instance's id.
+    pub(crate) id: u32,
+}
+
+impl Speaker {
+    /// Sends a line, and takes the one that comes back.
+    pub(crate) fn ask(&mut self, line: &str) -> io::Result<String> {
+        self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
+        let mut answer = String::new();
+        match self.stream.read_line(&mut answer)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(answer.trim_end().to_owned()),
+        }
     }
 }

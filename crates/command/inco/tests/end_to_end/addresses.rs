@@ -1,0 +1,682 @@
+//! Services with an address: ordinary programs with the kernel's network. When they are ready, how they are checked,
+//! and what happens to those that stall.
+
+use std::path::{Path, PathBuf};
+
+use model::{Event, EventKind, InstanceId, InstanceState};
+use rustix::process::Signal;
+
+use crate::support::{
+    Engine, Inco, Network, PATIENCE, Place, Speaker, available, changes, eventually, example, kill,
+};
+
+/// What an image of this machine needs for a program that listens when it is told to.
+const PROGRAMS: [&str; 3] = ["sh", "sleep", "nc"];
+
+pub(crate) fn are_here(engine: Engine, programs: &[&str]) -> bool {
+    let lacks = |program: &&str| {
+        let paths = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
+        (!paths.iter().any(|path| Path::new(path).join(program).exists()))
+            .then(|| format!("{program} is not installed"))
+    };
+    let missing = programs.iter().find_map(lacks);
+    available("servers", missing) && engine.is_here()
+}
+
+/// A service with an address on a machine with `eth1`; other keys of the service follow.
+pub(crate) fn service(engine: Engine, name: &str, ports: &str) -> String {
+    format!(
+        "{}[switch]\ndriver = \"ebpf\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\n[service.{name}]\nvip = \
+         {{ address = \"10.0.0.100\", ports = \"{ports}\" }}\nmemory = \"64MiB\"\n",
+        engine.toml()
+    )
+}
+
+fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
+    if !are_here(engine, &PROGRAMS) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let image = "inco-test/late";
+    place.import_image(image, &PROGRAMS);
+    let flag = place.path("flag");
+    std::fs::create_dir(&flag).unwrap();
+    let listens = |port: u16| format!("nc -lk{} {port}", if port == 53 { "u" } else { "" });
+    let script = format!(
+        "while ! [ -e /run/flag/ready ]; do sleep 0.01; done; {} & {} & exec {}",
+        listens(80),
+        listens(53),
+        listens(8042)
+    );
+    let text = format!(
+        "{}image = \"{image}\"\ncommand = [\"/bin/sh\", \"-c\", \"{script}\"]\ninstances = 2\nautoscaler = \"fixed\"\n\
+         mounts = [\"{}:/run/flag:ro\"]\nready_deadline = \"60s\"\nstop_grace = \"100ms\"\n",
+        service(engine, "late", "80,53,8000-8099"),
+        flag.display()
+    );
+    let inco = network.run(&place, &text);
+    eventually("what is missing is shown", PATIENCE, || {
+        let rows = inco.instances();
+        let waits = |row: &api::types::InstanceRow| {
+            row.state == InstanceState::Starting && row.reason == "its program does not listen on port 80 yet"
+        };
+        (rows.len() == 2 && rows.iter().all(waits)).then_some(())
+    });
+    std::fs::write(flag.join("ready"), "yes\n").unwrap();
+    let rows = inco.settled(2, 0);
+    let events = inco.events();
+    for row in rows {
+        let reasons: Vec<String> = changes(&events, row.id)
+            .into_iter()
+            .map(|(_, _, why)| why)
+            .collect();
+        assert!(reasons.contains(&"its program listens".to_owned()), "{reasons:?}");
+    }
+    inco.stop(&place);
+}
+
+#[test]
+fn an_instance_is_ready_when_its_program_listens_oci() {
+    an_instance_is_ready_when_its_program_listens(Engine::Oci);
+}
+
+#[test]
+fn an_instance_is_ready_when_its_program_listens_docker() {
+    an_instance_is_ready_when_its_program_listens(Engine::Docker);
+}
+
+/// Changes the number of instances while somebody asks again and again. No question may fail.
+fn scaled(place: &Place, inco: &Inco, service: &str, counts: &[usize], ask: impl Fn()) {
+    for count in counts {
+        place.must(&["scale", service, &count.to_string()]);
+        // Each is used as soon as it serves, which is before it is known to do so here.
+        eventually("it is scaled", PATIENCE, || {
+            (0..8).for_each(|_| ask());
+            (inco.count(InstanceState::Active) == *count).then_some(())
+        });
+        (0..20).for_each(|_| ask());
+    }
+}
+
+#[test]
+fn the_nginx_example_runs_as_it_is() {
+    if !are_here(Engine::Oci, &["nginx", "curl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    place.must(&["image", "import", "nginx"]);
+    let file = example("nginx.toml");
+    let inco = network.run_file(&place, &file);
+    inco.settled(1, 1);
+    scaled(&place, &inco, "web", &[4, 1, 3, 1], || {
+        let body = network.get("http://10.0.0.100/").unwrap();
+        assert!(body.contains("nginx"), "{body}");
+    });
+    inco.stop(&place);
+}
+
+#[test]
+fn the_haproxy_example_runs_as_it_is() {
+    if !are_here(Engine::Oci, &["haproxy", "nginx", "curl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    place.must(&["image", "import", "haproxy"]);
+    network.machine_ip("address add 10.0.0.3/24 dev eth1");
+    network.client_ip("address add 10.0.0.10/24 dev eth0");
+    let root = place.path("served");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::write(root.join("index.html"), "from outside\n").unwrap();
+    let own = NGINX
+        .replace("listen 80", "listen 10.0.0.10:8080")
+        .replace("/tmp/", &place.path("").display().to_string())
+        .replace("/srv", &root.display().to_string());
+    let own = place.file("outside.conf", &own);
+    let mut outside = network
+        .client("/usr/sbin/nginx", &["-c", own.to_str().unwrap()])
+        .spawn()
+        .unwrap();
+    eventually("the server outside listens", PATIENCE, || {
+        network.get("http://10.0.0.10:8080/").ok()
+    });
+    let inco = network.run_file(&place, &example("haproxy.toml"));
+    inco.settled(2, 0);
+    scaled(&place, &inco, "balancer", &[4, 2, 3, 2], || {
+        assert_eq!(network.get("http://10.0.0.100/").unwrap(), "from outside\n");
+    });
+    outside.kill().unwrap();
+    outside.wait().unwrap();
+    // HAProxy says so, and is healthy itself.
+    let said = network.get("http://10.0.0.100/").unwrap_err();
+    assert!(said.contains("503"), "{said}");
+    assert!(!inco.told().contains("Health"), "{}", inco.told());
+    let status = inco.at_rest();
+    assert_eq!(
+        status.drops.get("spoofed").copied().unwrap_or(0),
+        0,
+        "{:?}",
+        status.drops
+    );
+    inco.stop(&place);
+}
+
+#[test]
+fn the_dns_example_runs_as_it_is() {
+    if !are_here(Engine::Oci, &["dnsmasq", "dig"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    place.must(&["image", "import", "dnsmasq"]);
+    let inco = network.run_file(&place, &example("dns.toml"));
+    inco.settled(2, 0);
+    let dig = |more: &[&str]| {
+        let usual = ["@10.0.0.53", "www.example.test", "+short", "+tries=1", "+time=5"];
+        let said = network.client("dig", &[&usual, more].concat()).output().unwrap();
+        String::from_utf8(said.stdout).unwrap()
+    };
+    let is_answered = || {
+        for more in [&[][..], &["+tcp"]] {
+            assert_eq!(dig(more), "192.0.2.80\n", "{more:?}");
+        }
+    };
+    scaled(&place, &inco, "dns", &[4, 2], is_answered);
+    // One that hangs gets no more questions.
+    let rows = inco.settled(2, 0);
+    kill(rows[0].pid.unwrap(), Signal::STOP);
+    let why = eventually("it is noticed", PATIENCE, || {
+        let (takes, why) = health_events(&inco, rows[0].id).pop()?;
+        (!takes).then_some(why)
+    });
+    assert_eq!(
+        why,
+        "3 checks in a row did not pass: port 53 does not answer the question in time"
+    );
+    (0..12).for_each(|_| is_answered());
+    kill(rows[0].pid.unwrap(), Signal::CONT);
+    eventually("it is back", PATIENCE, || {
+        health_events(&inco, rows[0].id).pop()?.0.then_some(())
+    });
+    inco.stop(&place);
+}
+
+/// nginx as one process, so that a signal stops all of it: it serves files of `/srv`.
+const NGINX: &str = "daemon off;\nmaster_process off;\nuser root;\nerror_log stderr warn;\npid /tmp/nginx.pid;\nevents \
+                     {}\nhttp { access_log off; client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; \
+                     fastcgi_temp_path /tmp/f; uwsgi_temp_path /tmp/u; scgi_temp_path /tmp/s; sendfile on; server { \
+                     listen 80; root /srv; } }\n";
+
+/// A service of such servers. `/srv` is the folder `srv` of the place.
+fn nginx(place: &Place, engine: Engine, more: &str) -> String {
+    place.must(&["image", "import", "nginx"]);
+    let configuration = place.file("nginx.conf", NGINX);
+    let srv = place.path("srv");
+    if !srv.exists() {
+        std::fs::create_dir(&srv).unwrap();
+        std::fs::write(srv.join("index.html"), "served\n").unwrap();
+    }
+    format!(
+        "{}image = \"nginx\"\ncommand = [\"/usr/sbin/nginx\", \"-c\", \"/etc/web.conf\"]\nmounts = \
+         [\"{}:/etc/web.conf:ro\", \"{}:/srv:ro\"]\nautoscaler = \"fixed\"\nstop_grace = \"1s\"\n{more}",
+        service(engine, "web", "80"),
+        configuration.display(),
+        srv.display()
+    )
+}
+
+fn health_events(inco: &Inco, id: InstanceId) -> Vec<(bool, String)> {
+    let of = |event: Event| match event.kind {
+        EventKind::Health { takes, reason, .. } if event.instance == Some(id) => Some((takes, reason)),
+        _ => None,
+    };
+    inco.events().into_iter().filter_map(of).collect()
+}
+
+fn a_stalled_instance_gets_no_new_flows_and_is_replaced(engine: Engine) {
+    if !are_here(engine, &["nginx", "curl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let text = nginx(
+        &place,
+        engine,
+        "instances = { min = 2, max = 3, standby = 0 }\ndrain_deadline = \"60s\"\nscheduler = { policy = \
+         \"round-robin\", slow_start = \"0s\" }\nhealth = { http = \"/\", every = \"200ms\", timeout = \"150ms\" }\n",
+    );
+    let inco = network.run(&place, &text);
+    let rows = inco.settled(2, 0);
+    let all_are_served = |count: usize| {
+        for _ in 0..count {
+            assert_eq!(network.get("http://10.0.0.100/").unwrap(), "served\n");
+        }
+    };
+    all_are_served(4);
+    let stalled = &rows[0];
+    kill(stalled.pid.unwrap(), Signal::STOP);
+    let said = eventually("the stall is seen", PATIENCE, || {
+        let (takes, why) = health_events(&inco, stalled.id).pop()?;
+        (!takes).then_some(why)
+    });
+    assert_eq!(
+        said,
+        "3 checks in a row did not pass: port 80 does not answer in time"
+    );
+    // Another one comes in its place; it stays, with the flows that it has.
+    eventually("it is replaced", PATIENCE, || {
+        (inco.count(InstanceState::Active) == 3).then_some(())
+    });
+    all_are_served(12);
+    assert!(
+        place
+            .must(&["instances"])
+            .contains("failing: port 80 does not answer in time")
+    );
+    assert!(
+        place
+            .must(&["services"])
+            .contains("1 of 3 active instances take no new flows")
+    );
+    kill(stalled.pid.unwrap(), Signal::CONT);
+    eventually("it is back", PATIENCE, || {
+        let (takes, why) = health_events(&inco, stalled.id).pop()?;
+        (takes && why == "2 checks in a row passed").then_some(())
+    });
+    // One is too many now.
+    inco.settled(2, 0);
+    all_are_served(8);
+    let status = inco.at_rest();
+    assert_eq!(
+        status.drops.get("spoofed").copied().unwrap_or(0),
+        0,
+        "{:?}",
+        status.drops
+    );
+    inco.stop(&place);
+}
+
+#[test]
+fn a_stalled_instance_gets_no_new_flows_and_is_replaced_oci() {
+    a_stalled_instance_gets_no_new_flows_and_is_replaced(Engine::Oci);
+}
+
+#[test]
+fn a_stalled_instance_gets_no_new_flows_and_is_replaced_docker() {
+    a_stalled_instance_gets_no_new_flows_and_is_replaced(Engine::Docker);
+}
+
+#[test]
+fn one_that_stays_stalled_is_removed() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["nginx", "curl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let text = nginx(
+        &place,
+        engine,
+        "instances = { min = 1, max = 2, standby = 0 }\ndrain_deadline = \"500ms\"\nhealth = { tcp = 80, every = \
+         \"200ms\", timeout = \"150ms\", fall = 2 }\n",
+    );
+    // A check of a port that nobody serves is wrong for all: nobody is removed.
+    let inco = network.run(&place, &text.replace("tcp = 80", "tcp = 81"));
+    let rows = inco.settled(1, 0);
+    eventually("all are used", PATIENCE, || {
+        inco.told().contains("all of them are used").then_some(())
+    });
+    assert_eq!(network.get("http://10.0.0.100/").unwrap(), "served\n");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(inco.instance(rows[0].id).is_some(), "{}", inco.told());
+    inco.stop(&place);
+
+    let text = text.replace("tcp = 80", "http = \"/\"");
+    let inco = network.run(&place, &text);
+    let rows = inco.settled(1, 0);
+    kill(rows[0].pid.unwrap(), Signal::STOP);
+    eventually("it is removed", PATIENCE, || {
+        let told = inco.told().contains("its checks have not passed for");
+        (told && inco.instance(rows[0].id).is_none()).then_some(())
+    });
+    inco.settled(1, 0);
+    assert_eq!(network.get("http://10.0.0.100/").unwrap(), "served\n");
+    inco.stop(&place);
+}
+
+/// Instances of `server.pl`, which do what stands in the files of the folder `says`, and write into `out`.
+struct Servers {
+    says: PathBuf,
+    out: PathBuf,
+    text: String,
+}
+
+impl Servers {
+    /// The service `web`, with more keys.
+    fn new(place: &Place, engine: Engine, more: &str) -> Servers {
+        use std::os::unix::fs::PermissionsExt as _;
+        let image = "inco-test/server";
+        place.import_image(image, &["perl", "sh"]);
+        let script = place.file("server.pl", include_str!("support/server.pl"));
+        let [says, out] = ["says", "out"].map(|name| place.path(name));
+        for folder in [&says, &out] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let text = format!(
+            "{}image = \"{image}\"\ncommand = [\"/bin/perl\", \"/server.pl\"]\nautoscaler = \"fixed\"\nmounts = \
+             [\"{}:/server.pl:ro\", \"{}:/says:ro\", \"{}:/out\"]\nscheduler = {{ policy = \"round-robin\", \
+             slow_start = \"0s\" }}\nstop_grace = \"1s\"\n{more}",
+            service(engine, "web", "80,53"),
+            script.display(),
+            says.display(),
+            out.display()
+        );
+        Servers { says, out, text }
+    }
+
+    /// Has an instance do something; nothing, as usual.
+    fn say(&self, file: &str, word: &str) {
+        if word.is_empty() {
+            std::fs::remove_file(self.says.join(file)).unwrap();
+            return;
+        }
+        std::fs::write(self.says.join("new"), format!("{word}\n")).unwrap();
+        std::fs::rename(self.says.join("new"), self.says.join(file)).unwrap();
+    }
+
+    /// Whether an instance was asked to end.
+    fn has_ended(&self, id: InstanceId) -> bool {
+        self.out.join(format!("{}.ended", id.0)).exists()
+    }
+}
+
+const WEB: &str = "10.0.0.100:80";
+
+fn open(network: &Network, count: usize) -> Vec<Speaker> {
+    (0..count).map(|_| network.connect(WEB).unwrap()).collect()
+}
+
+/// They are still where they were.
+fn all_answer(connections: &mut [Speaker]) {
+    for connection in connections {
+        assert_eq!(connection.ask("still there").unwrap(), "still there");
+        assert_eq!(connection.ask("id").unwrap(), connection.id.to_string());
+    }
+}
+
+/// Each kind of check: its keys, what makes an instance fail it, and what is said then.
+const KINDS: [(&str, &str, &str); 6] = [
+    ("tcp = 80", "refuse", "port 80 refuses the connection"),
+    ("http = '/'", "error", "it answers with status 503"),
+    ("http = '/'", "endless", "what port 80 answers has no end"),
+    (
+        "dns = 'example.com', port = 53",
+        "error",
+        "its answer is a failure of the server (SERVFAIL)",
+    ),
+    (
+        "dns = 'example.com', port = 53",
+        "flood",
+        "port 53 does not answer the question in time",
+    ),
+    (
+        "command = ['/bin/sh', '-c', '! [ -e /says/$INCO_INSTANCE_ID ]']",
+        "fail",
+        "its command exited with 1",
+    ),
+];
+
+fn one_that_fails_keeps_its_flows_and_gets_no_new_ones(engine: Engine) {
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    for (keys, word, said) in KINDS {
+        let (place, network) = (Place::new(), Network::new());
+        let more = format!(
+            "instances = {{ min = 2, max = 3, standby = 0 }}\nhealth = {{ {keys}, every = \"100ms\", fall = 3, rise = 2 \
+             }}\n"
+        );
+        let servers = Servers::new(&place, engine, &more);
+        let inco = network.run(&place, &servers.text);
+        let rows = inco.settled(2, 0);
+        let victim = rows[0].id;
+        let mut before = open(&network, 8);
+        for row in &rows {
+            assert!(before.iter().any(|of| of.id == row.id.0), "{keys}");
+        }
+        let file = victim.0.to_string();
+        servers.say(&file, word);
+        let why = eventually("its failure is seen", PATIENCE, || {
+            let (takes, why) = health_events(&inco, victim).pop()?;
+            (!takes).then_some(why)
+        });
+        assert_eq!(why, format!("3 checks in a row did not pass: {said}"));
+        eventually("another one comes", PATIENCE, || {
+            (inco.count(InstanceState::Active) == 3).then_some(())
+        });
+        let after = open(&network, 8);
+        assert!(
+            after.iter().all(|of| of.id != victim.0),
+            "{keys}: a new flow went there"
+        );
+        all_answer(&mut before);
+        let counters = inco.client().counters().unwrap();
+        assert_eq!(counters.services[0].unfit, 1);
+        drop(after);
+        servers.say(&file, "");
+        eventually("it is back", PATIENCE, || {
+            let (takes, why) = health_events(&inco, victim).pop()?;
+            (takes && why == "2 checks in a row passed").then_some(())
+        });
+        eventually("it gets new flows", PATIENCE, || {
+            let id = network.connect(WEB).unwrap().id;
+            (id == victim.0).then_some(())
+        });
+        all_answer(&mut before);
+        inco.stop(&place);
+    }
+}
+
+#[test]
+fn one_that_fails_keeps_its_flows_and_gets_no_new_ones_oci() {
+    one_that_fails_keeps_its_flows_and_gets_no_new_ones(Engine::Oci);
+}
+
+#[test]
+fn one_that_fails_keeps_its_flows_and_gets_no_new_ones_docker() {
+    one_that_fails_keeps_its_flows_and_gets_no_new_ones(Engine::Docker);
+}
+
+#[test]
+fn an_agent_sets_weight_and_state() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        "instances = { min = 2, max = 3, standby = 0 }\nagent = { port = 8080, every = \"200ms\" }\n",
+    );
+    let inco = network.run(&place, &servers.text);
+    let id = inco.settled(2, 0)[0].id;
+    let file = format!("{}.agent", id.0);
+    let becomes = |what: &str, expected: (bool, u32)| {
+        let weight = || {
+            let of = |event: &Event| match &event.kind {
+                EventKind::Health { takes, weight, .. } if event.instance == Some(id) => {
+                    Some((*takes, *weight))
+                }
+                _ => None,
+            };
+            inco.events().iter().rev().find_map(of)
+        };
+        eventually(what, PATIENCE, || (weight() == Some(expected)).then_some(()));
+    };
+    servers.say(&file, "75%");
+    becomes("three quarters", (true, 75));
+    let mut before = open(&network, 12);
+    assert!(before.iter().any(|of| of.id == id.0));
+    for word in ["drain", "maint"] {
+        servers.say(&file, word);
+        becomes("no new flows", (false, 75));
+        eventually("another one comes", PATIENCE, || {
+            (inco.count(InstanceState::Active) == 3).then_some(())
+        });
+        let after = open(&network, 6);
+        assert!(after.iter().all(|of| of.id != id.0), "{word}");
+        all_answer(&mut before);
+        servers.say(&file, "ready up 50%");
+        becomes("half", (true, 50));
+        // One is too many now: the newest has the fewest connections.
+        drop(after);
+        inco.settled(2, 0);
+        servers.say(&file, "75%");
+        becomes("three quarters again", (true, 75));
+    }
+    servers.say(&file, "down # its disk is full");
+    becomes("it fails", (false, 75));
+    assert!(place.must(&["instances"]).contains("down, as its agent says"));
+    // It says nothing more: the reports have no effect after a while.
+    servers.say(&file, "");
+    becomes("as if it had said nothing", (true, 100));
+    all_answer(&mut before);
+    inco.stop(&place);
+}
+
+fn a_removed_instance_ends_after_its_connections(engine: Engine) {
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        "instances = { min = 1, max = 3, standby = 0 }\ndrain_deadline = \"60s\"\n",
+    );
+    let inco = network.run(&place, &servers.text);
+    inco.settled(1, 0);
+    place.must(&["scale", "web", "3"]);
+    inco.settled(3, 0);
+    let mut connections = open(&network, 9);
+    place.must(&["scale", "web", "1"]);
+    let draining = eventually("two drain", PATIENCE, || {
+        let rows = inco.instances().into_iter();
+        let draining: Vec<InstanceId> = rows
+            .filter(|row| row.state == InstanceState::Draining)
+            .map(|row| row.id)
+            .collect();
+        (draining.len() == 2).then_some(draining)
+    });
+    // Nobody is asked to end, and what comes anew goes elsewhere.
+    for _ in 0..20 {
+        all_answer(&mut connections);
+        let id = InstanceId(network.connect(WEB).unwrap().id);
+        assert!(!draining.contains(&id));
+    }
+    assert!(!draining.iter().any(|id| servers.has_ended(*id)));
+    // The first ends after its own last connection; the other one goes on.
+    let (first, second) = (draining[0], draining[1]);
+    connections.retain(|of| of.id != first.0);
+    eventually("it is asked to end", PATIENCE, || {
+        all_answer(&mut connections);
+        servers.has_ended(first).then_some(())
+    });
+    assert!(!servers.has_ended(second));
+    let reasons: Vec<String> = changes(&inco.events(), first)
+        .into_iter()
+        .map(|(_, _, why)| why)
+        .collect();
+    assert!(
+        reasons.contains(&"its last flow has ended".to_owned()),
+        "{reasons:?}"
+    );
+    connections.retain(|of| of.id != second.0);
+    eventually("so does the other one", PATIENCE, || {
+        servers.has_ended(second).then_some(())
+    });
+    all_answer(&mut connections);
+    inco.settled(1, 0);
+    inco.stop(&place);
+}
+
+#[test]
+fn a_removed_instance_ends_after_its_connections_oci() {
+    a_removed_instance_ends_after_its_connections(Engine::Oci);
+}
+
+#[test]
+fn a_removed_instance_ends_after_its_connections_docker() {
+    a_removed_instance_ends_after_its_connections(Engine::Docker);
+}
+
+#[test]
+fn a_drain_has_an_end() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        "instances = { min = 1, max = 2, standby = 0 }\ndrain_deadline = \"2s\"\n",
+    );
+    let inco = network.run(&place, &servers.text);
+    inco.settled(1, 0);
+    place.must(&["scale", "web", "2"]);
+    inco.settled(2, 0);
+    let _connections = open(&network, 4);
+    place.must(&["scale", "web", "1"]);
+    inco.settled(1, 0);
+    let told = inco.told();
+    assert!(
+        told.contains("the drain's deadline passed with 2 flows left"),
+        "{told}"
+    );
+    inco.stop(&place);
+}
+
+/// Where the only instance drains and no other is there yet, it takes new flows.
+#[test]
+fn where_only_draining_instances_are_left_they_serve() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        "instances = { min = 1, max = 1, standby = 0 }\ndrain_deadline = \"6s\"\nready_deadline = \"60s\"\nready = { \
+         exec = ['/bin/sh', '-c', '[ -e /says/ready ]'] }\n",
+    );
+    servers.say("ready", "yes");
+    let inco = network.run(&place, &servers.text);
+    let old = inco.settled(1, 0)[0].id;
+    let mut before = open(&network, 2);
+    servers.say("ready", "");
+    place.must(&["drain", &old.0.to_string()]);
+    eventually("it drains", PATIENCE, || {
+        (inco.count(InstanceState::Draining) == 1).then_some(())
+    });
+    // For longer than a drain may take.
+    let began = std::time::Instant::now();
+    while began.elapsed() < std::time::Duration::from_secs(7) {
+        assert_eq!(network.connect(WEB).unwrap().id, old.0);
+    }
+    all_answer(&mut before);
+    servers.say("ready", "yes");
+    eventually("another one takes over", PATIENCE, || {
+        let id = network.connect(WEB).unwrap().id;
+        (id != old.0).then_some(())
+    });
+    all_answer(&mut before);
+    assert!(!servers.has_ended(old));
+    drop(before);
+    eventually("it is asked to end", PATIENCE, || {
+        servers.has_ended(old).then_some(())
+    });
+    let told = inco.told();
+    assert!(!told.contains("deadline passed"), "{told}");
+    inco.settled(1, 0);
+    inco.stop(&place);
+}
