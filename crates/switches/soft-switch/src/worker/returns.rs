@@ -135,10 +135,6 @@ impl<M: FrameMemory> Returns<M> {
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
         instance.broken.is_it |= received.bad > 0;
-        if let Some(way) = &way {
-            // Each packet is tested again when it is sent.
-            let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
-        }
         let is_end = instance.end.is_some();
         if let Some(end) = &instance.end {
             // Those that are not to leave go; the others are readied.
@@ -151,6 +147,10 @@ impl<M: FrameMemory> Returns<M> {
             for gone in self.frames.extract_if(.., |frame| frame.is_empty()) {
                 cx.memory.give(gone);
             }
+        }
+        if let Some(way) = &way {
+            // Each packet is tested again when it is sent.
+            let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
         match way {
             Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {
