@@ -490,6 +490,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        let before = events.len();
         while let Ok(report) = self.reports.try_recv() {
             self.take_report(report, events);
         }
@@ -510,7 +511,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             }
             self.uplinks.look(&mut self.workers, events);
         }
-        self.pairs.poll(now, events);
+        self.pairs.poll(now, before, events);
         if now >= self.watch_at {
             self.watch_at = now + WATCH_PERIOD;
             self.uplinks.watch_devices(&mut self.workers, events);

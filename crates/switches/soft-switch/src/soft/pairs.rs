@@ -118,8 +118,9 @@ impl InstancePairs {
         ))
     }
 
-    /// Has pairs made again that are gone. Holds back what tells that a slot is free until its pair is there.
-    pub(super) fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+    /// Has pairs made again that are gone. Of the events behind the first `before` ones, holds those back that tell that
+    /// a slot is free, until its pair is there.
+    pub(super) fn poll(&mut self, now: Nanos, before: usize, events: &mut Vec<SwitchEvent>) {
         let Some(Kernel {
             links,
             watch,
@@ -142,7 +143,7 @@ impl InstancePairs {
             }
             _ => false,
         };
-        for event in events.extract_if(.., |event| is_held(event)) {
+        for event in events.extract_if(before.., |event| is_held(event)) {
             if let SwitchEvent::Detached { slot, .. } | SwitchEvent::AttachFailed { slot, .. } = event
                 && leaving.insert(slot, Some(event)).is_none()
             {
