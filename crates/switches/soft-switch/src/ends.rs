@@ -2,19 +2,23 @@
 //! is their next hop: it sets the MAC addresses of what they get and send, and takes VLAN tags off and puts them on.
 //!
 //! What neighbours an uplink has is learnt from the packets that it brings: the reply to an address goes to the MAC
-//! address from which its packets come.
+//! address from which its packets come. That outlives this process, so that the next run can reply at once.
 
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use interfaces::{GATEWAY_MAC, instance_mac};
 use model::{DropReason, ServiceId, Slot, UplinkId};
 use packet::ethertype;
+use shared_memory::OwnMemory;
 use switch::{Plan, ServicePlan};
 
 use crate::frame::Frame;
 use crate::id_map::{SlotMap, UplinkMap};
+use crate::keep::Keep;
 
 /// Bytes of the two MAC addresses, and of a VLAN tag.
 const ADDRESSES: usize = 12;
@@ -25,6 +29,16 @@ const ADDRESS_LIMIT: usize = 4;
 /// the packet: behind a router all have its MAC address.
 const NEIGHBOURS: usize = 4096;
 const MAC_BITS: u32 = 48;
+/// Words of the memory of neighbours: which layout, the key of the places, and for each uplink the latest new neighbour
+/// and the others.
+const LAYOUT_AT: usize = 0;
+const LAYOUT: u64 = 0x1ac0_2001;
+const KEY_AT: usize = 1;
+const UPLINKS_AT: usize = 4;
+const UPLINK_WORDS: usize = 1 + NEIGHBOURS;
+const BYTES: usize = 8 * (UPLINKS_AT + UplinkId::LIMIT * UPLINK_WORDS);
+/// The name under which it is kept.
+pub(crate) const NAME: &str = "neighbours/all";
 
 /// The kernel port of an instance that may come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,44 +55,58 @@ pub struct KernelPlace {
 #[derive(Debug, Default)]
 pub struct Ends {
     places: SlotMap<Option<KernelPlace>>,
-    uplinks: UplinkMap<Neighbours>,
-}
-
-/// The neighbours of an uplink.
-#[derive(Debug, Default)]
-struct Neighbours {
-    /// Of each place the tag of an address, and its MAC address. Any worker writes, in one store.
-    known: Box<[AtomicU64]>,
-    latest: AtomicU64,
-    /// The MAC address of services' addresses here; 0: this uplink serves none.
-    own: AtomicU64,
-    key: [u64; 2],
+    /// Of each uplink the MAC address of services' addresses; 0: it serves none.
+    own: UplinkMap<AtomicU64>,
+    /// [`None`] without places. Any worker writes, in one store.
+    neighbours: Option<OwnMemory>,
 }
 
 impl Ends {
-    /// With these places. `key` keeps senders from choosing whose place they take.
-    pub(crate) fn new(places: &[KernelPlace], key: [u64; 2]) -> Ends {
+    /// With these places. `key` keeps senders from choosing whose place among the neighbours they take. What an earlier
+    /// run knew `before` goes on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn new(
+        places: &[KernelPlace],
+        key: [u64; 2],
+        keep: Option<&Keep>,
+        before: Option<OwnedFd>,
+    ) -> io::Result<Ends> {
         let mut ends = Ends::default();
         for place in places {
             ends.places[place.slot] = Some(place.clone());
         }
-        if !places.is_empty() {
-            for uplink in ends.uplinks.iter_mut() {
-                uplink.known = (0..NEIGHBOURS).map(|_| AtomicU64::new(0)).collect();
-                uplink.key = key;
-            }
+        if places.is_empty() {
+            return Ok(ends);
         }
-        ends
+        if let Some(file) = before {
+            let memory = OwnMemory::open(file.as_fd())?;
+            let is_known = |memory: &OwnMemory| word(memory, LAYOUT_AT).load(Ordering::Relaxed) == LAYOUT;
+            ends.neighbours = Some(memory).filter(|memory| memory.bytes().len() >= BYTES && is_known(memory));
+        }
+        if ends.neighbours.is_none() {
+            let (file, memory) = OwnMemory::create("inco-neighbours", BYTES, false)?;
+            for (at, part) in (KEY_AT..).zip(key) {
+                word(&memory, at).store(part, Ordering::Relaxed);
+            }
+            word(&memory, LAYOUT_AT).store(LAYOUT, Ordering::Relaxed);
+            if let Some(keep) = keep {
+                keep.keep(NAME, &(), &[file.as_fd()]);
+            }
+            ends.neighbours = Some(memory);
+        }
+        Ok(ends)
     }
 
     /// An uplink is there, and packets to services' addresses come to that MAC address.
     pub(crate) fn set_mac(&self, uplink: UplinkId, mac: [u8; 6]) {
-        self.uplinks[uplink].own.store(number(mac), Ordering::Relaxed);
+        self.own[uplink].store(number(mac), Ordering::Relaxed);
     }
 
     /// The MAC address of services' addresses at an uplink.
     fn mac(&self, uplink: UplinkId) -> Option<[u8; 6]> {
-        let mac = self.uplinks[uplink].own.load(Ordering::Relaxed);
+        let mac = self.own[uplink].load(Ordering::Relaxed);
         (mac != 0).then(|| address(mac))
     }
 
@@ -113,49 +141,62 @@ impl Ends {
             None => false,
         }
     }
-}
 
-impl Neighbours {
-    /// The place of an address, and its tag there.
+    /// A packet from that address came from that MAC address, on that uplink.
     #[inline]
-    fn place(&self, of: IpAddr) -> (usize, u64) {
-        let (high, low) = match of {
-            IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
-            IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
-        };
-        let product = u128::from(high ^ self.key[0]).wrapping_mul(u128::from(low ^ self.key[1] | 1));
-        let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed as usize % NEIGHBOURS, mixed >> MAC_BITS)
-    }
-
-    /// A packet from that address came from that MAC address.
-    #[inline]
-    fn learn(&self, from: IpAddr, mac: [u8; 6]) {
-        let (at, tag) = self.place(from);
-        let (Some(place), mac) = (self.known.get(at), number(mac)) else {
-            return;
-        };
+    fn learn(&self, uplink: UplinkId, from: IpAddr, mac: [u8; 6]) {
+        let Some(memory) = &self.neighbours else { return };
+        let (at, tag) = place(memory, uplink, from);
+        let mac = number(mac);
         let entry = tag << MAC_BITS | mac;
         // A group or nobody has no packets of its own.
-        if place.load(Ordering::Relaxed) != entry && mac >> 40 & 1 == 0 && mac != 0 {
-            place.store(entry, Ordering::Relaxed);
-            self.latest.store(mac, Ordering::Relaxed);
+        if word(memory, at).load(Ordering::Relaxed) != entry && mac >> 40 & 1 == 0 && mac != 0 {
+            word(memory, at).store(entry, Ordering::Relaxed);
+            word(memory, latest(uplink)).store(mac, Ordering::Relaxed);
         }
     }
 
     /// Where a packet to that address goes.
     #[inline]
-    fn find(&self, to: IpAddr) -> Option<[u8; 6]> {
-        let (at, tag) = self.place(to);
-        let entry = self.known.get(at)?.load(Ordering::Relaxed);
+    fn find(&self, uplink: UplinkId, to: IpAddr) -> Option<[u8; 6]> {
+        let memory = self.neighbours.as_ref()?;
+        let (at, tag) = place(memory, uplink, to);
+        let entry = word(memory, at).load(Ordering::Relaxed);
         let mac = entry & ((1 << MAC_BITS) - 1);
         let mac = if mac != 0 && entry >> MAC_BITS == tag {
             mac
         } else {
-            self.latest.load(Ordering::Relaxed)
+            word(memory, latest(uplink)).load(Ordering::Relaxed)
         };
         (mac != 0).then(|| address(mac))
     }
+}
+
+#[inline]
+fn word(memory: &OwnMemory, at: usize) -> &AtomicU64 {
+    let words = memory.words();
+    &words[at % words.len()]
+}
+
+/// Where the latest new neighbour of an uplink is.
+fn latest(uplink: UplinkId) -> usize {
+    UPLINKS_AT + uplink.index() % UplinkId::LIMIT * UPLINK_WORDS
+}
+
+/// The place of an address among the neighbours of an uplink, and its tag there.
+#[inline]
+fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> (usize, u64) {
+    let [first, second] = [0, 1].map(|at| word(memory, KEY_AT + at).load(Ordering::Relaxed));
+    let (high, low) = match of {
+        IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
+        IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
+    };
+    let product = u128::from(high ^ first).wrapping_mul(u128::from(low ^ second | 1));
+    let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (
+        latest(uplink) + 1 + mixed as usize % NEIGHBOURS,
+        mixed >> MAC_BITS,
+    )
 }
 
 fn number(mac: [u8; 6]) -> u64 {
@@ -233,14 +274,13 @@ impl End {
     /// Readies packets for the instance: the switch sends them, and they have no tag.
     #[inline]
     pub(crate) fn enter<F: Frame>(&self, frames: &mut [F]) {
-        let neighbours = &self.ends.uplinks[self.uplink];
         for frame in frames {
             let bytes = frame.bytes_mut();
             let Some((source, _, ip)) = addresses(bytes) else {
                 continue;
             };
             if let Some(mac) = bytes.get(6..).and_then(<[u8]>::first_chunk) {
-                neighbours.learn(source, *mac);
+                self.ends.learn(self.uplink, source, *mac);
             }
             if ip > ADDRESSES + 2 {
                 bytes.copy_within(ADDRESSES + TAG.., ADDRESSES);
@@ -261,7 +301,8 @@ impl End {
         if ip > ADDRESSES + 2 {
             return Err(DropReason::Spoofed);
         }
-        if !self.addresses.contains(&Some(source)) {
+        // Without an address, the flow alone says what is the instance's.
+        if self.addresses[0].is_some() && !self.addresses.contains(&Some(source)) {
             // The kernel says on its own which groups it is in, and asks for routers.
             let is_of_link =
                 matches!(source, IpAddr::V6(of) if of.is_unicast_link_local() || of.is_unspecified());
@@ -274,7 +315,7 @@ impl End {
         if destination.is_multicast() || destination.is_unspecified() {
             return Err(DropReason::Other);
         }
-        let to = self.ends.uplinks[self.uplink].find(destination);
+        let to = self.ends.find(self.uplink, destination);
         let (to, from) = to
             .zip(self.ends.mac(self.uplink))
             .ok_or(DropReason::NoNeighbour)?;
@@ -322,7 +363,7 @@ mod tests {
             own: vec!["10.0.1.1".parse().unwrap()],
             egress: true,
         };
-        let ends = Arc::new(Ends::new(&[place], [3, 4]));
+        let ends = Arc::new(Ends::new(&[place], [3, 4], None, None).unwrap());
         ends.set_mac(UplinkId(0), OWN_MAC);
         let mut service = ServicePlan::of_all(ServiceId(0), Scheduler::from_name("rss").unwrap());
         service.vip = Some(Vip {
@@ -404,17 +445,17 @@ mod tests {
     #[test]
     fn neighbours_do_not_take_each_others_places() {
         let (ends, _) = end(None);
-        let neighbours = &ends.uplinks[UplinkId(0)];
+        let uplink = UplinkId(0);
         let all: Vec<IpAddr> = (0..300_u32)
             .map(|at| IpAddr::V4((0x0a00_0001 + at).into()))
             .collect();
         for (at, address) in all.iter().enumerate() {
-            neighbours.learn(*address, [2, 0, 0, 0, (at >> 8) as u8, at as u8]);
+            ends.learn(uplink, *address, [2, 0, 0, 0, (at >> 8) as u8, at as u8]);
         }
-        neighbours.learn(all[0], [0xff; 6]);
+        ends.learn(uplink, all[0], [0xff; 6]);
         let known = all.iter().enumerate();
         let right = known.filter(|(at, address)| {
-            neighbours.find(**address) == Some([2, 0, 0, 0, (at >> 8) as u8, *at as u8])
+            ends.find(uplink, **address) == Some([2, 0, 0, 0, (at >> 8) as u8, *at as u8])
         });
         // Some 11 pairs of 300 addresses share one of 4096 places.
         assert!(right.count() > 270);
