@@ -25,17 +25,19 @@ const ADDRESSES: usize = 12;
 const TAG: usize = 4;
 /// Addresses of an instance: the service's and its own, of both IP versions.
 const ADDRESS_LIMIT: usize = 4;
-/// Neighbours of an uplink that are remembered. Beyond that, and for one that was never seen, the latest new one gets
-/// the packet: behind a router all have its MAC address.
+/// Neighbours of an uplink that are remembered. Beyond that, and for one that was never seen, the router gets the packet:
+/// the MAC address by which several addresses are reached; else the latest new neighbour.
 const NEIGHBOURS: usize = 4096;
+/// Places that an address may have, all in one cache line.
+const WAYS: usize = 4;
 const MAC_BITS: u32 = 48;
-/// Words of the memory of neighbours: which layout, the key of the places, and for each uplink the latest new neighbour
-/// and the others.
+/// Words of the memory of neighbours: which layout, the key of the places, and for each uplink the router, the
+/// latest new neighbour and all of them.
 const LAYOUT_AT: usize = 0;
 const LAYOUT: u64 = 0x1ac0_2001;
 const KEY_AT: usize = 1;
 const UPLINKS_AT: usize = 4;
-const UPLINK_WORDS: usize = 1 + NEIGHBOURS;
+const UPLINK_WORDS: usize = WAYS + NEIGHBOURS;
 const BYTES: usize = 8 * (UPLINKS_AT + UplinkId::LIMIT * UPLINK_WORDS);
 /// The name under which it is kept.
 pub(crate) const NAME: &str = "neighbours/all";
@@ -146,29 +148,45 @@ impl Ends {
     #[inline]
     fn learn(&self, uplink: UplinkId, from: IpAddr, mac: [u8; 6]) {
         let Some(memory) = &self.neighbours else { return };
-        let (at, tag) = place(memory, uplink, from);
+        let (set, tag) = place(memory, uplink, from);
         let mac = number(mac);
-        let entry = tag << MAC_BITS | mac;
         // A group or nobody has no packets of its own.
-        if word(memory, at).load(Ordering::Relaxed) != entry && mac >> 40 & 1 == 0 && mac != 0 {
-            word(memory, at).store(entry, Ordering::Relaxed);
-            word(memory, latest(uplink)).store(mac, Ordering::Relaxed);
+        if set.iter().any(|at| load(memory, *at) == (tag << MAC_BITS | mac)) || mac >> 40 & 1 == 1 || mac == 0
+        {
+            return;
         }
+        let of = |entry: u64, that: fn(u64) -> u64, this: u64| entry != 0 && that(entry) == this;
+        let known = set.iter().find(|at| of(load(memory, **at), tag_of, tag));
+        let free = set.iter().find(|at| load(memory, **at) == 0);
+        let others = set.iter().filter(|at| known != Some(at));
+        if others.clone().any(|at| of(load(memory, *at), mac_of, mac)) {
+            word(memory, router(uplink)).store(mac, Ordering::Relaxed);
+        }
+        // One that the router reaches, too, is no loss.
+        let spare = others
+            .clone()
+            .find(|at| mac_of(load(memory, **at)) == load(memory, router(uplink)));
+        let oldest = &set[tag as usize % WAYS];
+        let at = known.or(free).or(spare).unwrap_or(oldest);
+        word(memory, *at).store(tag << MAC_BITS | mac, Ordering::Relaxed);
+        word(memory, latest(uplink)).store(mac, Ordering::Relaxed);
     }
 
     /// Where a packet to that address goes.
     #[inline]
     fn find(&self, uplink: UplinkId, to: IpAddr) -> Option<[u8; 6]> {
         let memory = self.neighbours.as_ref()?;
-        let (at, tag) = place(memory, uplink, to);
-        let entry = word(memory, at).load(Ordering::Relaxed);
-        let mac = entry & ((1 << MAC_BITS) - 1);
-        let mac = if mac != 0 && entry >> MAC_BITS == tag {
-            mac
-        } else {
-            word(memory, latest(uplink)).load(Ordering::Relaxed)
-        };
-        (mac != 0).then(|| address(mac))
+        let (set, tag) = place(memory, uplink, to);
+        let entries = set.map(|at| load(memory, at));
+        let known = entries
+            .iter()
+            .find(|entry| **entry != 0 && tag_of(**entry) == tag);
+        let others = || [router(uplink), latest(uplink)].map(|at| load(memory, at));
+        let mac = known.map_or_else(
+            || others().into_iter().find(|mac| *mac != 0),
+            |entry| Some(mac_of(*entry)),
+        );
+        mac.map(address)
     }
 }
 
@@ -178,14 +196,31 @@ fn word(memory: &OwnMemory, at: usize) -> &AtomicU64 {
     &words[at % words.len()]
 }
 
+/// Where the MAC address of an uplink's router is; 0: none is known.
+fn router(uplink: UplinkId) -> usize {
+    UPLINKS_AT + uplink.index() % UplinkId::LIMIT * UPLINK_WORDS
+}
+
 /// Where the latest new neighbour of an uplink is.
 fn latest(uplink: UplinkId) -> usize {
-    UPLINKS_AT + uplink.index() % UplinkId::LIMIT * UPLINK_WORDS
+    router(uplink) + 1
+}
+
+fn load(memory: &OwnMemory, at: usize) -> u64 {
+    word(memory, at).load(Ordering::Relaxed)
+}
+
+fn tag_of(entry: u64) -> u64 {
+    entry >> MAC_BITS
+}
+
+fn mac_of(entry: u64) -> u64 {
+    entry & ((1 << MAC_BITS) - 1)
 }
 
 /// The place of an address among the neighbours of an uplink, and its tag there.
 #[inline]
-fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> (usize, u64) {
+fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> ([usize; WAYS], u64) {
     let [first, second] = [0, 1].map(|at| word(memory, KEY_AT + at).load(Ordering::Relaxed));
     let (high, low) = match of {
         IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
@@ -193,10 +228,10 @@ fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> (usize, u64) {
     };
     let product = u128::from(high ^ first).wrapping_mul(u128::from(low ^ second | 1));
     let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (
-        latest(uplink) + 1 + mixed as usize % NEIGHBOURS,
-        mixed >> MAC_BITS,
-    )
+    // The highest bits of a product depend on all of what was multiplied.
+    let set = (mixed >> 32) as usize % (NEIGHBOURS / WAYS);
+    let first = router(uplink) + WAYS + set * WAYS;
+    (std::array::from_fn(|way| first + way), mixed >> MAC_BITS)
 }
 
 fn number(mac: [u8; 6]) -> u64 {
@@ -453,11 +488,19 @@ mod tests {
             ends.learn(uplink, *address, [2, 0, 0, 0, (at >> 8) as u8, at as u8]);
         }
         ends.learn(uplink, all[0], [0xff; 6]);
+        ends.learn(uplink, all[0], [2; 6]);
         let known = all.iter().enumerate();
         let right = known.filter(|(at, address)| {
             ends.find(uplink, **address) == Some([2, 0, 0, 0, (at >> 8) as u8, *at as u8])
         });
-        // Some 11 pairs of 300 addresses share one of 4096 places.
-        assert!(right.count() > 270);
+        assert_eq!(right.count(), 299, "all but the one that moved");
+        assert_eq!(ends.find(uplink, all[0]), Some([2, 2, 2, 2, 2, 2]));
+        // A router brings more addresses than there are places. Each is found, and no neighbour is forgotten.
+        let router = [2, 9, 9, 9, 9, 9];
+        let far = |at: u32| IpAddr::V4((0xac10_0000 + at).into());
+        (0..50_000).for_each(|at| ends.learn(uplink, far(at), router));
+        assert!((0..50_000).all(|at| ends.find(uplink, far(at)) == Some(router)));
+        let near = |at: usize| ends.find(uplink, all[at]) == Some([2, 0, 0, 0, (at >> 8) as u8, at as u8]);
+        assert!((1..300).all(near));
     }
 }
