@@ -1656,7 +1656,7 @@ impl Simulation {
             .max_by_key(|plan| plan.generation)
             .expect("a plan");
         let row = plan.instances().find(|(_, row)| row.instance == InstanceId(id));
-        row.expect("it is in the plan").1.clone()
+        *row.expect("it is in the plan").1
     }
 
     /// What was told of an instance's health last: whether it takes flows, its weight, and why.

@@ -140,7 +140,7 @@ fn the_haproxy_example_runs_as_it_is() {
         network.get("http://10.0.0.10:8080/").ok()
     });
     let inco = network.run_file(&place, &example("haproxy.toml"));
-    inco.settled(2, 0);
+    inco.settled(2, 1);
     scaled(&place, &inco, "balancer", &[4, 2, 3, 2], || {
         assert_eq!(network.get("http://10.0.0.100/").unwrap(), "from outside\n");
     });
@@ -168,7 +168,7 @@ fn the_dns_example_runs_as_it_is() {
     let (place, network) = (Place::new(), Network::new());
     place.must(&["image", "import", "dnsmasq"]);
     let inco = network.run_file(&place, &example("dns.toml"));
-    inco.settled(2, 0);
+    inco.settled(2, 1);
     let dig = |more: &[&str]| {
         let usual = ["@10.0.0.53", "www.example.test", "+short", "+tries=1", "+time=5"];
         let said = network.client("dig", &[&usual, more].concat()).output().unwrap();
@@ -181,7 +181,7 @@ fn the_dns_example_runs_as_it_is() {
     };
     scaled(&place, &inco, "dns", &[4, 2], is_answered);
     // One that hangs gets no more questions.
-    let rows = inco.settled(2, 0);
+    let rows = inco.settled(2, 1);
     kill(rows[0].pid.unwrap(), Signal::STOP);
     let why = eventually("it is noticed", PATIENCE, || {
         let (takes, why) = health_events(&inco, rows[0].id).pop()?;
@@ -301,6 +301,60 @@ fn a_stalled_instance_gets_no_new_flows_and_is_replaced_oci() {
 #[test]
 fn a_stalled_instance_gets_no_new_flows_and_is_replaced_docker() {
     a_stalled_instance_gets_no_new_flows_and_is_replaced(Engine::Docker);
+}
+
+/// Checks find an instance where its own address and port are the translated ones, and by IPv6.
+#[test]
+fn checks_reach_every_kind_of_address() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["nginx"]) {
+        return;
+    }
+    for (vip, switch) in [
+        (
+            "address = '10.0.0.100', ports = 80, mode = 'dnat', target_port = 8080",
+            "ebpf = { instance_addresses = '10.0.1.0/24' }\n",
+        ),
+        ("address = '2001:db8::100', ports = 8080", ""),
+        (
+            "address = '2001:db8::100', ports = 80, mode = 'dnat', target_port = 8080",
+            "ebpf = { instance_addresses = '2001:db8:1::/64' }\n",
+        ),
+    ] {
+        let (place, network) = (Place::new(), Network::new());
+        let text = nginx(
+            &place,
+            engine,
+            "instances = { min = 1, max = 1, standby = 0 }\nhealth = { http = \"/\", every = \"200ms\" }\n",
+        );
+        place.file(
+            "nginx.conf",
+            &NGINX.replace("listen 80", "listen [::]:8080 ipv6only=off"),
+        );
+        let text = text
+            .replace("address = \"10.0.0.100\", ports = \"80\"", vip)
+            .replace("driver = \"ebpf\"\n", &format!("driver = \"ebpf\"\n{switch}"));
+        let inco = network.run(&place, &text);
+        let row = inco.settled(1, 0).remove(0);
+        // Five checks, of which three would be enough.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert_eq!(health_events(&inco, row.id), [], "{vip}");
+        kill(row.pid.unwrap(), Signal::STOP);
+        let seen = |takes: bool| {
+            eventually(vip, PATIENCE, || {
+                let (now, why) = health_events(&inco, row.id).pop()?;
+                (now == takes).then_some(why)
+            })
+        };
+        let why = seen(false);
+        assert_eq!(
+            why, "3 checks in a row did not pass: port 8080 does not answer in time",
+            "{vip}"
+        );
+        kill(row.pid.unwrap(), Signal::CONT);
+        seen(true);
+        inco.stop(&place);
+    }
 }
 
 #[test]

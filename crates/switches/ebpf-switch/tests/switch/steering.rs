@@ -40,8 +40,12 @@ impl Bed {
 
     /// What each instance has received since the last call.
     pub(crate) fn taken(&mut self) -> BTreeMap<Slot, Vec<Vec<u8>>> {
-        let frames = |of: &crate::bed::Instance| std::iter::from_fn(|| of.tap.receive()).collect::<Vec<_>>();
-        let all = self.world.instances.iter().map(|(slot, of)| (*slot, frames(of)));
+        let all = self.world.instances.iter().map(|(slot, of)| {
+            // Not what it sends itself, as its kernel does now and then.
+            let is_to_it = |frame: &Vec<u8>| frame.starts_with(&ebpf_switch::instance_mac(*slot));
+            let frames = std::iter::from_fn(|| of.tap.receive()).filter(is_to_it);
+            (*slot, frames.collect::<Vec<_>>())
+        });
         all.filter(|(_, frames)| !frames.is_empty()).collect()
     }
 
