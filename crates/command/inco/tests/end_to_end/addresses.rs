@@ -2,6 +2,7 @@
 //! and what happens to those that stall.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use model::{Event, EventKind, InstanceId, InstanceState};
 use rustix::process::Signal;
@@ -483,9 +484,15 @@ fn one_that_fails_keeps_its_flows_and_gets_no_new_ones(engine: Engine) {
     }
     for (keys, word, said) in KINDS {
         let (place, network) = (Place::new(), Network::new());
+        // A command takes its time, with Docker on a busy machine up to half a second.
+        let every = if keys.starts_with("command") {
+            "1s"
+        } else {
+            "100ms"
+        };
         let more = format!(
-            "instances = {{ min = 2, max = 3, standby = 0 }}\nhealth = {{ {keys}, every = \"100ms\", fall = 3, rise = 2 \
-             }}\n"
+            "instances = {{ min = 2, max = 3, standby = 0 }}\nhealth = {{ {keys}, every = \"{every}\", timeout = \
+             \"{every}\" }}\n"
         );
         let servers = Servers::new(&place, engine, &more);
         let inco = network.run(&place, &servers.text);
@@ -512,7 +519,9 @@ fn one_that_fails_keeps_its_flows_and_gets_no_new_ones(engine: Engine) {
         );
         all_answer(&mut before);
         let counters = inco.client().counters().unwrap();
-        assert_eq!(counters.services[0].unfit, 1);
+        let of = &counters.services[0];
+        assert_eq!(of.unfit, 1);
+        assert!(of.failed_checks >= 3 && of.checks > of.failed_checks, "{of:?}");
         drop(after);
         servers.say(&file, "");
         eventually("it is back", PATIENCE, || {
@@ -733,4 +742,59 @@ fn where_only_draining_instances_are_left_they_serve() {
     assert!(!told.contains("deadline passed"), "{told}");
     inco.settled(1, 0);
     inco.stop(&place);
+}
+
+/// Downloads over a link that becomes narrower and narrower, also while inco is dead and once it is back: its errors
+/// reach the instance, or the download would stand still.
+#[test]
+fn a_narrow_path_is_found_also_without_inco_and_after_it() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["nginx", "curl"]) {
+        return;
+    }
+    for (mode, switch) in [
+        ("l2", ""),
+        (
+            "dnat",
+            "ebpf = { instance_addresses = ['10.0.1.0/24', '2001:db8:1::/64'] }\n",
+        ),
+    ] {
+        let (place, network) = (Place::new(), Network::new());
+        let text = nginx(&place, engine, "instances = { min = 1, max = 1, standby = 0 }\n");
+        place.file(
+            "nginx.conf",
+            &NGINX.replace("listen 80", "listen [::]:80 ipv6only=off"),
+        );
+        let bytes: Vec<u8> = (0..4_u32 << 20).map(|at| (at % 251) as u8).collect();
+        std::fs::write(place.path("srv").join("large"), &bytes).unwrap();
+        let vip = format!("address = ['10.0.0.100', '2001:db8::100'], ports = 80, mode = '{mode}'");
+        let text = text
+            .replace("address = \"10.0.0.100\", ports = \"80\"", &vip)
+            .replace("driver = \"ebpf\"\n", &format!("driver = \"ebpf\"\n{switch}"));
+        let inco = network.run(&place, &text);
+        inco.settled(1, 0);
+        let far = network.far_client();
+        let downloads = |mtu: u16| {
+            network.client_ip(&format!("link set far0 mtu {mtu}"));
+            for host in ["10.0.0.100", "[2001:db8::100]"] {
+                let url = format!("http://{host}/large");
+                let curl = || {
+                    Command::new("curl")
+                        .args(["-sSf", "--max-time", "20", &url])
+                        .output()
+                };
+                let got = far.within(curl).unwrap();
+                let said = String::from_utf8_lossy(&got.stderr);
+                assert!(got.status.success(), "{mode}, {mtu}, {url}: {said}");
+                assert!(got.stdout == bytes, "{mode}, {mtu}, {url}: other bytes");
+            }
+        };
+        downloads(1_400);
+        let _traces = inco.kill();
+        downloads(1_350);
+        let inco = network.run(&place, &text);
+        inco.settled(1, 0);
+        downloads(1_300);
+        inco.stop(&place);
+    }
 }
