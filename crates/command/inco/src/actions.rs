@@ -136,6 +136,7 @@ fn action_in_words(action: &Action) -> &'static str {
         Action::PauseOut { on: false, .. } => "enable scale-out",
         Action::DryRun { on: true, .. } => "begin the dry run",
         Action::DryRun { on: false, .. } => "end the dry run",
+        Action::Range { .. } => "bound the number of instances",
         Action::Scale { .. }
         | Action::Drain { .. }
         | Action::Exec { .. }
@@ -153,6 +154,16 @@ fn permanent_form(action: &Action) -> Option<String> {
             service,
             instances: Some(instances),
         } => Some(format!("write instances = {instances} into [service.{service}]")),
+        Action::Range { service, min, max } if min.is_some() || max.is_some() => {
+            let limits = [("min", min), ("max", max)].into_iter();
+            let limits: Vec<String> = limits
+                .filter_map(|(key, limit)| Some(format!("{key} = {}", limit.as_ref()?)))
+                .collect();
+            Some(format!(
+                "write {} into [service.{service}.instances]",
+                limits.join(" and ")
+            ))
+        }
         Action::Policy {
             service,
             scheduler: Some(choice),
@@ -247,18 +258,30 @@ fn status_of(end: &CommandEnd) -> u8 {
         "Examples:\n",
         "  inco scale firewall 5\n",
         "  inco scale firewall 5 --wait --timeout 30\n",
-        "  inco scale firewall --auto",
+        "  inco scale firewall --auto\n",
+        "  inco scale firewall --min 2 --max 6      the autoscaler decides within this range\n",
+        "  inco scale firewall --whole-range        the range of the file holds again\n\n",
+        "A range lies within the limits of the file, min and max of `instances`. No flow moves.",
     )
 )]
 pub(crate) struct ScaleArgs {
     /// The service
     service: String,
     /// Number of active instances, within the service's limits
-    #[arg(required_unless_present = "auto", conflicts_with = "auto")]
+    #[arg(required_unless_present_any = ["auto", "min", "max", "whole_range"], conflicts_with = "auto")]
     instances: Option<u32>,
     /// Let the autoscaler decide again
     #[arg(long, conflicts_with = "wait")]
     auto: bool,
+    /// Minimum of active instances from now on; the file's if absent
+    #[arg(long, value_name = "INSTANCES", conflicts_with_all = ["instances", "auto"])]
+    min: Option<u32>,
+    /// Maximum of active instances from now on; the file's if absent
+    #[arg(long, value_name = "INSTANCES", conflicts_with_all = ["instances", "auto"])]
+    max: Option<u32>,
+    /// Undo --min and --max
+    #[arg(long, conflicts_with_all = ["instances", "auto", "min", "max"])]
+    whole_range: bool,
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
@@ -266,14 +289,15 @@ pub(crate) struct ScaleArgs {
 }
 
 fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
-    let instances = if args.auto { None } else { args.instances };
-    let client = run_action(
-        &args.common,
-        &Action::Scale {
-            service: args.service.clone(),
-            instances,
-        },
-    )?;
+    let service = args.service.clone();
+    let action = if args.whole_range || args.min.is_some() || args.max.is_some() {
+        let (min, max) = (args.min, args.max);
+        Action::Range { service, min, max }
+    } else {
+        let instances = if args.auto { None } else { args.instances };
+        Action::Scale { service, instances }
+    };
+    let client = run_action(&args.common, &action)?;
     let services = std::slice::from_ref(&args.service);
     wait::until(&args.wait, &client, |snapshot| {
         wait::for_active(snapshot, services)

@@ -250,7 +250,34 @@ fn services_text(rows: &[ServiceRow]) -> String {
         .chars()
         .map(|c| if c.is_control() && c != '\n' { '?' } else { c })
         .collect();
-    table.text_within(WIDTH) + &failing
+    table.text_within(WIDTH) + &failing + &weights_text(rows)
+}
+
+/// The weights of services whose scheduler has any, and how even the load of their instances is.
+fn weights_text(rows: &[ServiceRow]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let Some(weights) = &row.weights else { continue };
+        let mut table = Table::new(&["instance", ">weight", ">share", ">load in the last period"]);
+        for of in &weights.instances {
+            table.row([
+                of.instance.to_string(),
+                of.weight.to_string(),
+                percent(of.share),
+                format!("{} {}", grouped(of.period_load), row.metric),
+            ]);
+        }
+        let _ = writeln!(
+            text,
+            "\n{}: weights, computed every {}; Jain's index {}, max/min {}\n{}",
+            row.name,
+            span_ms(weights.period_ms),
+            or_dash(row.jain, |index| format!("{index:.3}")),
+            or_dash(row.max_min, |ratio| format!("{ratio:.2}")),
+            table.text().trim_end()
+        );
+    }
+    text
 }
 
 fn services_text_wide(rows: &[ServiceRow]) -> String {
@@ -290,7 +317,7 @@ fn services_text_wide(rows: &[ServiceRow]) -> String {
             service_reason(row),
         ]);
     }
-    table.text()
+    table.text() + &weights_text(rows)
 }
 
 /// The autoscaler's last reason, and its restrictions.

@@ -17,6 +17,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
                 "simd",
                 "model",
                 "stamp",
+                "signal",
                 "cpu-slice",
                 "real-parts",
                 "counting-allocator",
@@ -27,7 +28,10 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["flow-table"],
         ],
     ),
-    ("ports", &[&["dpdk-sys", "memif"], &["dpdk"]]),
+    (
+        "ports",
+        &[&["dpdk-sys", "memif", "packet-socket", "interfaces"], &["dpdk"]],
+    ),
     ("containers", &[&["nf-page", "registry"], &["engine", "inco-nf"]]),
     ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
     (
@@ -63,6 +67,7 @@ const PURE: &[&str] = &[
     "model",
     "configuration",
     "stamp",
+    "signal",
     "packet",
     "flow-table",
     "scheduling",

@@ -74,9 +74,8 @@ impl Given {
                     given.devices.extend(verbs(&directory.join("device")));
                 }
                 NetFunction::Port(setup) => {
-                    // `/sys` may be that of another network namespace.
-                    if !port::is_there(&setup.host) {
-                        return Err(no_interface(function));
+                    if !port::is_here(&setup.host) {
+                        return Err(missing(function, "is not there", SHOWS));
                     }
                     given.ports.push(setup.clone());
                 }
@@ -173,18 +172,16 @@ impl Given {
     }
 }
 
+/// What shows the interfaces that there are.
+const SHOWS: &str = "`ip link` shows those that there are; a container may have it still";
+
 /// Where the kernel tells of an interface.
 fn interface(function: &NetFunction, name: &str, sys: &Path) -> Result<PathBuf, EngineError> {
     let directory = sys.join("class/net").join(name);
     if directory.exists() {
         return Ok(directory);
     }
-    Err(no_interface(function))
-}
-
-fn no_interface(function: &NetFunction) -> EngineError {
-    let write = "`ip link` shows those that there are; a container may have it still";
-    missing(function, "is not there", write)
+    Err(missing(function, "is not there", SHOWS))
 }
 
 fn missing(function: &NetFunction, what: &str, write: impl Into<String>) -> EngineError {

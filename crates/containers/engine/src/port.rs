@@ -112,6 +112,11 @@ pub(crate) fn check_all(functions: &[NetFunction]) -> Result<(), EngineError> {
     Ok(())
 }
 
+/// Whether the calling thread's network namespace has an interface. `/sys` may show those of another one.
+pub(crate) fn is_here(name: &str) -> bool {
+    Kernel::connect().is_ok_and(|kernel| kernel.index_of(name).is_ok())
+}
+
 /// Moves interfaces of the calling thread's network namespace into another one, and sets both them and that namespace
 /// up for programs. What was done stays where it fails: an interface that was moved goes with its namespace.
 ///

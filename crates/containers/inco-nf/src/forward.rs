@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -106,9 +107,16 @@ pub(crate) fn run(options: &Forward) -> Result<()> {
         Some(path) => Some(PageListener::bind(path)?),
         None => None,
     };
+    let signals = match &options.signals {
+        Some(path) => {
+            Some(signal_socket(path).with_context(|| format!("cannot listen on {}", path.display()))?)
+        }
+        None => None,
+    };
     let mut runner = Runner {
         ends,
         pages,
+        signals,
         stop,
         links: (0..options.ports).map(|_| None).collect(),
         work: Work {
@@ -128,6 +136,17 @@ pub(crate) fn run(options: &Forward) -> Result<()> {
         stopped: false,
     };
     runner.work_until_stopped()
+}
+
+/// The socket of the host's manager, in the place of one that an earlier process left.
+fn signal_socket(path: &Path) -> io::Result<UnixDatagram> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = UnixDatagram::bind(path)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 /// Becomes readable on a termination signal.
@@ -152,6 +171,8 @@ enum LinkSource {
 struct Runner {
     ends: LinkSource,
     pages: Option<PageListener>,
+    /// Where signals come from that leave by the first port.
+    signals: Option<UnixDatagram>,
     stop: UnixStream,
     /// By port; `None` while the switch is not connected.
     links: Vec<Option<Link>>,
@@ -269,6 +290,7 @@ impl Runner {
             LinkSource::Interfaces(interfaces) => others.extend(interfaces.iter().map(AsFd::as_fd)),
         }
         others.extend(self.pages.as_ref().map(AsFd::as_fd));
+        others.extend(self.signals.as_ref().map(AsFd::as_fd));
         for link in self.links.iter_mut().flatten() {
             others.push(link.control.as_fd());
             queues.extend(link.queues.iter_mut().map(|pair| &mut pair.rx));
@@ -311,6 +333,7 @@ impl Runner {
             }
         }
         self.link()?;
+        self.pass_signals();
         if let Some(pages) = &self.pages {
             // An invalid offer is the host's error and no reason to stop forwarding.
             if let Ok(Some(page)) = pages.accept() {
@@ -324,6 +347,30 @@ impl Runner {
         }
         self.publish();
         Ok(())
+    }
+
+    /// Sends the signals that have come by the first port. Other frames are none of this socket's business.
+    fn pass_signals(&mut self) {
+        let Some(socket) = &self.signals else { return };
+        let mut frame = [0; signal::FRAME_BYTES + 1];
+        for _ in 0..BURST {
+            let Ok(length) = socket.recv(&mut frame) else {
+                return;
+            };
+            let frame = &frame[..length];
+            if length != signal::FRAME_BYTES || !signal::is_signal(frame) {
+                continue;
+            }
+            // Without a link there is nobody to tell.
+            if let LinkSource::Interfaces(interfaces) = &self.ends {
+                let _sent = interfaces.first().map(|port| port.send(frame));
+            } else if let Some(Some(link)) = self.links.first_mut()
+                && let Some(pair) = link.queues.first_mut()
+                && pair.tx.push(frame).is_ok()
+            {
+                pair.tx.flush();
+            }
+        }
     }
 
     /// Makes missing links.

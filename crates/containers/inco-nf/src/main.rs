@@ -6,12 +6,17 @@
 //! 2. It forwards packets, and sleeps when its rings are empty.
 //! 3. When the switch leaves (restart, crash) it waits for the next one and keeps its counters.
 //! 4. On SIGTERM it exits with status 0 and removes its sockets.
+//!
+//! On the host, the same program is the manager of SmartLB: it watches how busy functions are, and sends signals through
+//! their ports (`manager.rs`, `sender.rs`).
 #![forbid(unsafe_code)]
 
 mod forward;
 mod interface;
+mod manager;
 mod options;
 mod pace;
+mod sender;
 
 use std::process::ExitCode;
 
@@ -19,13 +24,21 @@ use clap::Parser;
 use options::{Cli, Function};
 
 fn main() -> ExitCode {
-    let Cli {
-        function: Function::Forward(options),
-    } = Cli::parse();
-    if let Err(mistake) = options.check() {
+    let function = Cli::parse().function;
+    let checked = match &function {
+        Function::Forward(options) => options.check(),
+        Function::Manager(options) => options.check(),
+        Function::Signal(_) => Ok(()),
+    };
+    if let Err(mistake) = checked {
         return fail(2, mistake);
     }
-    match forward::run(&options) {
+    let done = match &function {
+        Function::Forward(options) => forward::run(options),
+        Function::Manager(options) => manager::run(options),
+        Function::Signal(options) => sender::send_one(options),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, format!("{error:#}")),
     }

@@ -15,6 +15,10 @@ pub(crate) struct Cli {
 pub(crate) enum Function {
     /// Returns every packet unchanged.
     Forward(Forward),
+    /// On the host: watches the CPUs of functions, and wakes instances or sends them to sleep by signals.
+    Manager(Manager),
+    /// On the host: sends one signal of an instance.
+    Signal(Send),
 }
 
 /// A role in the memif protocol.
@@ -84,6 +88,93 @@ pub(crate) struct Forward {
     /// Socket on which the host offers the page of counters.
     #[arg(long, env = "INCO_PAGE", value_name = "PATH")]
     pub(crate) page: Option<PathBuf>,
+    /// Socket on which the host's manager hands over signals, which leave by the first data port.
+    #[arg(long, env = "INCO_SIGNALS", value_name = "PATH")]
+    pub(crate) signals: Option<PathBuf>,
+}
+
+/// What tells how busy a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Watch {
+    /// CPU time of its control group, as a share of its quota, or of one CPU without a quota.
+    Group,
+    /// The share of time in which the CPUs that it may use are busy: for functions with CPUs of their own.
+    Cpus,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  inco-nf manager\n",
+        "  inco-nf manager --service web --up 0.7 --down 0.2\n\n",
+        "It manages the services whose configuration has `signals = true`, one instance at a time.",
+    )
+)]
+pub(crate) struct Manager {
+    /// The run directory of inco.
+    #[arg(long, env = "INCO_RUN_DIR", default_value = "/run/inco", value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
+    /// Manage this service only.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) service: Option<String>,
+    /// Wake an instance when an active one is at least this busy.
+    #[arg(long, default_value_t = 0.8, value_parser = share, value_name = "SHARE")]
+    pub(crate) up: f64,
+    /// Send one to sleep when it is at most this busy, and the others then stay below three quarters of --up.
+    #[arg(long, default_value_t = 0.3, value_parser = share, value_name = "SHARE")]
+    pub(crate) down: f64,
+    /// How often CPUs are looked at, in milliseconds.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=10_000), value_name = "MS")]
+    pub(crate) period_ms: u64,
+    /// Over how long use is averaged, and the least time between two signals of a service, in milliseconds.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60_000), value_name = "MS")]
+    pub(crate) window_ms: u64,
+    /// How long an instance must be that idle before it goes to sleep, in milliseconds.
+    #[arg(long, default_value_t = 3_000, value_parser = clap::value_parser!(u64).range(10..=3_600_000), value_name = "MS")]
+    pub(crate) hold_ms: u64,
+    /// What tells how busy a function is.
+    #[arg(long, value_enum, default_value = "group")]
+    pub(crate) watch: Watch,
+}
+
+impl Manager {
+    /// Validates combinations of options.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        if self.down >= self.up {
+            return Err("--down must be below --up");
+        }
+        Ok(())
+    }
+}
+
+/// What a signal is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Wish {
+    /// The instance takes new flows.
+    Wake,
+    /// It takes no new flows and keeps those that it has.
+    Sleep,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco-nf signal wake 7")]
+pub(crate) struct Send {
+    /// What is to happen.
+    #[arg(value_enum)]
+    pub(crate) wish: Wish,
+    /// The instance's id.
+    pub(crate) instance: u32,
+    /// The run directory of inco.
+    #[arg(long, env = "INCO_RUN_DIR", default_value = "/run/inco", value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("a share above 0 and at most 1, such as 0.8".into()),
+    }
 }
 
 impl Forward {

@@ -22,22 +22,29 @@ impl Reference {
             text: text.chars().take(MAX_REFERENCE_BYTES).collect(),
             reason,
         };
+        let too_long = |bytes: usize| bad(format!("it has {bytes} bytes, {MAX_REFERENCE_BYTES} may be"));
         if text.len() > MAX_REFERENCE_BYTES {
-            return Err(bad(format!(
-                "it has {} bytes, {MAX_REFERENCE_BYTES} may be",
-                text.len()
-            )));
+            return Err(too_long(text.len()));
         }
         // The grammar's letters are ASCII; the library's are not.
         if !text.is_ascii() {
             return Err(bad("it has letters that are not ASCII".to_owned()));
         }
-        if text.split(['/', ':', '@']).next().is_some_and(has_uppercase) && !text.contains('/') {
+        let parsed: oci_spec::distribution::Reference = text.parse().map_err(
+            |error: oci_spec::distribution::ParseError| match has_uppercase(text) {
+                true => bad(format!("{error}; a name has no uppercase letters")),
+                false => bad(error.to_string()),
+            },
+        )?;
+        // The library takes a first part with uppercase letters for one of the name, and does not read it again.
+        if has_uppercase(parsed.repository()) {
             return Err(bad("a name has no uppercase letters".to_owned()));
         }
-        let parsed: oci_spec::distribution::Reference = text
-            .parse()
-            .map_err(|error: oci_spec::distribution::ParseError| bad(error.to_string()))?;
+        // As it is written, with the registry and the tag that it leaves out.
+        let written = parsed.to_string().len();
+        if written > MAX_REFERENCE_BYTES {
+            return Err(too_long(written));
+        }
         if let Some(digest) = parsed.digest().filter(|digest| !digest.starts_with("sha256:")) {
             let algorithm = digest.split(':').next().unwrap_or_default();
             return Err(bad(format!(
@@ -139,10 +146,13 @@ mod tests {
         }
         let other = format!("a@sha512:{}", "a".repeat(128));
         let long = "a".repeat(600);
+        // The tag that it leaves out makes it too long.
+        let nearly = format!("{}.lan/nginx", "a".repeat(500));
         let upper = format!("nginx@sha256:{}", "A".repeat(64));
         for (text, word) in [
             ("", "at least one"),
             ("Nginx", "uppercase"),
+            ("Lab/nginx", "uppercase"),
             ("a b", "invalid"),
             ("a:", "invalid"),
             ("/a", "invalid"),
@@ -154,6 +164,7 @@ mod tests {
             (&other, "sha512"),
             (&upper, "uppercase"),
             (&long, "512"),
+            (&nearly, "512"),
         ] {
             let error = Reference::parse(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text:?}: {error}");

@@ -16,6 +16,18 @@ pub enum Action {
         /// The number; absent: the autoscaler decides again.
         instances: Option<u32>,
     },
+    /// Bounds the number of active instances, within the limits of the file. The autoscaler, or the host's manager,
+    /// decides within the range. Without both limits, those of the file hold again.
+    Range {
+        /// The service.
+        service: String,
+        /// Minimum of active instances; absent: that of the file.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        min: Option<u32>,
+        /// Maximum of active instances; absent: that of the file.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max: Option<u32>,
+    },
     /// Sets a policy at run time: a scheduler or an autoscaler. No flow moves.
     Policy {
         /// The service.
@@ -143,6 +155,7 @@ impl Action {
     pub const fn name(&self) -> &'static str {
         match self {
             Action::Scale { .. } => "scale",
+            Action::Range { .. } => "range",
             Action::Policy { .. } => "policy",
             Action::Record { .. } => "record",
             Action::Rollout { .. } => "rollout",
@@ -164,6 +177,7 @@ impl Action {
     pub fn target(&self) -> (Option<&str>, Option<InstanceId>) {
         match self {
             Action::Scale { service, .. }
+            | Action::Range { service, .. }
             | Action::Policy { service, .. }
             | Action::Record { service, .. }
             | Action::Rollout { service, .. }

@@ -70,12 +70,16 @@ macro_rules! slot_counters {
             consumed: counter;
             /// Times that its ring was full, or a quarter full in two consecutive readings.
             hot: counter => hot: u64 "instance_hot";
+            /// Packets that the instance's network took over: an instance that ends connections gives none back.
+            delivered: counter;
+            /// The instance's part of 256 of the next new flows, with the scheduler `weighted`, summed over workers. A gauge.
+            weight: gauge => weight: u64 "instance_weight";
+            /// Load given to the instance in the last period of the scheduler `weighted`: its metric times seconds. A gauge.
+            period_load: gauge => period_load: u64 "instance_period_load";
         }
         others {
             /// Time in which the instance could not run: throttled by its quota, or waiting for a CPU.
             throttled_ns: nanoseconds => held_up_s: f64 "instance_held_up_seconds";
-            /// Packets that the instance's network took over: an instance that ends connections gives none back.
-            delivered: counter;
         }
     } };
 }

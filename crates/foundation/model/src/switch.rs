@@ -135,6 +135,8 @@ pub struct Capabilities {
     pub vips: &'static [VipMode],
     /// What flows that share an instance may have in common, beside all of their key.
     pub affinity_keys: &'static [AffinityKey],
+    /// Signals of instances are taken out of what they send, and told.
+    pub signals: bool,
     /// Scheduling decisions can be written down.
     pub pick_records: bool,
     /// Services may be added, and their matches changed, while it runs.
@@ -163,6 +165,7 @@ impl Capabilities {
         passes_to_host: false,
         vips: &[],
         affinity_keys: &[AffinityKey::Flow],
+        signals: false,
         pick_records: false,
         service_changes: false,
     };

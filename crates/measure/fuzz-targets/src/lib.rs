@@ -8,6 +8,7 @@
 //! | --- | --- | --- |
 //! | `packets` | frames, up to a burst of them | network, containers |
 //! | `fragments` | fragments of datagrams, in any order and at any time | network, containers |
+//! | `signals` | signals of the host's manager, genuine ones among them | containers |
 //! | `captures` | a file in the pcap format | files |
 //! | `answers` | what instances answer to health checks | containers |
 //! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
@@ -45,6 +46,7 @@ pub const TARGETS: &[Target] = &[
     ("fragments", network::fragments),
     ("captures", network::captures),
     ("answers", network::answers),
+    ("signals", network::signals),
     ("memif_messages", memif_peer::messages),
     ("memif_rings", memif_peer::rings),
     ("openflow_message", control_plane::openflow_message),

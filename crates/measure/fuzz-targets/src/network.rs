@@ -3,6 +3,7 @@
 use model::{DropReason, FlowKey, Nanos};
 use packet::capture::CaptureReader;
 use packet::{FragmentTracker, HeaderBurst, Offer, Parsed, parse};
+use signal::{FRAME_BYTES, Gate, Key, Received, Signal, Wish, is_signal};
 
 use crate::pieces;
 
@@ -145,5 +146,59 @@ pub(crate) fn answers(bytes: &[u8]) {
             !why.is_empty() && why.len() < 1000 && !why.contains(char::is_control),
             "{why:?}"
         );
+    }
+}
+
+/// Frames through the port of an instance, some of them genuine, some of those changed: a gate accepts each signal of
+/// its own instance once, and nothing else changes it.
+pub(crate) fn signals(bytes: &[u8]) {
+    const INSTANCE: u32 = 7;
+    let key = Key::of_random([3; 24]);
+    let mut last = 1_000;
+    let mut gate = Gate::new(INSTANCE, key.clone(), last);
+    let of = |wish, counter, instance| {
+        Signal {
+            wish,
+            instance,
+            counter,
+        }
+        .frame(&key, [2; 6], [4; 6])
+    };
+    for piece in pieces(bytes) {
+        let Some((how, rest)) = piece.split_first() else {
+            continue;
+        };
+        let mut frame = rest.to_vec();
+        if how & 1 == 1
+            && let Some((counter, rest)) = rest.split_first_chunk::<8>()
+        {
+            let wish = if how & 2 == 0 { Wish::Wake } else { Wish::Sleep };
+            let instance = if how & 4 == 0 {
+                INSTANCE
+            } else {
+                u32::from(how & 8)
+            };
+            frame = of(wish, u64::from_be_bytes(*counter), instance).to_vec();
+            if let [at, flip, ..] = rest {
+                frame[usize::from(*at) % FRAME_BYTES] ^= flip;
+            }
+        }
+        match gate.accept(&Received::new(&frame)) {
+            Ok(signal) => {
+                assert!(is_signal(&frame) && signal.instance == INSTANCE && signal.counter > last);
+                let again = of(signal.wish, signal.counter, INSTANCE);
+                assert_eq!(again[12..], frame[12..], "a tag is good for one frame");
+                last = signal.counter;
+            }
+            Err(_) if last < u64::MAX => {
+                let next = of(Wish::Wake, last + 1, INSTANCE);
+                let accepted = gate.clone().accept(&Received::new(&next));
+                assert!(
+                    accepted.is_ok(),
+                    "a refused frame has changed the gate: {accepted:?}"
+                );
+            }
+            Err(_) => {}
+        }
     }
 }

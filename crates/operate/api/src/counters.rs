@@ -203,6 +203,9 @@ pub struct Counters {
     pub engine: EngineCounters,
     /// The control loop.
     pub control: ControlCounters,
+    /// Signals of the host's manager.
+    #[serde(default)]
+    pub signals: SignalCounters,
     /// Events, by kind.
     pub events: BTreeMap<String, u64>,
     /// Requested actions.
@@ -282,6 +285,10 @@ model::service_counters! { level! {
         utilisation: Option<f64> = gauge "service_utilisation_ratio",
         /// Packets per second that one instance can process, if known. A gauge.
         capacity_pps: Option<f64> = gauge "service_instance_capacity_pps",
+        /// Jain's index of the active instances' packet rates over the last second: 1 if all are equal. A gauge.
+        jain: Option<f64> = gauge "service_jain_index",
+        /// The highest packet rate of an active instance divided by the lowest, over the last second. A gauge.
+        max_min: Option<f64> = gauge "service_max_min_ratio",
         /// Restrictions of the autoscaler: `pause_in`, `pause_out`, `dry_run`. A gauge.
         held_back: BTreeMap<String, bool>,
         /// Decisions of the autoscaler, by kind: `out`, `in`, `resize`.
@@ -360,6 +367,15 @@ level! {
         /// Reloads that were refused.
         reloads_refused: u64,
     }
+}
+
+/// Signals of the host's manager, which come through the ports of instances.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SignalCounters {
+    /// Signals that were carried out: `wake`, `sleep`.
+    pub accepted: BTreeMap<String, u64>,
+    /// Signals that were refused, by reason.
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// Actions of one kind.

@@ -444,6 +444,18 @@ impl Families {
         for kind in [Kind::Counter, Kind::Seconds, Kind::Gauge] {
             out.level(kind, [(vec![], control)])?;
         }
+        let accepted = of.signals.accepted.iter();
+        out.counter(
+            "signals",
+            "Signals of the host's manager that were carried out, by wish",
+            accepted.map(|(wish, n)| (vec![("wish", wish.as_str())], *n)),
+        )?;
+        let refused = of.signals.refused.iter();
+        out.counter(
+            "refused_signals",
+            "Signals of the host's manager that were refused, by reason",
+            refused.map(|(reason, n)| (vec![("reason", reason.as_str())], *n)),
+        )?;
         out.counter(
             "reloads",
             "Reloads of the configuration, by result",

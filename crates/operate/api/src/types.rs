@@ -314,6 +314,38 @@ pub struct ServiceRow {
     /// Number of active instances that the autoscaler would set without disabled scaling or dry run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub would: Option<u32>,
+    /// Jain's index of the active instances' packet rates over the last second: 1 if all are equal, 1 ÷ their number
+    /// if one has everything. Absent without packets.
+    #[serde(default)]
+    pub jain: Option<f64>,
+    /// The highest of these rates ÷ the lowest. Absent if the lowest is 0.
+    #[serde(default)]
+    pub max_min: Option<f64>,
+    /// The weights of the scheduler `weighted`. Absent with another scheduler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Weights>,
+}
+
+/// The weights of the scheduler `weighted`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Weights {
+    /// How often they are computed, in milliseconds.
+    pub period_ms: u64,
+    /// By active instance.
+    pub instances: Vec<WeightRow>,
+}
+
+/// The weight of an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WeightRow {
+    /// The instance.
+    pub instance: InstanceId,
+    /// The sum of its weights of all workers. Those of a worker's instances sum up to 256.
+    pub weight: u64,
+    /// Its share of the next new flows, 0 to 1.
+    pub share: f64,
+    /// The load that it was given in the last period: the scheduler's metric times seconds.
+    pub period_load: u64,
 }
 
 /// An instance.

@@ -74,6 +74,8 @@ fn full() -> Counters {
             states: [("active".to_owned(), 3)].into(),
             utilisation: Some(0.5),
             capacity_pps: Some(1e6),
+            jain: Some(0.9),
+            max_min: Some(1.5),
             held_back: [("pause_in".to_owned(), true)].into(),
             decisions: named(&["out"]),
             scheduler: "best-fit".to_owned(),
@@ -103,6 +105,10 @@ fn full() -> Counters {
             up: true,
             calls: [("create".to_owned(), spans())].into(),
             failures: named(&["create"]),
+        },
+        signals: api::counters::SignalCounters {
+            accepted: named(&["wake"]),
+            refused: named(&["replayed"]),
         },
         events: named(EventKind::NAMES),
         actions: vec![ActionCount {

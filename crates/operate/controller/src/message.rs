@@ -6,6 +6,7 @@ use autoscaling::{Autoscaler, Fit, Fitted};
 use engine::{Container, EngineEvent, Request, Ticket};
 use model::{Action, AgentReport, Event, Generation, InstanceId, InstanceState, ServiceId};
 use scheduling::Scheduler;
+use signal::Wish;
 use switch::{SwitchEvent, SwitchRequest};
 use thiserror::Error;
 
@@ -38,6 +39,13 @@ pub enum Command {
         limit: Option<f32>,
         /// The choice as the operator wrote it, for the answer.
         written: String,
+    },
+    /// Carries out a signal that came through the instance's port and is genuine.
+    Signal {
+        /// The instance.
+        instance: InstanceId,
+        /// Whether it takes new flows, or goes to sleep.
+        wish: Wish,
     },
     /// Changes the order of matches and the fallbacks of unmatched packets.
     Match(Matching),
@@ -102,6 +110,26 @@ pub enum CommandError {
         min: u32,
         /// Upper limit.
         max: u32,
+    },
+    /// The lower limit of a range is above the upper one.
+    #[error("no number of instances is at least {min} and at most {max}")]
+    EmptyRange {
+        /// Lower limit.
+        min: u32,
+        /// Upper limit.
+        max: u32,
+    },
+    /// An operator has set the number of instances.
+    #[error("the number of instances of {service} is set by an operator")]
+    Manual {
+        /// The service's name.
+        service: String,
+    },
+    /// An operator has disabled scaling in that direction.
+    #[error("scaling of {service} is disabled in that direction")]
+    HeldBack {
+        /// The service's name.
+        service: String,
     },
     /// A rollout of the service is in progress.
     #[error("a rollout of {service} is already in progress: {replaced} of {total} are replaced")]

@@ -46,6 +46,8 @@ pub struct ServiceSettings {
     pub standby: u32,
     /// Whether standby instances run or are paused.
     pub standby_mode: StandbyMode,
+    /// Whether all `max` instances run, and those that are not Active are Standby.
+    pub sleep: bool,
     /// Capacity of an instance in packets per second. [`None`] uses the collector's learned capacity, which is 0 at
     /// first; schedulers then go by live flows.
     pub capacity_pps: Option<f64>,
@@ -84,6 +86,7 @@ impl ServiceSettings {
             max: 1,
             standby: 0,
             standby_mode: StandbyMode::Warm,
+            sleep: false,
             capacity_pps: None,
             ready: Ready::Connected,
             health: None,

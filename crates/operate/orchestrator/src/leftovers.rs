@@ -16,6 +16,7 @@ use keeper::Keeper;
 use model::Nanos;
 use serde::{Deserialize, Serialize};
 
+use crate::control::signals;
 use crate::daemon::launcher_command;
 use crate::drivers;
 use crate::host::is_listened_on;
@@ -246,6 +247,11 @@ pub(crate) fn remove_folders(run_dir: &Path) -> Result<()> {
         let _ = fs::remove_dir(port.path());
     }
     let _ = fs::remove_dir(&ports);
+    let keys = run_dir.join(signals::FOLDER);
+    for key in fs::read_dir(&keys).into_iter().flatten().flatten() {
+        let _ = fs::remove_file(key.path());
+    }
+    let _ = fs::remove_dir(&keys);
     Ok(())
 }
 

@@ -21,6 +21,8 @@ pub(super) const SOCKET_DIR: &str = "/run/inco";
 pub(super) const PORT_SOCKET: &str = "port.sock";
 /// The socket over which a function receives its counter page.
 pub(super) const PAGE_SOCKET: &str = "page.sock";
+/// The socket over which a function receives signals to send through its port.
+pub(super) const SIGNAL_SOCKET: &str = "signal.sock";
 
 /// The plans of all services, in the order in which their matches are tried.
 pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
@@ -48,6 +50,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         recovery: None,
         relaxed: service.affinity == Affinity::Relaxed,
         stall_after: stall_after(service),
+        signals: service.signals,
     }
 }
 
@@ -178,6 +181,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         flow_counters: _,
         affinity: _,
         affinity_key: _,
+        signals: _,
         // In `port`; the uplinks in all three.
         uplinks: _,
         queues: _,
@@ -210,6 +214,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         max: instances.max,
         standby: instances.standby,
         standby_mode: instances.standby_mode,
+        sleep: instances.sleep,
         capacity_pps: match *capacity {
             Capacity::Pps(pps) => Some(pps),
             Capacity::Learn => None,
@@ -265,6 +270,10 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
     if is_here {
         let page = format!("{SOCKET_DIR}/{PAGE_SOCKET}");
         spec.env.push(("INCO_PAGE".to_owned(), page));
+    }
+    if service.signals && service.port.has_socket() {
+        let signals = format!("{SOCKET_DIR}/{SIGNAL_SOCKET}");
+        spec.env.push(("INCO_SIGNALS".to_owned(), signals));
     }
     spec.env.extend(service.env.iter().cloned());
     spec.mounts = service.mounts.clone();

@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 
 use model::{
-    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Probe, Ready, Slot, UplinkId, Vip, VipMode,
+    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Probe, Ready, Slot, UplinkId, UplinkKind,
+    Vip, VipMode,
 };
 
 use crate::problem::Places;
@@ -282,6 +283,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     }
     let mut ports = 1 + configuration.uplinks.len() as u64;
     for service in &configuration.services {
+        if service.signals && service.autoscaler.name() != "fixed" {
+            let what = format!(
+                "the autoscaler {} decides, and signals would, too",
+                service.autoscaler.name()
+            );
+            let wrong = ValueError::new(what, "write autoscaler = \"fixed\", or remove signals");
+            reader.report(&format!("service.{}.signals", service.name), wrong);
+        }
         let mut wrong = |key: &str, what: &str, write: String| {
             let key = format!("service.{}.{key}", service.name);
             reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
@@ -294,6 +303,10 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 or_other(&|can| can.connects(service.port))
             );
             wrong("port", "does not support this kind of port", write);
+        }
+        if service.affinity == Affinity::Relaxed && service.port == PortKind::Kernel && can.relaxed_moves {
+            let what = "moves no flow of an instance that ends connections";
+            wrong("affinity", what, "write affinity = \"strict\"".to_owned());
         }
         if service.affinity == Affinity::Relaxed && !can.relaxed_moves {
             let what = "cannot hold the packets of a flow while it moves";
@@ -317,7 +330,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             );
             wrong("flow_counters", what, write);
         }
-        if service.ready == Ready::Consumes && !can.probes {
+        if service.signals && !can.signals {
+            let what = "does not see signals of instances";
+            let write = format!("write signals = false{}", or_other(&|can| can.signals));
+            wrong("signals", what, write);
+        }
+        // Their programs use the kernel's network: they end connections.
+        let is_end = service.port == PortKind::Kernel;
+        if service.ready == Ready::Consumes && (!can.probes || is_end) {
             let what = "cannot see whether an instance takes packets";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
@@ -328,7 +348,11 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             wrong("ready", what, write);
         }
         let is_asked = can.checks && service.port == PortKind::Kernel && service.vip.is_some();
-        let needs = "asks instances over their network only with port = \"kernel\" and vip";
+        let needs = if can.checks {
+            "asks instances over their network only with port = \"kernel\" and vip"
+        } else {
+            "does not ask instances over their network"
+        };
         if service
             .health
             .as_ref()
@@ -344,7 +368,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         if service.agent.is_some() && !is_asked {
             wrong("agent", needs, "remove it".to_owned());
         }
-        if !service.symmetric && !can.returns {
+        if !service.symmetric && (!can.returns || is_end) {
             let what = "gives both directions of a flow to one instance, which answers for itself";
             wrong("symmetric", what, "write symmetric = true".to_owned());
         }
@@ -387,6 +411,26 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                     what,
                     "remove all keys of match but vlan, or vip".to_owned(),
                 );
+            }
+            Some(_)
+                if service.uplinks.iter().any(|id| {
+                    let uplink = configuration.uplinks.get(id.index());
+                    uplink.is_some_and(|uplink| uplink.device.kind() != UplinkKind::Kernel)
+                }) =>
+            {
+                let what = "answers for the address of a service on interfaces of the kernel";
+                let write = "write uplinks with device = \"kernel:INTERFACE\"".to_owned();
+                wrong("uplinks", what, write);
+            }
+            None if is_end && can.returns => {
+                let what = "is the next hop of instances with kernel ports, which needs an address";
+                let write = "write vip = { address = \"10.0.0.100\", ports = \"80\" }, or port = \"memif\""
+                    .to_owned();
+                wrong("vip", what, write);
+            }
+            _ if is_end && can.returns && service.uplinks.len() > 1 => {
+                let what = "gives an instance with a kernel port one uplink";
+                wrong("uplinks", what, "write one".to_owned());
             }
             None if !can.returns && service.matches.is_any() => {
                 let what =

@@ -319,7 +319,8 @@ tables! {
     }
 
     ebpf(reader, section) -> Ebpf = "switch.ebpf":
-        "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits."
+        "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits. \
+         The first two keys are also for kernel ports with the driver `soft`."
     {
         instance_addresses: prefixes, [or "none: instances use their service's address"], Restart,
             "prefix, or a list of one of IPv4 and one of IPv6", "\"10.0.0.128/25\"",
@@ -348,7 +349,7 @@ tables! {
             "device", "\"memif:wan.sock\"",
             "The device. A DPDK device: a PCI address or `net_...`. `memif:SOCKET`: a memif link; a relative path \
              is in inco's run directory. `veth:INTERFACE`: a network interface of the kernel. \
-             `kernel:INTERFACE`: the same, for the driver `ebpf`: it stays with the kernel. `pcap:FILE`: a \
+             `kernel:INTERFACE`: the same, with the drivers `ebpf` and `soft`: it stays with the kernel. `pcap:FILE`: a \
              capture, received once and as fast as possible, when each service of the uplink has its `min` active \
              instances. `pcap:FILE,tx=FILE` writes transmitted packets to a second capture; without it they are \
              discarded. `pcap:FILE,loop` repeats the capture. A `veth:` uplink receives no IPv4 fragments: the \
@@ -377,7 +378,8 @@ tables! {
             "The packets of the service. See the table below.";
         vip: |at| at.table(vip), [or "none"], Restart,
             "table", "{ address = \"10.0.0.100\", ports = \"80,443\" }",
-            "The address of the service, which clients connect to, for the driver `ebpf`. It takes the place of `match`. \
+            "The address of the service, which clients connect to, with the drivers `ebpf` and `soft`. It takes the place of \
+             `match`. \
              See the table below.";
         egress: boolean, [= "true"], Restart,
             "true or false", "false",
@@ -395,7 +397,7 @@ tables! {
             "`\"memif\"`, `\"device\"`, `\"kernel\"` or `\"null\"`", "\"null\"",
             "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
              (`devices`), with the driver `openflow` only; `kernel` is an ordinary network interface in the container, \
-             with the driver `ebpf` only; `null` is a sink without a container, for benches.";
+             with the drivers `ebpf` and `soft`, and needs `vip` with `soft`; `null` is a sink without a container, for benches.";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,
@@ -518,6 +520,10 @@ tables! {
         flow_counters: boolean, [= "false"], Counts,
             "true or false", "true",
             "Whether returned packets are counted per flow. This costs one more lookup per packet.";
+        signals: boolean, [= "false"], Restart,
+            "true or false", "true",
+            "Whether the host's manager (`inco-nf manager`) decides which instances take new flows, by signals through \
+             their ports. It needs `autoscaler = \"fixed\"`. See [signals](../signals.md).";
     } => {
         if port.has_container() {
             reader.required(section, "image");
@@ -529,7 +535,7 @@ tables! {
         Service {
             name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
-            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
+            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, signals,
         }
     }
 
@@ -726,8 +732,12 @@ tables! {
         // The maximum in the paper's experiment.
         max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more" => 8.max(min)], Applies,
             "number, at least `min`", "8", "Maximum number of active instances.";
+        sleep: boolean, [= "false"], Applies,
+            "true or false", "true",
+            "Whether all `max` instances run and are connected, and those that are not active sleep: they take no new \
+             flows and keep those that they have. Instead of `standby`.";
         // With one, the first scale-out takes microseconds instead of a container's start.
-        standby: number(0, INSTANCE_LIMIT), [or "1; 0 if `instances` is a number" => 1], Applies,
+        standby: number(0, INSTANCE_LIMIT), [or "1; 0 with `sleep`, or if `instances` is a number" => u32::from(!sleep)], Applies,
             "number, at most `max`", "2", "Instances that are ready in addition to the active ones.";
         standby_mode: word(StandbyMode::WORDS), [= "\"warm\""], Applies,
             "`\"warm\"` or `\"paused\"`", "\"paused\"",
@@ -742,7 +752,12 @@ tables! {
             let wrong = ValueError::new(most(standby), format!("write a standby of at most {max}"));
             reader.report(&section.key("standby"), wrong);
         }
-        Instances { min, max, standby, standby_mode }
+        if sleep && (standby > 0 || standby_mode != StandbyMode::Warm) {
+            let key = if standby > 0 { "standby" } else { "standby_mode" };
+            let what = "with sleep = true, every instance that is not active runs and waits";
+            reader.report(&section.key(key), ValueError::new(what, format!("remove {key}")));
+        }
+        Instances { min, max, standby, standby_mode, sleep }
     }
 
     scheduler_table(reader, section) -> (Scheduler, Option<f64>) = "service.NAME.scheduler":

@@ -81,8 +81,8 @@ impl Switch {
     /// Ports of each service for draining instances, where the driver makes ports in advance.
     pub fn spare_ports(&self) -> u32 {
         match self.driver {
-            SwitchDriver::Ebpf => self.ebpf.spare_ports,
-            SwitchDriver::OpenFlow | SwitchDriver::Soft => self.openflow.spare_ports,
+            SwitchDriver::Ebpf | SwitchDriver::Soft => self.ebpf.spare_ports,
+            SwitchDriver::OpenFlow => self.openflow.spare_ports,
         }
     }
 }
@@ -240,6 +240,14 @@ impl Default for Device {
 }
 
 impl Device {
+    /// Whether DPDK has it.
+    pub fn is_of_dpdk(&self) -> bool {
+        match self {
+            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => true,
+            Device::Memif(_) | Device::Kernel(_) => false,
+        }
+    }
+
     /// The socket that a peer connects to, if it waits for one; [`None`] if it is up once it is opened.
     pub fn socket(&self) -> Option<&Path> {
         match self {
@@ -393,6 +401,8 @@ pub struct Service {
     pub queues: u8,
     /// Whether returned packets are also counted per flow.
     pub flow_counters: bool,
+    /// Whether the host's manager may wake instances and send them to sleep.
+    pub signals: bool,
 }
 
 impl Service {
@@ -470,6 +480,8 @@ pub struct Instances {
     pub standby: u32,
     /// Whether standby instances run or are paused.
     pub standby_mode: StandbyMode,
+    /// Whether all `max` instances run, and those that are not active sleep.
+    pub sleep: bool,
 }
 
 /// The capacity of one instance.

@@ -725,6 +725,7 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
         max: count,
         standby: 0,
         standby_mode: StandbyMode::Warm,
+        sleep: false,
     })
 }
 

@@ -346,6 +346,18 @@ fn each_problem_is_reported() {
         ),
         ("instances = 0", "service.a.instances: 0 is less than 1"),
         (
+            "instances = { max = 4, sleep = true, standby = 2 }",
+            "instances.standby: with sleep = true, every instance that is not active runs and waits; remove standby",
+        ),
+        (
+            "instances = { max = 4, sleep = true, standby_mode = 'paused' }",
+            "remove standby_mode",
+        ),
+        (
+            "signals = true",
+            "service.a.signals: the autoscaler ladder decides, and signals would, too; write autoscaler = \"fixed\"",
+        ),
+        (
             "instances = { max = 1020, standby = 8 }",
             "more than the switch's limit of 1024; write a smaller max or standby",
         ),
@@ -1482,7 +1494,7 @@ fn a_health_check_has_one_kind_and_its_defaults() {
     for keys in ["health = { tcp = 80 }", "agent = { port = 80 }"] {
         let said = problems_of(&format!("{SHORT}{keys}\n")).join("\n");
         assert!(
-            said.contains("asks instances over their network only with port = \"kernel\" and vip"),
+            said.contains("does not ask instances over their network"),
             "{said}"
         );
     }

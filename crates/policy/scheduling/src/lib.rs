@@ -158,6 +158,15 @@ impl Pick {
     }
 }
 
+/// What a policy with weights has for a candidate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weighing {
+    /// Its part of [`TOTAL_WEIGHT`].
+    pub weight: u16,
+    /// The load that it was given in the last period: the metric's unit times seconds.
+    pub counted: f64,
+}
+
 /// A policy's memory of earlier decisions, beside its candidates. Needed to reproduce a decision elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -202,6 +211,16 @@ pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
 
     /// Each candidate's share of new flows while every flow fits, if the policy has shares.
     fn shares(&self, _candidates: &Candidates) -> Option<Vec<f64>> {
+        None
+    }
+
+    /// How often weights were computed, if the policy has weights.
+    fn weighings(&self) -> u64 {
+        0
+    }
+
+    /// What a candidate had when weights were last computed, if the policy has weights.
+    fn weighing(&self, _candidates: &Candidates, _index: usize) -> Option<Weighing> {
         None
     }
 
@@ -413,6 +432,23 @@ impl Scheduler {
     /// `maglev`, `rss` and `source-hash`.
     pub fn shares(&self, candidates: &Candidates) -> Option<Vec<f64>> {
         on_policy!(&self.policy, policy => policy.shares(candidates))
+    }
+
+    /// How often weights were computed: `weighted`. 0 for a policy without weights, and before the first time.
+    #[inline]
+    pub fn weighings(&self) -> u64 {
+        on_policy!(&self.policy, policy => policy.weighings())
+    }
+
+    /// What a candidate had when weights were last computed: `weighted`.
+    pub fn weighing(&self, candidates: &Candidates, index: usize) -> Option<Weighing> {
+        on_policy!(&self.policy, policy => policy.weighing(candidates, index))
+    }
+
+    /// Whether it has weights: `weighted`.
+    #[inline]
+    pub fn has_weights(&self) -> bool {
+        matches!(self.policy, AnyPolicy::Weighted(_))
     }
 
     /// The policy's own hash of a flow: Toeplitz for `rss`, of the source address for `source-hash`.

@@ -1,7 +1,7 @@
 use model::{Nanos, Slot, mix, span};
 use serde::{Deserialize, Serialize};
 
-use crate::{Candidates, NewFlow, Parameter, Policy, State};
+use crate::{Candidates, NewFlow, Parameter, Policy, State, Weighing};
 
 /// The sum of all weights, and the number of values that a draw has.
 pub const TOTAL_WEIGHT: u16 = 256;
@@ -43,7 +43,9 @@ pub struct Weighted {
     /// The candidate of each number that can be drawn.
     #[serde(skip)]
     intervals: Box<[u16]>,
-    /// Scratch space for computing weights.
+    /// How often weights were computed, and the weights by candidate.
+    #[serde(skip)]
+    weighings: u64,
     #[serde(skip)]
     shares: Vec<Share>,
 }
@@ -70,6 +72,7 @@ impl Default for Weighted {
             last_counts: zeros(),
             shape: 0,
             intervals: vec![0; usize::from(TOTAL_WEIGHT)].into_boxed_slice(),
+            weighings: 0,
             shares: vec![
                 Share {
                     exact: 0.0,
@@ -150,6 +153,7 @@ impl Weighted {
             share.given += 1;
         }
         self.shares.sort_unstable_by_key(|share| share.index);
+        self.weighings += 1;
         let each = self
             .shares
             .iter()
@@ -210,6 +214,18 @@ impl Policy for Weighted {
                 .map(|weight| f64::from(*weight) / f64::from(TOTAL_WEIGHT))
                 .collect(),
         )
+    }
+
+    fn weighings(&self) -> u64 {
+        self.weighings
+    }
+
+    fn weighing(&self, candidates: &Candidates, index: usize) -> Option<Weighing> {
+        let slot = candidates.get(index)?.slot;
+        Some(Weighing {
+            weight: self.shares.get(index)?.given,
+            counted: self.last_counts.get(slot.index()).copied().unwrap_or(0.0),
+        })
     }
 
     fn save(&self, state: &mut State) {

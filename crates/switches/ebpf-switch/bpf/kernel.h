@@ -28,9 +28,12 @@ enum {
     MAP_HASH = 1,
     MAP_ARRAY = 2,
     MAP_LRU_HASH = 9,
+    MAP_RINGBUF = 27,
     F_MMAPABLE = 1 << 10,
     BPF_ANY = 0,
     BPF_NOEXIST = 1,
+    RB_NO_WAKEUP = 1,
+    RB_FORCE_WAKEUP = 1 << 1,
     TC_ACT_OK = 0,
     TC_ACT_SHOT = 2,
     PACKET_HOST = 0,
@@ -86,6 +89,7 @@ static __s64 (*const bpf_csum_diff)(__be32 *from, __u32 from_size, __be32 *to, _
 static long (*const bpf_skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
 static long (*const bpf_skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
 static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
+static long (*const bpf_ringbuf_output)(void *map, const void *data, __u64 bytes, __u64 flags) = (void *)130;
 static long (*const bpf_redirect_neigh)(__u32 ifindex, void *params, int len, __u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;

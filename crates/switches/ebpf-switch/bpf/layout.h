@@ -4,7 +4,7 @@
 #include "kernel.h"
 
 enum {
-    LAYOUT = 2,
+    LAYOUT = 3,
     SLOTS = 1024,
     SERVICES = 64,
     UPLINKS = 8,
@@ -40,6 +40,8 @@ enum {
     DROPPED_SPOOFED = 7,
     DROPPED_UPLINK_DOWN = 8,
     DROPPED_LOST = 9,
+    DROPPED_SIGNAL = 10,
+    DROPPED_SIGNAL_RATE = 11,
     REASONS = 16,
 };
 
@@ -69,7 +71,8 @@ struct service {
     __u32 filled; // picks[taken..filled] are prepared
     __u32 shared_by;
     __s32 half_open_limit;
-    __u32 zero[8];
+    __u32 refill_at; // the pick that wakes inco up, because half of what was prepared is used
+    __u32 zero[7];
     __u32 taken;
     __s32 half_open; // connections that are opened and not acknowledged yet
     __u32 more_zero[14];
@@ -210,15 +213,26 @@ struct flow {
     __u32 tcp;     // its state
 };
 
+// What inco is told at once. If it does not read, the oldest stay, and later ones are counted as lost.
+enum { EVENT_ALARM = 1 };
+
+struct event {
+    __u32 kind;
+    __u32 zero;
+};
+
 // What one CPU counts, or the sweep. It alone writes here.
 struct counts {
     __u64 drops[REASONS];
     __u64 table_full;
     __u64 started[2]; // entries by table: IPv4, IPv6
     __u64 ended[2];
-    __u64 zero[3];
+    __u64 moved; // packets from uplinks and from instances
+    __u64 mark;  // how many of these wake inco up; set by inco
+    __u64 lost_events;
     struct flow fresh; // the entry that this CPU is making
-    __u64 more_zero[6];
+    struct event event; // what it is telling
+    __u64 more_zero[5];
     struct uplink_counts uplinks[UPLINKS];
     struct service_counts services[SERVICES];
     struct slot_counts slots[SLOTS];
@@ -287,6 +301,11 @@ struct {
     TYPE(key, __u32);
     TYPE(value, struct place6);
 } order_v6 SEC(".maps");
+
+struct {
+    UINT(type, MAP_RINGBUF);
+    UINT(max_entries, 1 << 16); // bytes
+} events SEC(".maps");
 
 INLINE struct world *the_world(void)
 {

@@ -2,6 +2,7 @@
 // uplink or slot it is, plus one: each attachment has its own.
 #include "answer.h"
 #include "check.h"
+#include "signal.h"
 
 // Whether one receiver is meant.
 INLINE int is_unicast(struct __sk_buff *skb)
@@ -89,6 +90,25 @@ INLINE void source_v6(const struct key6 *key, __u8 direction, struct address *to
 #define SOURCE source_v6
 #include "steer.h"
 
+// More packets than usual, or the first one after a pause, wake inco up, once.
+INLINE void count_moved(struct counts *c)
+{
+    if (LIKELY(++c->moved < c->mark))
+        return;
+    c->mark = ~0ULL;
+    c->event.kind = EVENT_ALARM;
+    if (bpf_ringbuf_output(&events, &c->event, sizeof c->event, RB_FORCE_WAKEUP))
+        c->lost_events++;
+}
+
+// What became of a packet from the network. It moves inco's counters unless it is left to this machine.
+INLINE int seen(struct counts *c, int verdict)
+{
+    if (verdict != TC_ACT_OK)
+        count_moved(c);
+    return verdict;
+}
+
 SEC("classifier")
 int inco_uplink(struct __sk_buff *skb)
 {
@@ -105,7 +125,7 @@ int inco_uplink(struct __sk_buff *skb)
         struct ip4 *ip = (void *)(long)skb->data + ETH_BYTES;
         if (LIKELY((void *)(ip + 1) <= (void *)(long)skb->data_end) && UNLIKELY(ip->protocol == PROTO_ICMP))
             answered = answer_ping4(skb, w, c, at);
-        return answered >= 0 ? answered : from_uplink_v4(skb, w, c, at);
+        return answered >= 0 ? answered : seen(c, from_uplink_v4(skb, w, c, at));
     }
     if (skb->protocol == BE16(ETH_IP6)) {
         struct ip6 *ip = (void *)(long)skb->data + ETH_BYTES;
@@ -113,7 +133,7 @@ int inco_uplink(struct __sk_buff *skb)
             answered = answer6(skb, w, c, at);
         if (answered >= 0)
             return answered;
-        return is_unicast(skb) ? from_uplink_v6(skb, w, c, at) : not_steered(skb, w, c, at, 0);
+        return is_unicast(skb) ? seen(c, from_uplink_v6(skb, w, c, at)) : not_steered(skb, w, c, at, 0);
     }
     if (skb->protocol == BE16(ETH_ARP)) {
         answered = answer_arp(skb, w, c, at);
@@ -134,8 +154,12 @@ int inco_instance(struct __sk_buff *skb)
         return TC_ACT_SHOT;
     struct slot *row = &w->slots[slot];
     // Dropped or not, it is the instance's own.
+    count_moved(c);
     c->slots[slot].back_packets++;
     c->slots[slot].back_bytes += skb->len;
+    // An instance that sleeps is in no plan.
+    if (UNLIKELY(is_signal(skb)))
+        return drop(c, row->state == SLOT_FAILED ? DROPPED_LOST : take_signal(skb, slot));
     if (UNLIKELY(row->state == SLOT_FREE || row->state == SLOT_FAILED))
         return drop(c, DROPPED_LOST);
     // Its neighbours are fixed and its network ends here: multicast is housekeeping that nobody waits for.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::atomic::Ordering;
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, Map, MapData, RingBuf};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact};
 use aya::programs::{ProgramError, ProgramFd, RawTracePoint, SchedClassifier, TcAttachType};
 use aya::util::KernelVersion;
@@ -23,7 +23,9 @@ use shared_memory::Mapping;
 
 use crate::bpf::{self, FS};
 use crate::error::{EbpfError, MINIMUM};
+use crate::events::Ring;
 use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, LAYOUT, OWN_ROWS, SPARE_PLACES, World};
+use crate::signals::Signals;
 
 /// The programs, as clang has compiled them.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o"));
@@ -31,7 +33,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sw
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 /// The pinned maps.
-const MAPS: [&str; 10] = [
+const MAPS: [&str; 11] = [
     "world",
     "counts",
     "flows_v4",
@@ -42,6 +44,7 @@ const MAPS: [&str; 10] = [
     "neighbours",
     "addresses",
     "fragments",
+    "events",
 ];
 
 /// One of the two programs.
@@ -93,6 +96,11 @@ impl Shared {
         unsafe { slice::from_raw_parts(self.counts.address().cast::<Counts>().as_ptr(), rows) }
     }
 
+    /// What each CPU counts.
+    pub(crate) fn cpus(&self) -> &[Counts] {
+        &self.counts()[..self.cpus]
+    }
+
     /// What inco itself counts, in addition to the CPUs.
     pub(crate) fn own_counts(&self) -> &Counts {
         &self.counts()[self.cpus + 1]
@@ -131,6 +139,16 @@ pub(crate) struct Kernel {
     ebpf: Ebpf,
     pins: PathBuf,
     addresses: HashMap<MapData, [u8; 16], u32>,
+    signals: Option<Signals>,
+}
+
+/// What is loaded.
+pub(crate) struct Loaded {
+    pub(crate) kernel: Kernel,
+    pub(crate) shared: Shared,
+    /// What the programs tell at once.
+    pub(crate) events: Ring,
+    pub(crate) found: Found,
 }
 
 impl Kernel {
@@ -139,7 +157,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The kernel is too old or refuses.
-    pub(crate) fn load(name: &str, sizes: Sizes) -> Result<(Kernel, Shared, Found), EbpfError> {
+    pub(crate) fn load(name: &str, sizes: Sizes) -> Result<Loaded, EbpfError> {
         check_kernel()?;
         let file_system = |source| EbpfError::FileSystem {
             place: PathBuf::from(FS),
@@ -175,13 +193,16 @@ impl Kernel {
         }
         let sweep = sweeper(&mut ebpf).map_err(|error| refused(&error))?;
         let mut take = |name: &str| match ebpf.take_map(name) {
-            Some(Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data)) => Ok(data),
+            Some(Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::RingBuf(data)) => {
+                Ok(data)
+            }
             _ => Err(EbpfError::Load {
                 reason: format!("no map {name}"),
             }),
         };
         let (world, counts) = (take("world")?, take("counts")?);
         let (flows, addresses) = ([take("flows_v4")?, take("flows_v6")?], take("addresses")?);
+        let events = RingBuf::try_from(Map::RingBuf(take("events")?)).map_err(|error| refused(&error))?;
         let map = |data: &MapData, bytes: usize| {
             Mapping::new(
                 data.fd().as_fd(),
@@ -209,15 +230,23 @@ impl Kernel {
             found = Found::Nothing;
         }
         let addresses = HashMap::try_from(Map::HashMap(addresses)).map_err(|error| refused(&error))?;
-        Ok((
-            Kernel {
+        let signals = Signals::of(&mut ebpf);
+        Ok(Loaded {
+            kernel: Kernel {
                 ebpf,
                 pins,
                 addresses,
+                signals,
             },
             shared,
+            events,
             found,
-        ))
+        })
+    }
+
+    /// Signals of instances, for the one who reads them.
+    pub(crate) fn take_signals(&mut self) -> Option<Signals> {
+        self.signals.take()
     }
 
     /// Attaches a program to an interface, in the place of an older one of ours. `number`: which uplink or slot it is
@@ -459,7 +488,7 @@ pub(crate) fn check_kernel() -> Result<(), EbpfError> {
 }
 
 /// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(of) = cause {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Or
 use model::{AffinityKey, DropReason, UplinkId};
 
 /// Changes with any of these structures: another layout cannot be taken over.
-pub(crate) const LAYOUT: u64 = 2;
+pub(crate) const LAYOUT: u64 = 3;
 pub(crate) const SLOTS: usize = 1024;
 pub(crate) const SERVICES: usize = 64;
 pub(crate) const UPLINKS: usize = 8;
@@ -62,7 +62,7 @@ pub(crate) mod fallback {
 }
 
 /// The reasons of drops, in the order of the programs' counters.
-pub(crate) const DROPS: [DropReason; 10] = [
+pub(crate) const DROPS: [DropReason; 12] = [
     DropReason::Malformed,
     DropReason::HeaderLimit,
     DropReason::FragmentTimeout,
@@ -73,6 +73,8 @@ pub(crate) const DROPS: [DropReason; 10] = [
     DropReason::Spoofed,
     DropReason::UplinkDown,
     DropReason::InstanceLost,
+    DropReason::Signal,
+    DropReason::SignalRate,
 ];
 
 #[repr(C)]
@@ -102,7 +104,8 @@ pub(crate) struct ServiceRow {
     pub(crate) filled: AtomicU32,
     pub(crate) shared_by: AtomicU32,
     pub(crate) half_open_limit: AtomicI32,
-    zero: [u32; 8],
+    pub(crate) refill_at: AtomicU32,
+    zero: [u32; 7],
     pub(crate) taken: AtomicU32,
     pub(crate) half_open: AtomicI32,
     more_zero: [u32; 14],
@@ -222,13 +225,19 @@ pub(crate) struct Counts {
     pub(crate) table_full: AtomicU64,
     pub(crate) started: [AtomicU64; 2],
     pub(crate) ended: [AtomicU64; 2],
-    zero: [u64; 3],
+    pub(crate) moved: AtomicU64,
+    pub(crate) mark: AtomicU64,
+    pub(crate) lost_events: AtomicU64,
     fresh: [u64; FLOW_BYTES / 8],
-    more_zero: [u64; 6],
+    event: [u32; 2],
+    more_zero: [u64; 5],
     pub(crate) uplinks: [UplinkCounts; UPLINKS],
     pub(crate) services: [ServiceCounts; SERVICES],
     pub(crate) slots: [SlotCounts; SLOTS],
 }
+
+/// What an event begins with that wakes inco up.
+pub(crate) const EVENT_ALARM: u32 = 1;
 
 /// Places that the programs keep free.
 pub(crate) const SPARE_PLACES: u32 = 1024;

@@ -9,22 +9,23 @@
 //! flow tables, whose entries the programs make, and remove when they are over. All of it is pinned in the kernel and works
 //! on when this process ends, however it ends; [`EbpfSwitch::start`] takes it over.
 
-mod announce;
 mod bpf;
 mod error;
+mod events;
 mod instances;
 mod kernel;
 mod layout;
-mod links;
 mod picks;
 mod ports;
 mod readings;
 mod rules;
+mod signals;
+mod statistics;
 mod switch;
 mod table;
 mod uplinks;
 
 pub use error::{EbpfError, MINIMUM};
-pub use links::NAME_LIMIT;
-pub use ports::{GATEWAY_MAC, PreparedPort, container_end, host_end, instance_mac};
+pub use ports::PreparedPort;
+pub use statistics::{Cost, Statistics};
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

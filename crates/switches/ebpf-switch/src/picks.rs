@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, mix, protocol};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, RSS_ENTRIES, Scheduler, Settings, Terms};
-use switch::{Plan, ServicePlan};
+use switch::{Plan, ServicePlan, SwitchReading};
 
 use crate::layout::{ENTRIES, PICKS, SLOTS, ServiceRow, by};
 
@@ -157,6 +157,9 @@ impl Picker {
         let wanted = used.saturating_mul(4).clamp(AHEAD_MIN, AHEAD_MAX);
         self.ahead = wanted.max(self.ahead - self.ahead / 64);
         self.list(now);
+        if self.scheduler.has_weights() {
+            self.scheduler.follow(&self.candidates);
+        }
         let is_other = self.write_tables(row);
         let left = self.prepared.saturating_sub(used);
         if !is_other && self.listed.len() == 1 && left >= self.ahead / 2 {
@@ -179,7 +182,20 @@ impl Picker {
             }
         }
         row.filled.store(taken.wrapping_add(count), Release);
+        row.refill_at.store(taken.wrapping_add(count / 2), Relaxed);
         (self.from, self.prepared, self.made_at) = (taken, count, now.at);
+    }
+
+    /// Adds the scheduler's weights to a reading.
+    pub(crate) fn show_weights(&self, into: &mut SwitchReading) {
+        for (index, row) in self.candidates.rows().iter().enumerate() {
+            if let Some(of) = self.scheduler.weighing(&self.candidates, index)
+                && let Some(counters) = into.slots.get_mut(row.slot.index())
+            {
+                counters.weight = u64::from(of.weight);
+                counters.period_load = of.counted as u64;
+            }
+        }
     }
 
     /// Lists who can be picked.

@@ -2,27 +2,30 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clock::monotonic;
 use flow_table::AttachCounts;
+use interfaces::{GATEWAY_MAC, LinkWatch, Links, Pairs};
 use model::{
     AffinityKey, Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId,
     UplinkKind, VipMode,
 };
 use switch::{
     Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
+    WakeUp,
 };
 
 use crate::error::EbpfError;
+use crate::events::{Alarm, Events};
 use crate::instances::Instances;
-use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
+use crate::kernel::{Found, Kernel, Leftovers, Loaded, Shared, Sizes, check_kernel};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
-use crate::links::{LinkWatch, Links};
 use crate::picks::{Now, Picker};
-use crate::ports::{GATEWAY_MAC, Pairs, PreparedPort, lock};
+use crate::ports::{PreparedPort, lock};
+use crate::signals::Signals;
 use crate::table::{Lister, Question};
 use crate::uplinks::Uplinks;
 use crate::{readings, rules, table};
@@ -42,6 +45,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     passes_to_host: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
+    signals: true,
     ..Capabilities::NONE
 };
 
@@ -96,10 +100,7 @@ pub fn remove_all(name: &str, prefix: &str) -> Result<(), EbpfError> {
     };
     let system = |what| move |source| EbpfError::System { what, source };
     let mut links = Links::new().map_err(system("netlink"))?;
-    let pairs = Pairs {
-        prefix: prefix.to_owned(),
-        mtu: 0,
-    };
+    let pairs = pairs(prefix, 0);
     for link in links.list().map_err(system("listing interfaces"))? {
         if left.uplinks.contains(&link.index) {
             Kernel::detach(&link.name);
@@ -113,6 +114,15 @@ pub fn remove_all(name: &str, prefix: &str) -> Result<(), EbpfError> {
     Ok(())
 }
 
+/// How the pairs of this driver are made: its programs take all that comes from instances.
+fn pairs(prefix: &str, mtu: u16) -> Pairs {
+    Pairs {
+        prefix: prefix.to_owned(),
+        mtu: u32::from(mtu),
+        is_apart: false,
+    }
+}
+
 /// Steers by programs in the kernel.
 pub struct EbpfSwitch {
     kernel: Arc<Mutex<Kernel>>,
@@ -123,6 +133,8 @@ pub struct EbpfSwitch {
     uplinks: Uplinks,
     instances: Instances,
     lister: Lister,
+    signals: Option<Signals>,
+    told: Events,
     steering: Steering,
     flow_limit: u64,
     half_open: i32,
@@ -180,7 +192,13 @@ impl EbpfSwitch {
                 SHARED_MIN
             },
         };
-        let (kernel, shared, found) = Kernel::load(&config.name, sizes)?;
+        let Loaded {
+            mut kernel,
+            shared,
+            events,
+            found,
+        } = Kernel::load(&config.name, sizes)?;
+        let signals = kernel.take_signals();
         let taken_at = monotonic();
         let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
         let is_taken_over = found == Found::Taken;
@@ -188,10 +206,7 @@ impl EbpfSwitch {
         let mut links = Links::new().map_err(system("netlink"))?;
         // Before interfaces are listed: what changes after that is told.
         let watch = LinkWatch::new().map_err(system("netlink"))?;
-        let pairs = Pairs {
-            prefix: config.prefix.clone(),
-            mtu: u32::from(config.mtu),
-        };
+        let pairs = pairs(&config.prefix, config.mtu);
         let instances = Instances::start(
             &config.ports,
             pairs.clone(),
@@ -203,6 +218,7 @@ impl EbpfSwitch {
         leave_others(&mut links, &shared, config);
         let uplinks = Uplinks::start(&config.uplinks, &mut links, &kernel, &shared)?;
         let lister = Lister::start(Arc::clone(&shared)).map_err(system("starting a thread"))?;
+        let told = Events::start(events, &shared).map_err(system("starting a thread"))?;
         let mut switch = EbpfSwitch {
             kernel,
             links,
@@ -211,6 +227,8 @@ impl EbpfSwitch {
             uplinks,
             instances,
             lister,
+            signals,
+            told,
             steering: Steering {
                 plan: Arc::default(),
                 rules: Vec::new(),
@@ -218,7 +236,8 @@ impl EbpfSwitch {
                 pickers: Vec::new(),
                 loads: vec![0.0; Slot::LIMIT],
                 has_changed: false,
-                acknowledged: Generation(shared.world().settings.generation.load(Acquire)),
+                // An earlier run counted its own plans.
+                acknowledged: Generation(0),
                 coming: Vec::new(),
             },
             flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
@@ -227,9 +246,6 @@ impl EbpfSwitch {
             events: Vec::new(),
             shared,
         };
-        if !is_taken_over {
-            switch.steering.acknowledged = Generation(0);
-        }
         switch.resumed = match found {
             Found::Nothing => None,
             Found::Taken => Some(switch.resumption(taken_at, Vec::new())),
@@ -433,16 +449,16 @@ fn write_settings(shared: &Shared, config: &EbpfSwitchConfig, is_taken_over: boo
 
 /// Takes the program off uplinks that an earlier run had and this one has not.
 fn leave_others(links: &mut Links, shared: &Shared, config: &EbpfSwitchConfig) {
-    let had: Vec<u32> = shared
-        .world()
-        .uplinks
-        .iter()
-        .map(|of| of.ifindex.swap(0, Relaxed))
-        .collect();
+    let rows = &shared.world().uplinks;
+    let had: Vec<u32> = rows.iter().map(|of| of.ifindex.load(Relaxed)).collect();
     for link in links.list().unwrap_or_default() {
         if had.contains(&link.index) && !config.uplinks.contains(&link.name) {
             Kernel::detach(&link.name);
         }
+    }
+    // The others send on meanwhile.
+    for row in rows.iter().skip(config.uplinks.len()) {
+        row.ifindex.store(0, Relaxed);
     }
 }
 
@@ -511,6 +527,8 @@ impl Switch for EbpfSwitch {
         into.age = Nanos::ZERO;
         into.acknowledged = self.steering.acknowledged;
         readings::read(&self.shared, self.instances.slots(), self.flow_limit, into);
+        self.steering.pickers.iter().for_each(|of| of.show_weights(into));
+        self.told.mark(into.at);
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
@@ -528,6 +546,7 @@ impl Switch for EbpfSwitch {
         }
         self.uplinks.tell(&self.steering.addresses, &mut self.events);
         self.instances.poll(&mut self.events);
+        self.signals.iter_mut().for_each(|of| of.tell(&mut self.events));
         self.events.extend(std::iter::from_fn(|| self.lister.take()));
         let moment = Instant::now();
         let steering = &mut self.steering;
@@ -549,6 +568,10 @@ impl Switch for EbpfSwitch {
         vec![Nanos::ZERO]
     }
 
+    fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
+        Some(Arc::<Alarm>::clone(&self.told.alarm))
+    }
+
     fn keeps_state(&self) -> bool {
         true
     }
@@ -560,10 +583,12 @@ impl Switch for EbpfSwitch {
     fn leave(&mut self) {
         self.instances.stop(None);
         self.lister.stop();
+        self.told.stop();
     }
 
     fn stop(&mut self) {
         self.lister.stop();
+        self.told.stop();
         for name in self.uplinks.names() {
             Kernel::detach(name);
         }

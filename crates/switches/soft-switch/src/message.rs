@@ -128,6 +128,13 @@ pub enum WorkerEvent<M: FrameMemory> {
     DumpedHeavy(Box<HeavyDump>),
     /// A scheduling decision. Without a flow if the service does not exist, or a later request replaced this one.
     Recorded(Box<PickRecord>),
+    /// A signal of an instance.
+    Signal {
+        /// The instance's place.
+        slot: Slot,
+        /// The frame.
+        frame: signal::Received,
+    },
 }
 
 /// A frame that is handed to another worker.

@@ -193,6 +193,14 @@ pub enum SwitchEvent {
     },
     /// Answers [`SwitchRequest::Record`].
     Recorded(Box<PickRecord>),
+    /// A signal came through a port of the instance: at most one in [`signal::INTERVAL_NS`]. Nobody has looked at more
+    /// than its EtherType. Needs [`Capabilities::signals`].
+    Signal {
+        /// The instance's place.
+        slot: Slot,
+        /// The frame.
+        frame: signal::Received,
+    },
 }
 
 /// What can go wrong between inco and a switch.

@@ -27,6 +27,7 @@ mod ports;
 mod reading;
 mod record;
 mod resumed;
+mod usual;
 
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
@@ -41,3 +42,4 @@ pub use reading::{
 };
 pub use record::{PickRecord, RecordedFlow};
 pub use resumed::Resumed;
+pub use usual::Usual;

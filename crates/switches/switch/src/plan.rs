@@ -44,6 +44,8 @@ pub struct ServicePlan {
     /// How long an instance may take no packet although some wait for it. A driver that counts what instances take
     /// has no use for it: the control plane judges them itself.
     pub stall_after: Nanos,
+    /// Whether frames of its instances that are signals are told and not forwarded.
+    pub signals: bool,
 }
 
 /// How flows are picked of which nothing is known but that they began earlier.
@@ -120,6 +122,10 @@ impl Plan {
                 (
                     !can.affinity_keys.contains(&service.affinity_key),
                     "that flows with a common address share an instance",
+                ),
+                (
+                    service.signals && !can.signals,
+                    "that signals of its instances are told",
                 ),
                 (
                     !service.symmetric && !can.returns,
@@ -200,6 +206,7 @@ impl ServicePlan {
             return_counters: false,
             recovery: None,
             relaxed: false,
+            signals: false,
             stall_after: Nanos::ZERO,
         }
     }
@@ -217,7 +224,10 @@ impl ServicePlan {
         };
         let is_meant = |of: &Match| of.matches(&tuple) || self.symmetric && of.matches(&back());
         match &self.vip {
-            Some(vip) => vip.matches(self.matches.vlan).iter().any(is_meant),
+            // Of the match only the VLAN counts.
+            Some(vip) => {
+                is_meant(&self.matches) && (vip.takes(&tuple) || self.symmetric && vip.takes(&back()))
+            }
             None => is_meant(&self.matches),
         }
     }

@@ -44,6 +44,8 @@ mod relaxed;
 mod restart;
 mod rollout;
 mod service;
+mod services;
+mod signals;
 mod small_machines;
 mod soak;
 mod support;

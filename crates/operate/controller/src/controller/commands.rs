@@ -3,9 +3,11 @@
 use collector::Collector;
 use model::{Action, EventKind, InstanceId, InstanceState, RolloutState, ServiceId};
 use scheduling::Scheduler;
+use signal::Wish;
 use switch::{Change, SwitchRequest};
 
 use super::{Controller, HeldBack, Service};
+use crate::instance::{Container, Port, Rung};
 use crate::message::{Command, CommandError};
 use crate::settings::ServiceSettings;
 
@@ -47,6 +49,7 @@ impl Controller {
                 limit,
                 ref written,
             } => self.set_scheduler(id, scheduler, limit, written),
+            Command::Signal { instance, wish } => self.signal(instance, wish),
             Command::Match(ref matching) => {
                 self.settings.matching = matching.clone();
                 self.plan_changed = true;
@@ -62,6 +65,11 @@ impl Controller {
                 ref service,
                 instances,
             } => self.scale(service, instances),
+            Action::Range {
+                ref service,
+                min,
+                max,
+            } => self.set_range(service, min, max),
             Action::Rollout { ref service, cancel } => self.set_rollout(service, cancel),
             Action::PauseIn { ref service, on } => {
                 self.hold_back(service, on, "ask for fewer instances", |held| &mut held.pause_in)
@@ -162,6 +170,115 @@ impl Controller {
         Ok(format!("from {from} to {count} active instances"))
     }
 
+    /// Bounds the number of active instances within the limits of the file. Without limits it is theirs again.
+    fn set_range(&mut self, name: &str, min: Option<u32>, max: Option<u32>) -> Result<String, CommandError> {
+        let service = self.named(name)?;
+        let (least, most) = service.limits;
+        let (from, to) = (min.unwrap_or(least), max.unwrap_or(most));
+        if let Some(count) = [from, to]
+            .into_iter()
+            .find(|count| !(least..=most).contains(count))
+        {
+            return Err(CommandError::OutOfLimits {
+                service: name.to_owned(),
+                count,
+                min: least,
+                max: most,
+            });
+        }
+        if from > to {
+            return Err(CommandError::EmptyRange { min: from, max: to });
+        }
+        service.range = (min.is_some() || max.is_some()).then_some((from, to));
+        (service.settings.min, service.settings.max) = (from, to);
+        let reason = format!("an operator allows {from} to {to}");
+        let id = service.id;
+        self.keep_within_limits(id, reason);
+        Ok(format!("{name}: {from} to {to} active instances"))
+    }
+
+    /// Brings the wanted count within the service's limits.
+    fn keep_within_limits(&mut self, id: ServiceId, reason: String) {
+        let Some(service) = self.services.get_mut(id.index()) else {
+            return;
+        };
+        let (min, max) = (service.settings.min, service.settings.max);
+        (service.observation.min, service.observation.max) = (min, max);
+        let to = service.wanted.max(min).min(max);
+        let from = std::mem::replace(&mut service.wanted, to);
+        if from != to {
+            let kind = EventKind::Scaled {
+                from,
+                to,
+                policy: "limits".to_owned(),
+                reason,
+                case: None,
+            };
+            self.event(Some(id), None, kind);
+        }
+    }
+
+    /// Carries out a signal of an instance that was found genuine: the instance takes new flows, or goes to sleep.
+    fn signal(&mut self, id: InstanceId, wish: Wish) -> Result<String, CommandError> {
+        let index = self.known(id)?;
+        let instance = &self.instances[index];
+        let (state, leaving) = (instance.state, instance.leaving);
+        let is_there = instance.port == Port::Up && instance.container != Container::Paused;
+        let service = with_id(&mut self.services, instance.service)?;
+        if service.manual {
+            return Err(CommandError::Manual {
+                service: service.settings.name.clone(),
+            });
+        }
+        let has_effect = match (wish, state) {
+            _ if leaving => false,
+            (Wish::Wake, InstanceState::Standby) => !instance.for_active && is_there,
+            (Wish::Wake, InstanceState::Draining) => is_there,
+            (Wish::Sleep, InstanceState::Active) => true,
+            _ => false,
+        };
+        if !has_effect {
+            return Err(CommandError::WrongState {
+                instance: id,
+                state,
+                action: wish.name(),
+            });
+        }
+        let from = service.wanted;
+        let to = match wish {
+            Wish::Wake => from + 1,
+            Wish::Sleep => from.saturating_sub(1),
+        };
+        within_limits(&service.settings, to)?;
+        if service.held_back.allowed(to, from) != to {
+            return Err(CommandError::HeldBack {
+                service: service.settings.name.clone(),
+            });
+        }
+        service.wanted = to;
+        service.reason = format!("signal {wish} of instance {id}");
+        let (reason, of) = (service.reason.clone(), service.id);
+        let kind = EventKind::Scaled {
+            from,
+            to,
+            policy: "signal".to_owned(),
+            reason: reason.clone(),
+            case: None,
+        };
+        self.event(Some(of), Some(id), kind);
+        match state {
+            InstanceState::Standby => {
+                let now = self.now;
+                let instance = &mut self.instances[index];
+                instance.for_active = true;
+                instance.decided = Some((now, Rung::Warm, None));
+            }
+            InstanceState::Draining => self.undrain(index, &reason),
+            _ => self.drain(index, reason.clone()),
+        }
+        Ok(reason)
+    }
+
     fn set_rollout(&mut self, name: &str, cancel: bool) -> Result<String, CommandError> {
         let service = self.named(name)?;
         let index = service.id.index();
@@ -256,22 +373,16 @@ impl Controller {
         if settings.capacity_pps != before.capacity_pps {
             service.capacity_pps = settings.capacity_pps.unwrap_or(0.0);
         }
-        service.observation.min = settings.min;
-        service.observation.max = settings.max;
         // The plan contains weights and capacities.
         self.plan_changed = true;
-        let to = service.wanted.max(settings.min).min(settings.max);
-        let from = std::mem::replace(&mut service.wanted, to);
-        if from != to {
-            let kind = EventKind::Scaled {
-                from,
-                to,
-                policy: "limits".to_owned(),
-                reason: format!("the configuration allows {} to {}", settings.min, settings.max),
-                case: None,
-            };
-            self.event(Some(id), None, kind);
+        service.limits = (settings.min, settings.max);
+        if let Some((min, max)) = service.range {
+            // As much of it as the file still allows.
+            let within = |count: u32| count.clamp(settings.min, settings.max);
+            (service.settings.min, service.settings.max) = (within(min), within(max));
         }
+        let (min, max) = (service.settings.min, service.settings.max);
+        self.keep_within_limits(id, format!("the configuration allows {min} to {max}"));
         Ok(format!("the settings of service {} have changed", settings.name))
     }
 

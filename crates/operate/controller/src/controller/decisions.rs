@@ -222,8 +222,11 @@ impl Controller {
     pub(super) fn reconcile(&mut self, index: usize, collector: &Collector) {
         self.advance_rollout(index);
         let service = &self.services[index];
-        let (id, wanted, pool) = (service.id, service.wanted, service.settings.standby);
+        let (id, wanted) = (service.id, service.wanted);
         let (min, max) = (service.settings.min, service.settings.max);
+        let (sleep, most) = (service.settings.sleep, service.limits.1);
+        let standby = service.settings.standby;
+        let pool = if sleep { most } else { standby };
 
         let mut there = self.tally(id);
         if there.leaving > 0 {
@@ -247,6 +250,13 @@ impl Controller {
             }
             there = self.tally(id);
         }
+        let pool = if sleep {
+            // One that drains will be in the pool.
+            let drains = self.count(id, |i| i.state == InstanceState::Draining);
+            most.saturating_sub(there.active + there.leaving + there.coming + drains)
+        } else {
+            standby
+        };
         let mut pooled = there.pooled;
         // Active instances come before the pool.
         while pooled < pool && there.active + there.coming >= wanted && self.create(index, false) {

@@ -277,6 +277,7 @@ impl Controller {
             | SwitchEvent::Recovered { .. }
             | SwitchEvent::Flows { .. }
             | SwitchEvent::HeavyFlows { .. }
+            | SwitchEvent::Signal { .. }
             | SwitchEvent::Recorded(_) => {}
         }
     }

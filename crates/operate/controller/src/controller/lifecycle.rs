@@ -187,7 +187,15 @@ impl Controller {
             // A pause in progress must end first.
             if active < max + beside && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
                 let is_manual = self.services.get(service.index()).is_some_and(|of| of.manual);
-                let by = if is_manual { "manual" } else { "autoscaler" };
+                let takes_signals = self
+                    .services
+                    .get(service.index())
+                    .is_some_and(|of| of.settings.plan.signals);
+                let by = match (is_manual, takes_signals) {
+                    (true, _) => "manual",
+                    (false, true) => "signal",
+                    (false, false) => "autoscaler",
+                };
                 self.transition(index, InstanceStep::Activate, by);
                 self.instances[index].drain = None;
             }
@@ -253,8 +261,14 @@ impl Controller {
         let Some(settings) = self.services.get(service.index()).map(|s| &s.settings) else {
             return;
         };
-        let deadline = settings.drain_deadline;
-        let may_move = settings.plan.relaxed && !drain.moves && drain.acknowledged.is_some();
+        // One that goes to sleep keeps its flows until they end.
+        let sleeps = settings.sleep && !instance.leaving && self.shutdown.is_none();
+        let deadline = if sleeps {
+            Nanos(u64::MAX)
+        } else {
+            settings.drain_deadline
+        };
+        let may_move = settings.plan.relaxed && !drain.moves && drain.acknowledged.is_some() && !sleeps;
         if may_move && self.count(service, |i| i.state == InstanceState::Active) > 0 {
             self.unpin(index, "it is drained, and `affinity` is relaxed".to_owned());
             if let Some(drain) = &mut self.instances[index].drain {
@@ -286,12 +300,10 @@ impl Controller {
             return;
         };
         self.reactions.drain.note(now.since(drain.since));
-        let pooled = self.count(service, Instance::is_for_pool);
-        let pool = self
-            .services
-            .get(service.index())
-            .map_or(0, |s| s.settings.standby);
-        if pooled < pool && self.shutdown.is_none() && !self.is_replaced(&self.instances[index]) {
+        if self.has_room_in_pool(service)
+            && self.shutdown.is_none()
+            && !self.is_replaced(&self.instances[index])
+        {
             self.transition(index, InstanceStep::Park, reason);
             let instance = &mut self.instances[index];
             instance.for_active = false;
@@ -307,6 +319,19 @@ impl Controller {
         } else {
             self.stop(index, reason);
         }
+    }
+
+    /// Whether the pool takes an instance that has drained.
+    fn has_room_in_pool(&self, id: ServiceId) -> bool {
+        let Some(service) = self.services.get(id.index()) else {
+            return false;
+        };
+        let pooled = self.count(id, Instance::is_for_pool);
+        if !service.settings.sleep {
+            return pooled < service.settings.standby;
+        }
+        let others = self.count(id, |i| i.state == InstanceState::Active || i.is_on_its_way());
+        pooled + others < service.limits.1
     }
 
     /// Unpins all its flows: each moves on its next packet.

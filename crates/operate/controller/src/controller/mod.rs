@@ -37,6 +37,9 @@ struct Service {
     observation: Observation,
     wanted: u32,
     manual: bool,
+    /// The limits in the file. A range that an operator has set lies within them.
+    limits: (u32, u32),
+    range: Option<(u32, u32)>,
     /// The autoscaler's reason for its last change.
     reason: String,
     /// The last count that a restricted autoscaler would have set.
@@ -78,6 +81,8 @@ impl Service {
             },
             wanted: settings.min,
             manual: false,
+            limits: (settings.min, settings.max),
+            range: None,
             reason: String::new(),
             shadow: None,
             held_back: HeldBack::default(),
@@ -333,10 +338,11 @@ impl Controller {
             }
             let settings = &service.settings;
             // A warm pool runs like the active instances: it was full, or is filled first.
-            let pool = if settings.standby_mode == StandbyMode::Warm {
-                settings.standby
-            } else {
-                0
+            let pool = match settings.standby_mode {
+                // Any of them may have been asleep.
+                StandbyMode::Warm if settings.sleep => running,
+                StandbyMode::Warm => settings.standby,
+                StandbyMode::Paused => 0,
             };
             let has_flows = |i: &Instance| resumed.live.contains_key(&i.slot);
             let mut running_ones: Vec<&mut Instance> = self
@@ -625,10 +631,22 @@ impl Controller {
         let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
         let slot = match &self.services.get(service.index())?.settings.places {
             Some(places) => places.iter().map(|place| place.slot).find(is_free),
-            None => (0..self.slot_used.len() as u16).map(Slot).find(is_free),
+            None => {
+                let all = (0..self.slot_used.len() as u16).map(Slot);
+                all.filter(|slot| !self.is_place(*slot)).find(is_free)
+            }
         }?;
         self.slot_used[slot.index()] = true;
         Some(slot)
+    }
+
+    /// Whether a service has a port of its own in that slot.
+    fn is_place(&self, slot: Slot) -> bool {
+        let mut places = self
+            .services
+            .iter()
+            .flat_map(|of| of.settings.places.iter().flatten());
+        places.any(|place| place.slot == slot)
     }
 
     /// A slot for an instance that had `before`: the same slot if its port depends on it.

@@ -338,6 +338,7 @@ impl ControlLoop {
         let refused = plan_refusal(&self.decide.switch_events);
         for (id, result) in answers {
             let Some(asked) = self.apply.ordered.remove(&id) else {
+                self.conclude_signal(id, &result);
                 continue;
             };
             let result = match (result, &refused) {
@@ -438,6 +439,9 @@ fn hint(error: &CommandError) -> &'static str {
             "`inco instances` shows the instances and their states"
         }
         CommandError::OutOfLimits { .. } => "change `instances` in the configuration",
+        CommandError::EmptyRange { .. } => "send a min of at most max",
+        CommandError::Manual { .. } => "`inco scale SERVICE --auto` lets signals decide again",
+        CommandError::HeldBack { .. } => "enable scaling in that direction",
         CommandError::RollsOut { .. } => "wait for it with --wait, or end it with --cancel",
         CommandError::NotForController { .. } => "report it: no part of this inco carries the action out",
         CommandError::ShuttingDown => "wait, then start it again",

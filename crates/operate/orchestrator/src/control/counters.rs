@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::counters::{
     ControlCounters, Counters, EngineCounters, InstanceCounters, ResumedCounters, ServiceCounters,
-    SpanCounts, UplinkCounters, WorkerCounters,
+    SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use clock::unix_ms;
 use model::{DropReason, InstanceState};
@@ -60,6 +60,10 @@ impl ControlLoop {
                     .collect(),
             },
             control: self.control_counters(),
+            signals: SignalCounters {
+                accepted: self.signals.accepted(),
+                refused: self.signals.refused(),
+            },
             events: self.journal.counts(),
             actions: self.apply.counts(),
             event_log: self.journal.file_counters(),
@@ -114,6 +118,7 @@ impl ControlLoop {
                 let active = states.get(InstanceState::Active.name()).copied().unwrap_or(0);
                 let capacity = status.capacity_pps * f64::from(active);
                 let held = status.held_back;
+                let (jain, max_min) = self.balance(status.id);
                 ServiceCounters {
                     name: status.name.to_owned(),
                     live_flows: rates.live_flows,
@@ -132,6 +137,8 @@ impl ControlLoop {
                     max: status.max,
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
                     capacity_pps: (status.capacity_pps > 0.0).then_some(status.capacity_pps),
+                    jain,
+                    max_min,
                     held_back: [
                         ("pause_in", held.pause_in),
                         ("pause_out", held.pause_out),

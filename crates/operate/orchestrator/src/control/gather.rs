@@ -322,6 +322,11 @@ impl ControlLoop {
             self.gather.note(event);
             self.report(event, now);
             self.take_found(event);
+            match event {
+                SwitchEvent::Signal { slot, frame } => self.take_signal(*slot, frame, now),
+                SwitchEvent::Detached { slot, .. } => self.close_gate(*slot),
+                _ => {}
+            }
         }
         self.decide.switch_events = events;
         self.gather.sample(self.publish.switch.as_mut(), now);

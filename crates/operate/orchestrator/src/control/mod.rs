@@ -7,6 +7,7 @@
 
 mod answer;
 mod apply;
+mod balance;
 mod containers;
 mod counters;
 mod decide;
@@ -20,6 +21,7 @@ mod publish;
 mod reload;
 mod request;
 mod rows;
+pub(crate) mod signals;
 mod uplink_events;
 
 use std::sync::Arc;
@@ -45,6 +47,7 @@ use health::Health;
 use journal::Journal;
 use pace::Pace;
 use publish::Publish;
+use signals::Signals;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
@@ -83,6 +86,7 @@ pub(super) struct ControlLoop {
     apply: Apply,
     answer: Answers,
     containers: Containers,
+    signals: Signals,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -199,8 +203,8 @@ impl ControlLoop {
             .iter()
             .map(|service| wiring::service_settings(service, &configuration.engine))
             .collect::<Result<Vec<_>>>()?;
-        for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
-            settings.places = Some(places);
+        for (settings, places) in services.iter_mut().zip(places) {
+            settings.places = places;
         }
         let nothing = Resumed::default();
         let resumed = switch.resumed().unwrap_or(&nothing);
@@ -239,6 +243,7 @@ impl ControlLoop {
             apply: Apply::default(),
             answer: Answers::new(inbox),
             containers,
+            signals: Signals::default(),
             journal,
             configuration,
             started: Instant::now(),

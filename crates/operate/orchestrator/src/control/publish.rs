@@ -157,6 +157,7 @@ impl ControlLoop {
         for request in requests {
             if let SwitchRequest::Attach { slot, service, .. } = &request {
                 self.note_new_instance(*slot, *service, now);
+                self.open_gate(*slot);
             }
             self.publish
                 .switch

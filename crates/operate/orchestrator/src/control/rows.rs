@@ -188,6 +188,7 @@ impl ControlLoop {
                     .iter()
                     .map(|i| self.gather.since_baseline(i.slot()).ring_drops)
                     .sum();
+                let (jain, max_min) = self.balance(status.id);
                 let highest = self.highest_load(&of_service, status.capacity_pps);
                 ServiceRow {
                     name: status.name.to_owned(),
@@ -230,6 +231,9 @@ impl ControlLoop {
                     pause_out: status.held_back.pause_out,
                     dry_run: status.held_back.dry_run,
                     would: status.would,
+                    jain,
+                    max_min,
+                    weights: self.weights(&status),
                 }
             })
             .collect()

@@ -3,6 +3,7 @@
 
 mod devices;
 mod ebpf;
+mod kernel_ports;
 mod openflow;
 mod soft;
 
@@ -64,10 +65,10 @@ pub(super) trait Driver: Sync {
     fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started>;
 }
 
-/// A started switch. If it has made the instance ports in advance, also the places of each service.
+/// A started switch, and the places of each service whose instances' ports it has made in advance.
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
-    pub(super) places: Option<Vec<Vec<PortPlace>>>,
+    pub(super) places: Vec<Option<Vec<PortPlace>>>,
     /// How the instance of a slot is reached alone, where that is possible.
     pub(super) ports: Vec<(Slot, health::Port)>,
 }
@@ -94,6 +95,12 @@ pub fn loads_programs(configuration: &Configuration) -> bool {
 /// The capabilities of each driver.
 pub(super) fn capabilities(driver: SwitchDriver) -> Capabilities {
     of(driver).capabilities()
+}
+
+/// Whether the switch of a configuration alone gets the packets of its uplinks, and passes some on to this machine's
+/// network. Else that network gets those of the kernel's interfaces as well.
+pub fn passes_to_host(configuration: &Configuration) -> bool {
+    driver(configuration).capabilities().passes_to_host
 }
 
 /// Removes what runs in that run directory have left of their switches.

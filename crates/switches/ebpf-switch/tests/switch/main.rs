@@ -6,14 +6,17 @@
     reason = "what goes wrong here fails a test"
 )]
 
+mod alarm;
 mod bed;
 mod contract;
 mod errors;
 mod flood;
 mod frames;
+mod many;
 mod namespaces;
 mod restart;
 mod sharing;
+mod signals;
 mod steering;
 mod traffic;
 mod translation;

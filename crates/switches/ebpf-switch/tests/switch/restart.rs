@@ -181,6 +181,9 @@ fn a_kill_moves_no_flow_and_loses_no_packet() {
             (resumed.flows.flows, resumed.instances, resumed.uplinks),
             (u64::from(2 * FLOWS), 2, 1)
         );
+        // Plans are counted anew: none of this run is in force yet.
+        bed.turn();
+        assert_eq!(bed.reading.acknowledged, model::Generation(0));
         // A plan without instances yet moves nothing either.
         bed.publish();
         for slot in [Slot(0), Slot(1)] {

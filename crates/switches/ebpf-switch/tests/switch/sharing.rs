@@ -2,6 +2,9 @@
 //! about what is not known.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use model::{AffinityKey, FlowKey, InstanceState, Slot};
 use scheduling::{NewFlow, RSS_ENTRIES, Scheduler};
@@ -164,4 +167,47 @@ fn the_middle_of_a_connection_goes_the_same_way_everywhere() {
     assert_eq!(recovered("maglev", 2), (one.clone(), counted));
     // Whatever picks new flows.
     assert_eq!(recovered("round-robin", 3), (one, counted));
+}
+
+/// What flows share is forgotten when none of them was seen for long enough.
+#[test]
+fn what_flows_share_is_forgotten() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(|world, service| {
+        service.affinity_key = AffinityKey::Source;
+        service.scheduler = Scheduler::from_name("round-robin").unwrap();
+        world.config.timeouts = model::Timeouts::all(model::Nanos::from_secs(10));
+    });
+    let mut port = 4000;
+    let mut next = |bed: &mut Bed, client: u8| {
+        port += 1;
+        let client = format!("198.51.100.{client}:{port}");
+        bed.sent(&udp(&client, "10.0.0.100:80", b"x")).0
+    };
+    let first = next(&mut bed, 1);
+    assert_eq!(next(&mut bed, 1), first);
+    // The longest timeout and a minute: too long for a test, so it is made shorter in the programs' memory.
+    const FOR: usize = 128;
+    let pin = format!("/sys/fs/bpf/inco/{}/world", bed.world.config.name);
+    let map = aya::maps::MapData::from_pin(pin).unwrap();
+    let world = shared_memory::Mapping::new(map.fd().as_fd(), shared_memory::PAGE, false).unwrap();
+    // SAFETY: the mapping is a page, and the word lies within it, aligned.
+    let remembered = unsafe { world.address().add(FOR).cast::<AtomicU64>().as_ref() };
+    assert_eq!(
+        remembered.load(Ordering::Relaxed),
+        70_000_000_000,
+        "the layout has changed"
+    );
+    remembered.store(300_000_000, Ordering::Relaxed);
+    // One that goes on to come is remembered for longer than that.
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(next(&mut bed, 1), first);
+    }
+    std::thread::sleep(Duration::from_millis(400));
+    // The next pick is another instance's.
+    assert_ne!(next(&mut bed, 1), first);
+    bed.switch.stop();
 }

@@ -40,12 +40,13 @@ impl Bed {
 
     /// What each instance has received since the last call.
     pub(crate) fn taken(&mut self) -> BTreeMap<Slot, Vec<Vec<u8>>> {
-        let all = self.world.instances.iter().map(|(slot, of)| {
-            // Not what it sends itself, as its kernel does now and then.
-            let is_to_it = |frame: &Vec<u8>| frame.starts_with(&ebpf_switch::instance_mac(*slot));
-            let frames = std::iter::from_fn(|| of.tap.receive()).filter(is_to_it);
-            (*slot, frames.collect::<Vec<_>>())
-        });
+        // Those to a group are this kernel's own: it tells of the addresses of the pair's other end.
+        let is_unicast = |frame: &Vec<u8>| frame.first().is_some_and(|first| first & 1 == 0);
+        let frames = |of: &crate::bed::Instance| {
+            let all = std::iter::from_fn(|| of.tap.receive());
+            all.filter(is_unicast).collect::<Vec<_>>()
+        };
+        let all = self.world.instances.iter().map(|(slot, of)| (*slot, frames(of)));
         all.filter(|(_, frames)| !frames.is_empty()).collect()
     }
 
@@ -108,8 +109,8 @@ fn both_ip_versions_are_pinned_and_answered() {
     ] {
         let (slot, frame) = bed.sent(&udp(client, server, b"question"));
         // The addresses of the machine's own end, and nothing of the network's.
-        assert_eq!(&frame[..6], ebpf_switch::instance_mac(slot));
-        assert_eq!(&frame[6..12], ebpf_switch::GATEWAY_MAC);
+        assert_eq!(&frame[..6], interfaces::instance_mac(slot));
+        assert_eq!(&frame[6..12], interfaces::GATEWAY_MAC);
         for _ in 0..3 {
             assert_eq!(
                 bed.sent(&udp(client, server, b"again")).0,

@@ -5,14 +5,12 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use model::{Slot, VipMode};
+use real_parts::{Namespace, fetch, serve};
 use switch::{ServicePlan, Switch};
 
 use crate::bed::{Bed, World, available};
 use crate::frames::{SYN, tcp, udp};
-use crate::namespaces::Namespace;
 use crate::steering::service;
-use crate::traffic::{fetch, serve};
-
 const VIP: &str = "10.0.0.100";
 const VIP6: &str = "2001:db8::100";
 
@@ -376,4 +374,41 @@ fn connections_that_instances_open_are_left_alone() {
         }
         drop(bed);
     }
+}
+
+/// A connection that an instance opens from the port of its service is its own, also once it is there: its packets are
+/// looked up as the service's first, and then as its own.
+#[test]
+fn a_connection_from_the_port_of_the_service_is_the_instances_own() {
+    if !available() {
+        return;
+    }
+    let mut bed = bed(translated());
+    let instance = in_instance(&bed);
+    let listener = bed
+        .world
+        .net
+        .within(|| TcpListener::bind("10.0.0.1:9000").unwrap());
+    let asked = std::thread::spawn(move || {
+        let (mut stream, from) = listener.accept().unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        (text, from.to_string())
+    });
+    let own = format!("{}:8080", self::own(Slot(0))[0]);
+    instance.within(|| {
+        let address = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        let socket = socket.unwrap();
+        rustix::net::bind(&socket, &address(&own)).unwrap();
+        rustix::net::connect(&socket, &address("10.0.0.1:9000")).unwrap();
+        TcpStream::from(socket).write_all(b"its own").unwrap();
+    });
+    assert_eq!(asked.join().unwrap(), ("its own".to_owned(), own));
+    assert_eq!(bed.flows().len(), 1, "one connection, one entry");
+    bed.switch.stop();
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use model::{Generation, Nanos, Slot, WorkerId};
 use rtrb::{Consumer, Producer};
-use switch::{SwitchError, SwitchReading};
+use switch::{SwitchError, SwitchReading, Usual};
 
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
-use crate::idle::{Alarm, Usual, Waker};
+use crate::idle::{Alarm, Waker};
 use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::WorkerPlan;
 

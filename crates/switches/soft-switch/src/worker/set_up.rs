@@ -34,6 +34,36 @@ struct ServiceState {
     record: Option<Box<PickRecord>>,
     /// Who picks for connections that began before this run, with the hash that it goes by.
     recovery: Option<(Scheduler, FlowHasher)>,
+    /// Which of the scheduler's weights the counters show.
+    shown: u64,
+}
+
+impl ServiceState {
+    /// Shows the scheduler's weights in the counters, where it has new ones.
+    fn show_weights(&mut self, plan: &Plan, counters: &WorkerCounters) {
+        if self.scheduler.has_weights() {
+            self.scheduler.follow(&self.candidates);
+        }
+        let made = self.scheduler.weighings();
+        if made == self.shown {
+            return;
+        }
+        self.shown = made;
+        for slot in (0..Slot::LIMIT as u16).map(Slot) {
+            if plan.slot(slot).is_some_and(|of| of.service != self.id) {
+                continue;
+            }
+            let mut rows = self.candidates.rows().iter();
+            let weighing = rows
+                .position(|row| row.slot == slot)
+                .and_then(|index| self.scheduler.weighing(&self.candidates, index));
+            let counters = &counters.slots[slot];
+            counters.weight.set(weighing.map_or(0, |of| u64::from(of.weight)));
+            counters
+                .period_load
+                .set(weighing.map_or(0, |of| of.counted as u64));
+        }
+    }
 }
 
 /// The packet that opens a flow.
@@ -125,6 +155,7 @@ impl SetUp {
                     record: None,
                     recovery: (service.recovery.as_ref())
                         .map(|of| (of.scheduler.clone(), FlowHasher::new(of.key))),
+                    shown: 0,
                 });
             }
         }
@@ -134,7 +165,13 @@ impl SetUp {
     }
 
     /// Lists the instances that take new flows, with their newest loads.
-    pub(crate) fn list_candidates(&mut self, plan: &Plan, table: &FlowTable<TableMemory>, now: Nanos) {
+    pub(crate) fn list_candidates(
+        &mut self,
+        plan: &Plan,
+        table: &FlowTable<TableMemory>,
+        counters: &WorkerCounters,
+        now: Nanos,
+    ) {
         let epoch = self.loads.epoch();
         if epoch != self.load_epoch {
             // After a sweep the epoch is as it was, and so are the estimates.
@@ -167,6 +204,9 @@ impl SetUp {
                     queues: [0.0; PRIORITIES],
                 });
             }
+        }
+        for state in &mut self.services {
+            state.show_weights(plan, counters);
         }
     }
 

@@ -15,12 +15,14 @@ mod failures;
 mod fragments;
 #[path = "../kept/mod.rs"]
 mod kept;
+mod kernel;
 mod load;
 mod many;
 #[path = "../../../../ports/memif/tests/raw/mod.rs"]
 mod raw;
 mod relaxed;
 mod restart;
+mod signals;
 mod steering;
 mod table;
 mod workers;

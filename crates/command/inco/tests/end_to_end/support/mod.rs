@@ -7,6 +7,7 @@ mod leftovers;
 mod namespace;
 mod network;
 mod ovs;
+mod requests;
 mod systemd;
 mod turn;
 
@@ -26,9 +27,10 @@ pub(crate) use function::{FileFunction, Function};
 pub(crate) use keys::{ApiOverTls, Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer};
-pub(crate) use network::{Connection, Network};
+pub(crate) use network::{Network, Session};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
+pub(crate) use requests::{Connection, Load};
 pub(crate) use systemd::Systemd;
 use turn::Turn;
 

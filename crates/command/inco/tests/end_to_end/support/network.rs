@@ -93,6 +93,11 @@ impl Network {
         command
     }
 
+    /// Does something on the client's side. Threads and programs that are started there stay there.
+    pub(crate) fn as_client<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        self.client.within(run)
+    }
+
     /// A request of the client with curl. The body; or why there is none.
     pub(crate) fn get(&self, url: &str) -> Result<String, String> {
         let said = |output: Output| match output.status.success() {
@@ -104,27 +109,27 @@ impl Network {
     }
 
     /// A connection of the client to a server of `server.pl`, which says whose it is.
-    pub(crate) fn connect(&self, to: &str) -> io::Result<Connection> {
+    pub(crate) fn connect(&self, to: &str) -> io::Result<Session> {
         let to = to.parse().map_err(io::Error::other)?;
         let stream = self.client.within(|| TcpStream::connect_timeout(&to, WAIT))?;
         stream.set_read_timeout(Some(WAIT))?;
-        let mut connection = Connection {
+        let mut session = Session {
             stream: BufReader::new(stream),
             id: 0,
         };
-        connection.id = connection.ask("id")?.parse().map_err(io::Error::other)?;
-        Ok(connection)
+        session.id = session.ask("id")?.parse().map_err(io::Error::other)?;
+        Ok(session)
     }
 }
 
 /// A connection to an instance.
-pub(crate) struct Connection {
+pub(crate) struct Session {
     stream: BufReader<TcpStream>,
     /// The instance's id.
     pub(crate) id: u32,
 }
 
-impl Connection {
+impl Session {
     /// Sends a line, and takes the one that comes back.
     pub(crate) fn ask(&mut self, line: &str) -> io::Result<String> {
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
