@@ -15,11 +15,11 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test promises demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test promises test-old-kernel demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to make bench and soak)"
+	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to other targets)"
 
 setup: ## install what building, testing and the demo need; prints what and why
 	@scripts/setup.sh rust build dpdk test api lint deb
@@ -97,11 +97,20 @@ quiet-tests:
 	exit $$failed
 
 # The tests of docs/promises.md that are shorter in `make test`.
-promises: nf ## the tests of docs/promises.md at their stated size: half an hour; root, and an idle machine
-	INCO_FULL_LENGTH=1 INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast -p inco $(if $(WITH_DPDK),--features dpdk) \
-	    --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
-	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd
-	INCO_FULL_LENGTH=1 $(CARGO) test -p api --test page_in_browser
+promises: ## the tests of docs/promises.md at their stated size: half an hour; root, and an idle machine
+	@scripts/setup.sh rust build dpdk test docker
+	@scripts/dockerd.sh start || echo "promises: no Docker; the test that needs it says so and skips" >&2
+	@$(MAKE) --no-print-directory nf
+	@failed=0; \
+	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
+	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
+	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another || failed=1; \
+	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
+	exit $$failed
+
+test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian
+	@scripts/setup.sh rust build dpdk old-kernel
+	@scripts/old-kernel.sh $(ARGS)
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.

@@ -2,7 +2,7 @@
 # Installs what is missing, and prints what and why. Asks nothing: it installs as root or with passwordless sudo, else
 # it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm, old-kernel
 #
 # Exit status: 0 if every part is there or can be done without; 1 if one that is needed is missing.
 set -euo pipefail
@@ -86,6 +86,12 @@ for part in "$@"; do
         has haproxy || want haproxy 'a peer of the web demo'
         has nft || want nftables 'a peer of the web demo'
         has nc || want netcat-openbsd 'asks whether a web server listens'
+        ;;
+    old-kernel)
+        has qemu-system-x86_64 || want qemu-system-x86 'QEMU: the virtual machine with an old kernel'
+        has busybox || want busybox-static 'the tools in that machine'
+        has cpio || want cpio 'makes its file system'
+        has depmod || want kmod "finds the kernel's modules"
         ;;
     deb)
         has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary depends on'

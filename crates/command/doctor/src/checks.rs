@@ -60,6 +60,7 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
     findings.push(docker(purpose));
     findings.push(dpdk(purpose));
     findings.push(packet_sockets());
+    findings.extend(forwarding(host, purpose));
     findings.push(express_data_path());
     findings.push(veth());
     findings.push(network_cards(host));
@@ -523,13 +524,39 @@ fn raw_socket(family: AddressFamily) -> Result<(), rustix::io::Errno> {
 fn packet_sockets() -> Finding {
     const CHECK: &str = "af_packet";
     match raw_socket(AddressFamily::PACKET) {
-        Ok(()) => Finding::ok(CHECK, "\"veth:INTERFACE\" uplinks work"),
+        Ok(()) => Finding::ok(CHECK, "\"veth:INTERFACE\" and \"kernel:INTERFACE\" uplinks work"),
         Err(error) => Finding::warn(
             CHECK,
-            format!("no packet sockets ({error}): \"veth:INTERFACE\" uplinks do not work"),
+            format!("no packet sockets ({error}): neither \"veth:\" nor \"kernel:\" uplinks work"),
             "run inco as root, on a kernel with CONFIG_PACKET",
         ),
     }
+}
+
+/// Whether this machine's own network forwards the packets that the switch takes from its interfaces.
+fn forwarding(host: &Host, purpose: &Purpose) -> Vec<Finding> {
+    const CHECK: &str = "kernel uplinks";
+    let of = |interface: &String| {
+        let setting = |family: &str| format!("net.{family}.conf.{interface}.forwarding");
+        let forwards = |family: &&str| {
+            let path = format!("proc/sys/net/{family}/conf/{interface}/forwarding");
+            host.read(&path).is_some_and(|text| text == "1")
+        };
+        let on = ["ipv4", "ipv6"].into_iter().filter(forwards);
+        let on: Vec<String> = on.map(setting).collect();
+        if on.is_empty() {
+            return Finding::ok(
+                CHECK,
+                format!("the kernel forwards nothing that comes by {interface}"),
+            );
+        }
+        let found = format!(
+            "the kernel also forwards what comes by {interface}: a packet of a service with `match` passes twice"
+        );
+        let change: Vec<String> = on.iter().map(|name| format!("{name}=0")).collect();
+        Finding::warn(CHECK, found, format!("run `sysctl {}`", change.join(" ")))
+    };
+    purpose.beside_kernel.iter().map(of).collect()
 }
 
 fn express_data_path() -> Finding {
@@ -765,6 +792,28 @@ mod tests {
         assert_eq!(
             flow_tables(&transparent.1, &with(1_000)).unwrap().health,
             Health::Ok
+        );
+    }
+
+    #[test]
+    fn an_interface_whose_packets_the_kernel_forwards_too_is_told() {
+        let (_directory, host) = machine_with(&[
+            ("proc/sys/net/ipv4/conf/eth1/forwarding", "1\n"),
+            ("proc/sys/net/ipv6/conf/eth1/forwarding", "0\n"),
+            ("proc/sys/net/ipv4/conf/eth2/forwarding", "0\n"),
+        ]);
+        let purpose = Purpose {
+            beside_kernel: vec!["eth1".to_owned(), "eth2".to_owned()],
+            ..Purpose::default()
+        };
+        let findings = forwarding(&host, &purpose);
+        assert_eq!(
+            (findings[0].health, findings[1].health),
+            (Health::Warn, Health::Ok)
+        );
+        assert_eq!(
+            findings[0].change.as_deref(),
+            Some("run `sysctl net.ipv4.conf.eth1.forwarding=0`")
         );
     }
 

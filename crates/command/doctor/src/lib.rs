@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{Configuration, EngineDriver, Hugepages, PortKind, check_facts};
+use configuration::{
+    Configuration, Device, EngineDriver, Hugepages, PortKind, Service, SwitchDriver, check_facts,
+};
 use serde::Serialize;
 
 use display::output;
@@ -87,6 +89,8 @@ struct Purpose {
     workers: Vec<u16>,
     /// Whether uplinks need DPDK.
     needs_dpdk: bool,
+    /// Interfaces that both the switch and this machine's own network receive from, all packets alike.
+    beside_kernel: Vec<String>,
     /// MiB of the flow tables, where they may lie in hugepages.
     tables_mib: u64,
 }
@@ -98,6 +102,7 @@ impl Default for Purpose {
             docker_host: engine::DEFAULT_HOST.to_owned(),
             workers: Vec::new(),
             needs_dpdk: false,
+            beside_kernel: Vec::new(),
             tables_mib: 0,
         }
     }
@@ -110,15 +115,34 @@ impl Purpose {
             engine: configuration.engine.driver,
             docker_host: configuration.engine.host.clone(),
             workers: configuration.switch.workers.clone(),
-            needs_dpdk: uplinks
-                .iter()
-                .any(|uplink| !matches!(uplink.device, configuration::Device::Memif(_))),
+            needs_dpdk: uplinks.iter().any(|uplink| uplink.device.is_of_dpdk()),
+            beside_kernel: interfaces_beside_kernel(configuration),
             tables_mib: match configuration.switch.hugepages {
                 Hugepages::Off => 0,
                 Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),
             },
         }
     }
+}
+
+/// The kernel's interfaces by which inco's own switch gets packets that are to no address of a service: the kernel's
+/// network takes them for its own.
+fn interfaces_beside_kernel(configuration: &Configuration) -> Vec<String> {
+    if configuration.switch.driver != SwitchDriver::Soft {
+        return Vec::new();
+    }
+    let is_used = |place: usize| {
+        let without_address = configuration.services.iter().filter(|of| of.vip.is_none());
+        without_address
+            .flat_map(|of| &of.uplinks)
+            .any(|id| id.index() == place)
+    };
+    let uplinks = configuration.uplinks.iter().enumerate();
+    let names = uplinks.filter_map(|(place, uplink)| match &uplink.device {
+        Device::Kernel(name) if is_used(place) => Some(name.clone()),
+        _ => None,
+    });
+    names.collect()
 }
 
 /// Runs all checks and prints the findings. `file` adds the requirements of that configuration.
@@ -176,11 +200,13 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
 
 /// Checks the ports that the switch creates for instances at its start.
 fn ports(configuration: &Configuration) -> Option<Finding> {
-    if !configuration.switch.can.prepared_ports {
+    let makes_all = configuration.switch.can.prepared_ports;
+    let is_made = |service: &&Service| makes_all || service.port == PortKind::Kernel;
+    if !configuration.services.iter().any(|service| is_made(&service)) {
         return None;
     }
     let spare = configuration.switch.spare_ports();
-    let told = configuration.services.iter().map(|service| {
+    let told = configuration.services.iter().filter(is_made).map(|service| {
         let kind = match service.port {
             PortKind::Device => "on functions of a card",
             PortKind::Kernel => "on interfaces",

@@ -28,7 +28,10 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["flow-table"],
         ],
     ),
-    ("ports", &[&["dpdk-sys", "memif"], &["dpdk"]]),
+    (
+        "ports",
+        &[&["dpdk-sys", "memif", "packet-socket", "interfaces"], &["dpdk"]],
+    ),
     ("containers", &[&["nf-page", "registry"], &["engine", "inco-nf"]]),
     ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
     (

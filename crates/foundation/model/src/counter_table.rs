@@ -74,12 +74,12 @@ macro_rules! slot_counters {
             weight: gauge => weight: u64 "instance_weight";
             /// Load given to the instance in the last period of the scheduler `weighted`: its metric times seconds. A gauge.
             period_load: gauge => period_load: u64 "instance_period_load";
+            /// Packets that the instance's network took over: an instance that ends connections gives none back.
+            delivered: counter;
         }
         others {
             /// Time in which the instance could not run: throttled by its quota, or waiting for a CPU.
             throttled_ns: nanoseconds => held_up_s: f64 "instance_held_up_seconds";
-            /// Packets that the instance's network took over: an instance that ends connections gives none back.
-            delivered: counter;
         }
     } };
 }

@@ -59,6 +59,8 @@ reasons! {
     InstanceLost = "instance_lost",
     /// From an instance, with an address or in a flow that is not its own.
     Spoofed = "spoofed",
+    /// From an instance, to an address that no neighbour of the uplink is known for.
+    NoNeighbour = "no_neighbour",
     /// Taken by the function and not returned.
     Function = "function",
     /// An invalid length for the port: larger than its buffers or the uplink's maximum frame, or shorter than

@@ -116,6 +116,13 @@ pub struct Vip {
 }
 
 impl Vip {
+    /// Whether a packet is to it.
+    pub fn takes(&self, of: &Tuple) -> bool {
+        [protocol::TCP, protocol::UDP].contains(&of.protocol)
+            && self.addresses.contains(&of.dst)
+            && self.ports.iter().any(|ports| ports.contains(&of.dst_port))
+    }
+
     /// The packets to it, in a VLAN: a match for each address, range of ports and protocol.
     pub fn matches(&self, vlan: Option<u16>) -> Vec<Match> {
         let mut all = Vec::new();

@@ -4,7 +4,8 @@
 //!
 //! Key types: [`Parsed`] (the kind of a frame), [`PacketInfo`] (its flow and lengths), [`Fragment`] and
 //! [`FragmentTracker`] (finds the flow of fragments without ports). For generators and tests: [`build`]
-//! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices).
+//! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices). For ports towards
+//! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping).
 //!
 //! The life of a frame:
 //! 1. [`parse`] returns [`Parsed::Flow`] for a packet that is forwarded by its key, or [`Parsed::Other`] or
@@ -16,6 +17,7 @@
 //! 4. [`FragmentTracker::expire`], called once per burst, returns fragments that have waited too long.
 #![forbid(unsafe_code)]
 
+mod answer;
 pub mod build;
 mod burst;
 pub mod capture;
@@ -23,9 +25,11 @@ pub mod checksum;
 mod columns;
 mod fragments;
 mod headers;
+pub mod offload;
 mod parse;
 mod siphash;
 
+pub use answer::answer;
 pub use burst::{HeaderBurst, HeaderBytes};
 pub use columns::{BURST, Lengths, PacketColumns};
 pub use fragments::{

@@ -10,8 +10,14 @@
     reason = "a test fails by it, and says why it skips"
 )]
 
+mod downloads;
+mod namespaces;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+
+pub use downloads::{fetch, serve};
+pub use namespaces::{Namespace, run};
 
 /// Whether `INCO_REQUIRE` names the part.
 pub fn is_required(part: &str) -> bool {

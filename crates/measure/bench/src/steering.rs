@@ -292,6 +292,7 @@ fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
 impl Spec {
     fn switch(&self, device: UplinkDevice, polling: Polling) -> Result<SoftSwitchConfig> {
         Ok(SoftSwitchConfig {
+            kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
             workers: self.cpus.iter().copied().map(Some).collect(),
             polling,

@@ -285,6 +285,7 @@ impl Synthetic {
             waits: false,
         });
         let config = SoftSwitchConfig {
+            kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
             workers: vec![Some(cpu)],
             polling: Polling::Busy,

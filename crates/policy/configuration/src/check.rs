@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 
 use model::{
-    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Ready, Slot, UplinkId, Vip, VipMode,
+    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Ready, Slot, UplinkId, UplinkKind, Vip,
+    VipMode,
 };
 
 use crate::problem::Places;
@@ -303,6 +304,10 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             );
             wrong("port", "does not support this kind of port", write);
         }
+        if service.affinity == Affinity::Relaxed && service.port == PortKind::Kernel && can.relaxed_moves {
+            let what = "moves no flow of an instance that ends connections";
+            wrong("affinity", what, "write affinity = \"strict\"".to_owned());
+        }
         if service.affinity == Affinity::Relaxed && !can.relaxed_moves {
             let what = "cannot hold the packets of a flow while it moves";
             let write = format!(
@@ -330,12 +335,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let write = format!("write signals = false{}", or_other(&|can| can.signals));
             wrong("signals", what, write);
         }
-        if service.ready == Ready::Consumes && !can.probes {
+        // Their programs use the kernel's network: they end connections.
+        let is_end = service.port == PortKind::Kernel;
+        if service.ready == Ready::Consumes && (!can.probes || is_end) {
             let what = "cannot see whether an instance takes packets";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
         }
-        if !service.symmetric && !can.returns {
+        if !service.symmetric && (!can.returns || is_end) {
             let what = "gives both directions of a flow to one instance, which answers for itself";
             wrong("symmetric", what, "write symmetric = true".to_owned());
         }
@@ -378,6 +385,26 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                     what,
                     "remove all keys of match but vlan, or vip".to_owned(),
                 );
+            }
+            Some(_)
+                if service.uplinks.iter().any(|id| {
+                    let uplink = configuration.uplinks.get(id.index());
+                    uplink.is_some_and(|uplink| uplink.device.kind() != UplinkKind::Kernel)
+                }) =>
+            {
+                let what = "answers for the address of a service on interfaces of the kernel";
+                let write = "write uplinks with device = \"kernel:INTERFACE\"".to_owned();
+                wrong("uplinks", what, write);
+            }
+            None if is_end && can.returns => {
+                let what = "is the next hop of instances with kernel ports, which needs an address";
+                let write = "write vip = { address = \"10.0.0.100\", ports = \"80\" }, or port = \"memif\""
+                    .to_owned();
+                wrong("vip", what, write);
+            }
+            _ if is_end && can.returns && service.uplinks.len() > 1 => {
+                let what = "gives an instance with a kernel port one uplink";
+                wrong("uplinks", what, "write one".to_owned());
             }
             None if !can.returns && service.matches.is_any() => {
                 let what =

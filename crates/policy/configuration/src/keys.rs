@@ -319,7 +319,8 @@ tables! {
     }
 
     ebpf(reader, section) -> Ebpf = "switch.ebpf":
-        "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits."
+        "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits. \
+         The first two keys are also for kernel ports with the driver `soft`."
     {
         instance_addresses: prefixes, [or "none: instances use their service's address"], Restart,
             "prefix, or a list of one of IPv4 and one of IPv6", "\"10.0.0.128/25\"",
@@ -348,7 +349,7 @@ tables! {
             "device", "\"memif:wan.sock\"",
             "The device. A DPDK device: a PCI address or `net_...`. `memif:SOCKET`: a memif link; a relative path \
              is in inco's run directory. `veth:INTERFACE`: a network interface of the kernel. \
-             `kernel:INTERFACE`: the same, for the driver `ebpf`: it stays with the kernel. `pcap:FILE`: a \
+             `kernel:INTERFACE`: the same, with the drivers `ebpf` and `soft`: it stays with the kernel. `pcap:FILE`: a \
              capture, received once and as fast as possible, when each service of the uplink has its `min` active \
              instances. `pcap:FILE,tx=FILE` writes transmitted packets to a second capture; without it they are \
              discarded. `pcap:FILE,loop` repeats the capture. A `veth:` uplink receives no IPv4 fragments: the \
@@ -377,7 +378,8 @@ tables! {
             "The packets of the service. See the table below.";
         vip: |at| at.table(vip), [or "none"], Restart,
             "table", "{ address = \"10.0.0.100\", ports = \"80,443\" }",
-            "The address of the service, which clients connect to, for the driver `ebpf`. It takes the place of `match`. \
+            "The address of the service, which clients connect to, with the drivers `ebpf` and `soft`. It takes the place of \
+             `match`. \
              See the table below.";
         egress: boolean, [= "true"], Restart,
             "true or false", "false",
@@ -395,7 +397,7 @@ tables! {
             "`\"memif\"`, `\"device\"`, `\"kernel\"` or `\"null\"`", "\"null\"",
             "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
              (`devices`), with the driver `openflow` only; `kernel` is an ordinary network interface in the container, \
-             with the driver `ebpf` only; `null` is a sink without a container, for benches.";
+             with the drivers `ebpf` and `soft`, and needs `vip` with `soft`; `null` is a sink without a container, for benches.";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,

@@ -80,8 +80,8 @@ impl Switch {
     /// Ports of each service for draining instances, where the driver makes ports in advance.
     pub fn spare_ports(&self) -> u32 {
         match self.driver {
-            SwitchDriver::Ebpf => self.ebpf.spare_ports,
-            SwitchDriver::OpenFlow | SwitchDriver::Soft => self.openflow.spare_ports,
+            SwitchDriver::Ebpf | SwitchDriver::Soft => self.ebpf.spare_ports,
+            SwitchDriver::OpenFlow => self.openflow.spare_ports,
         }
     }
 }
@@ -239,6 +239,14 @@ impl Default for Device {
 }
 
 impl Device {
+    /// Whether DPDK has it.
+    pub fn is_of_dpdk(&self) -> bool {
+        match self {
+            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => true,
+            Device::Memif(_) | Device::Kernel(_) => false,
+        }
+    }
+
     /// The socket that a peer connects to, if it waits for one; [`None`] if it is up once it is opened.
     pub fn socket(&self) -> Option<&Path> {
         match self {

@@ -138,7 +138,7 @@ CHECKED_ALONE int toeplitz(const struct rss_input *input, __u32 words)
     return hash;
 }
 
-INLINE __u64 rss_hash(const struct question *q, __u32 by)
+NOINLINE __u64 rss_hash(const struct question *q, __u32 by)
 {
     struct rss_input input = {};
     __u32 words = q->family == 4 ? 2 : 8;
@@ -169,8 +169,9 @@ INLINE void share(struct shared *key, const struct question *q, __u32 service, _
     key->service = service;
 }
 
-// The slot of those with which a flow shares it; -1 where there is none that takes flows.
-CHECKED_ALONE int shared_slot(const struct shared *key)
+// The slot of those with which a flow shares it; -1 where there is none that takes flows. Checked with its callers:
+// Linux 6.1 looks up no key that a function checked alone is given.
+NOINLINE int shared_slot(const struct shared *key)
 {
     struct world *w = the_world();
     if (!w || !key)
@@ -185,7 +186,7 @@ CHECKED_ALONE int shared_slot(const struct shared *key)
 }
 
 // Notes the slot of a flow for those with which it shares it. Gives the slot: another one, if another CPU was first.
-CHECKED_ALONE int share_slot(const struct shared *key, __u32 slot)
+NOINLINE int share_slot(const struct shared *key, __u32 slot)
 {
     struct world *w = the_world();
     if (!w || !key)
@@ -204,6 +205,19 @@ CHECKED_ALONE int share_slot(const struct shared *key, __u32 slot)
     __u64 was = __sync_val_compare_and_swap(&known->pin, before, pin.pin);
     known->seen = pin.seen;
     return PIN_SLOT(was == before ? pin.pin : was);
+}
+
+// Picks for a flow that shares its slot with others. On its own because stack is short: Linux 6.1 adds up more of it
+// than later versions do.
+NOINLINE int pick_shared(const struct question *q, __u32 service, __u64 hash, __u32 by, int notes)
+{
+    struct shared shared = {};
+    share(&shared, q, service, q->world->services[service & (SERVICES - 1)].shared_by);
+    int slot = shared_slot(&shared);
+    if (slot >= 0)
+        return slot;
+    slot = pick(service, hash, by);
+    return slot >= 0 && notes ? share_slot(&shared, slot) : slot;
 }
 
 // A connection is opened, or is so no more.

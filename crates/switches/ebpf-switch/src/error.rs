@@ -35,13 +35,8 @@ pub enum EbpfError {
         reason: String,
     },
     /// An interface cannot be made, or is not there.
-    #[error("interface {interface}: {source}")]
-    Interface {
-        /// Which one.
-        interface: String,
-        /// The system's word.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Interface(#[from] interfaces::Error),
     /// A limit of the driver.
     #[error("{what}: {asked} is more than {limit}")]
     Limit {

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use interfaces::{Link, Links, Pairs, Remaker, instance_mac};
 use model::{Nanos, ServiceId, Slot, Vip, VipMode};
 use switch::{Plan, SwitchEvent};
 
 use crate::error::EbpfError;
 use crate::kernel::{Kernel, Shared};
 use crate::layout::{EPOCHS, SLOT_DNAT, SLOT_EGRESS, SlotRow, slot_state, store_bytes, store_words};
-use crate::links::{Link, Links};
-use crate::ports::{Pairs, PreparedPort, Remaker, instance_mac};
+use crate::ports::{self, PreparedPort};
 use crate::readings::live_in;
 use crate::rules::words;
 
@@ -51,7 +51,7 @@ struct Port {
 pub(crate) struct Instances {
     ports: BTreeMap<Slot, Port>,
     shared: Arc<Shared>,
-    remaker: Remaker,
+    remaker: Remaker<EbpfError>,
     adopt_until: Option<Instant>,
 }
 
@@ -81,7 +81,7 @@ impl Instances {
                 free(&shared, *slot);
                 // Of an earlier configuration.
                 let removed = links.remove(&link.name);
-                removed.map_err(|source| EbpfError::Interface {
+                removed.map_err(|source| interfaces::Error {
                     interface: link.name.clone(),
                     source,
                 })?;
@@ -93,12 +93,12 @@ impl Instances {
             let kept = there.get(&slot).filter(|link| is_taken_over && link.is_veth);
             let link = match kept {
                 Some(link) => {
-                    pairs.attach(kernel, slot)?;
+                    ports::attach(&pairs, kernel, slot)?;
                     link.clone()
                 }
                 None => {
                     free(&shared, slot);
-                    pairs.make(links, kernel, slot)?
+                    ports::make(&pairs, links, kernel, slot)?
                 }
             };
             let is_inherited = kept.is_some() && link.peer_is_away && link.has_carrier;
@@ -114,7 +114,7 @@ impl Instances {
             port.write(row(&shared, slot));
             all.insert(slot, port);
         }
-        let remaker = Remaker::start(pairs, Arc::clone(kernel)).map_err(|source| EbpfError::System {
+        let remaker = ports::remaker(pairs, Arc::clone(kernel)).map_err(|source| EbpfError::System {
             what: "starting a thread",
             source,
         })?;

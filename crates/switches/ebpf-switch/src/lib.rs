@@ -9,13 +9,11 @@
 //! flow tables, whose entries the programs make, and remove when they are over. All of it is pinned in the kernel and works
 //! on when this process ends, however it ends; [`EbpfSwitch::start`] takes it over.
 
-mod announce;
 mod bpf;
 mod error;
 mod instances;
 mod kernel;
 mod layout;
-mod links;
 mod picks;
 mod ports;
 mod readings;
@@ -26,6 +24,5 @@ mod table;
 mod uplinks;
 
 pub use error::EbpfError;
-pub use links::NAME_LIMIT;
-pub use ports::{GATEWAY_MAC, PreparedPort, container_end, host_end, instance_mac};
+pub use ports::PreparedPort;
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

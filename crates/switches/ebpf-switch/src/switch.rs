@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clock::monotonic;
 use flow_table::AttachCounts;
+use interfaces::{GATEWAY_MAC, LinkWatch, Links, Pairs};
 use model::{
     AffinityKey, Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId,
     UplinkKind, VipMode,
@@ -20,9 +21,8 @@ use crate::error::EbpfError;
 use crate::instances::Instances;
 use crate::kernel::{Found, Kernel, Leftovers, Shared, Sizes, check_kernel};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
-use crate::links::{LinkWatch, Links};
 use crate::picks::{Now, Picker};
-use crate::ports::{GATEWAY_MAC, Pairs, PreparedPort, lock};
+use crate::ports::{PreparedPort, lock};
 use crate::signals::Signals;
 use crate::table::{Lister, Question};
 use crate::uplinks::Uplinks;
@@ -97,10 +97,7 @@ pub fn remove_all(name: &str, prefix: &str) -> Result<(), EbpfError> {
     };
     let system = |what| move |source| EbpfError::System { what, source };
     let mut links = Links::new().map_err(system("netlink"))?;
-    let pairs = Pairs {
-        prefix: prefix.to_owned(),
-        mtu: 0,
-    };
+    let pairs = pairs(prefix, 0);
     for link in links.list().map_err(system("listing interfaces"))? {
         if left.uplinks.contains(&link.index) {
             Kernel::detach(&link.name);
@@ -112,6 +109,15 @@ pub fn remove_all(name: &str, prefix: &str) -> Result<(), EbpfError> {
     }
     left.remove();
     Ok(())
+}
+
+/// How the pairs of this driver are made: its programs take all that comes from instances.
+fn pairs(prefix: &str, mtu: u16) -> Pairs {
+    Pairs {
+        prefix: prefix.to_owned(),
+        mtu: u32::from(mtu),
+        is_apart: false,
+    }
 }
 
 /// Steers by programs in the kernel.
@@ -191,10 +197,7 @@ impl EbpfSwitch {
         let mut links = Links::new().map_err(system("netlink"))?;
         // Before interfaces are listed: what changes after that is told.
         let watch = LinkWatch::new().map_err(system("netlink"))?;
-        let pairs = Pairs {
-            prefix: config.prefix.clone(),
-            mtu: u32::from(config.mtu),
-        };
+        let pairs = pairs(&config.prefix, config.mtu);
         let instances = Instances::start(
             &config.ports,
             pairs.clone(),

@@ -4,14 +4,13 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use interfaces::{Link, Links, announce};
 use model::UplinkId;
 use switch::SwitchEvent;
 
-use crate::announce::announce;
 use crate::error::EbpfError;
 use crate::kernel::{Kernel, Program, Shared};
 use crate::layout::store_bytes;
-use crate::links::{Link, Links};
 use crate::ports::lock;
 
 /// One of them.
@@ -40,7 +39,7 @@ impl Uplinks {
     ) -> Result<Uplinks, EbpfError> {
         let mut all = Vec::new();
         for (name, number) in names.iter().zip(0..) {
-            let link = links.find(name).map_err(|source| EbpfError::Interface {
+            let link = links.find(name).map_err(|source| interfaces::Error {
                 interface: name.clone(),
                 source,
             })?;

@@ -5,6 +5,7 @@ use switch::{Plan, SlotPlan};
 
 use crate::counters::SlotCounters;
 use crate::edit::Rewrite;
+use crate::ends::End;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::port::{Pending, Port, Queue as _};
 use crate::worker::OUTBOX_FRAMES;
@@ -77,10 +78,10 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) ports: [Option<Port<M>>; PORT_LIMIT],
     /// How full the ports' rings were at their last flush.
     fills: [Fill; PORT_LIMIT],
-    /// Whether the peer gave an invalid descriptor.
-    pub(crate) is_broken: bool,
-    /// Whether that has been reported.
-    reported_broken: bool,
+    /// Whether the peer gave an invalid descriptor, and whether that has been reported.
+    pub(crate) broken: Broken,
+    /// Its part in connections, where it is their end.
+    pub(crate) end: Option<Box<End>>,
     /// Whether it was ever probed, so that probes may come back.
     pub(crate) is_probed: bool,
     /// Ports that got packets in this turn.
@@ -96,6 +97,13 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) ways: [Option<ReturnWay>; PORT_LIMIT],
     /// Room for the frames that wait for a flush, by port; the worker has it while the instance is attached.
     pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
+}
+
+/// Whether a peer breaks the protocol of its rings.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Broken {
+    pub(crate) is_it: bool,
+    is_told: bool,
 }
 
 /// Occupancy of a port's ring.
@@ -119,8 +127,8 @@ impl<M: FrameMemory> InstancePorts<M> {
             service: ServiceId(u16::MAX),
             edit: Rewrite::None,
             ways: [None; PORT_LIMIT],
-            is_broken: false,
-            reported_broken: false,
+            broken: Broken::default(),
+            end: None,
             is_probed: false,
             got: [false; PORT_LIMIT],
             gave: [false; PORT_LIMIT],
@@ -134,6 +142,13 @@ impl<M: FrameMemory> InstancePorts<M> {
     #[must_use]
     pub(crate) fn of_earlier_run(mut self) -> InstancePorts<M> {
         self.waits_for_plan = true;
+        self
+    }
+
+    /// The same, as the end of connections.
+    #[must_use]
+    pub(crate) fn ending(mut self, end: End) -> InstancePorts<M> {
+        self.end = Some(Box::new(end));
         self
     }
 
@@ -201,11 +216,15 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.waits_for_plan = false;
         self.service = slot_plan.service;
         self.edit = Rewrite::new(&slot_plan.edits.to_instance);
+        if let Some(end) = &mut self.end {
+            end.note(slot_plan.service, plan);
+        }
+        let is_end = self.end.is_some();
         if let Some(service) = plan.service(slot_plan.service) {
             for (port, way) in self.ways.iter_mut().enumerate() {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {
                     uplink: *uplink,
-                    counted: service.return_counters || service.relaxed,
+                    counted: service.return_counters || service.relaxed || is_end,
                     signals: service.signals,
                     edit: Rewrite::new(&slot_plan.edits.to_uplink),
                 });
@@ -231,8 +250,8 @@ impl<M: FrameMemory> InstancePorts<M> {
 
     /// Whether a peer has been found to break its rings' protocol since the last call.
     pub(crate) fn is_newly_broken(&mut self) -> bool {
-        self.is_broken |= self.ports.iter().flatten().any(|port| port.is_broken());
-        self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
+        self.broken.is_it |= self.ports.iter().flatten().any(|port| port.is_broken());
+        self.broken.is_it && !std::mem::replace(&mut self.broken.is_told, true)
     }
 
     /// Edits frames, sends them on a port, and leaves the list empty. Counts the sent and the refused ones, and the
@@ -251,9 +270,15 @@ impl<M: FrameMemory> InstancePorts<M> {
         };
         // Packets are being sent, so returns are likely.
         self.quiet = 0;
+        if let Some(end) = &self.end {
+            end.enter(frames);
+        }
         let (bytes, sizes) = self.edit.apply(frames, known);
         let sent = ring.send_all(frames, bytes, sizes, memory);
-        self.outstanding += sent.packets;
+        match self.end {
+            None => self.outstanding += sent.packets,
+            Some(_) => counters.delivered.add(sent.packets),
+        }
         counters.to_packets.add(sent.packets);
         counters.to_bytes.add(sent.bytes);
         let mut is_hot = false;
@@ -362,6 +387,7 @@ mod tests {
             level: Level::detect(),
             memory: HeapMemory::shares(1, 64, FRAME_BYTES).remove(0),
             counters: Arc::new(WorkerCounters::default()),
+            ends: Arc::default(),
             ports: Ports::new(),
             view: View::new(&Arc::default()),
             events,

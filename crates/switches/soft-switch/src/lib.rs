@@ -20,6 +20,7 @@
 mod counters;
 mod dump;
 mod edit;
+mod ends;
 mod frame;
 mod id_map;
 mod idle;
@@ -36,6 +37,7 @@ mod worker;
 
 pub use counters::{Counter, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters, WorkerFigures};
 pub use dump::{FlowDump, HeavyDump};
+pub use ends::{Ends, KernelPlace};
 pub use frame::{
     Device, DeviceState, DeviceWatch, Frame, FrameMemory, HEADROOM, HeapFrame, HeapMemory, NoDevice, Sizes,
     Unsendable,
@@ -48,7 +50,12 @@ pub use keep::{Keep, NOT_OF_A_SWITCH};
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, Ending, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
-pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
-pub use soft::{CAPABILITIES, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
+pub use port::{
+    Capabilities, DevicePort, KernelPort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received,
+};
+pub use soft::{
+    CAPABILITIES, KernelPorts, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
+    remove_pairs,
+};
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, CommitPage, Peers, Sleep, Worker, WorkerParts};

@@ -224,7 +224,10 @@ impl ServicePlan {
         };
         let is_meant = |of: &Match| of.matches(&tuple) || self.symmetric && of.matches(&back());
         match &self.vip {
-            Some(vip) => vip.matches(self.matches.vlan).iter().any(is_meant),
+            // Of the match only the VLAN counts.
+            Some(vip) => {
+                is_meant(&self.matches) && (vip.takes(&tuple) || self.symmetric && vip.takes(&back()))
+            }
             None => is_meant(&self.matches),
         }
     }

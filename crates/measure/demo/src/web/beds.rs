@@ -23,6 +23,9 @@ pub(super) const MAX: u32 = 6;
 pub enum Balancer {
     /// inco with the driver `ebpf`
     Inco,
+    /// inco with the driver `soft`, whose instances have kernel ports; not among all
+    #[serde(rename = "inco")]
+    IncoSoft,
     /// HAProxy in TCP mode
     Haproxy,
     /// Destination NAT by nftables
@@ -41,7 +44,7 @@ impl Balancer {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Balancer::Inco => "inco",
+            Balancer::Inco | Balancer::IncoSoft => "inco",
             Balancer::Haproxy => "haproxy",
             Balancer::Nftables => "nftables",
             Balancer::Routing => "routing",
@@ -52,6 +55,7 @@ impl Balancer {
     pub(super) fn driver(self) -> &'static str {
         match self {
             Balancer::Inco => "ebpf",
+            Balancer::IncoSoft => "soft",
             Balancer::Haproxy => "sockets",
             Balancer::Nftables => "conntrack",
             Balancer::Routing => "kernel",
@@ -97,16 +101,17 @@ impl<'g> Bed<'g> {
     /// A program is missing, or something does not start.
     pub(super) fn start(ground: &'g Environment, balancer: Balancer, cpus: Option<f64>) -> Result<Bed<'g>> {
         let configuration = servers::write_configuration(ground.directory())?;
-        if balancer == Balancer::Inco {
+        if matches!(balancer, Balancer::Inco | Balancer::IncoSoft) {
             let (client, link, uplink) = network::client_of_inco()?;
             let quota = cpus.map_or(String::new(), |cpus| format!("cpus = {cpus}\n"));
             let text = format!(
-                "# Written by `inco demo --web`.\n[engine]\ndriver = {:?}\n\n[switch]\ndriver = \"ebpf\"\n\n[[uplink]]\nname \
+                "# Written by `inco demo --web`.\n[engine]\ndriver = {:?}\n\n[switch]\ndriver = {:?}\n\n[[uplink]]\nname \
                  = \"wan\"\ndevice = \"kernel:{uplink}\"\n\n[service.{SERVICE}]\nvip = {{ address = {ADDRESS:?}, ports = \
                  \"80\" }}\nport = \"kernel\"\nimage = {IMAGE:?}\ncommand = {:?}\nmounts = [\"{}:{}:ro\"]\n{quota}memory = \
                  \"128MiB\"\ninstances = {{ min = 1, max = {MAX}, standby = 0 }}\nscheduler = {{ policy = \
                  \"least-connections\", slow_start = \"0s\" }}\ndrain_deadline = \"{}s\"\nready = {{ exec = {:?} }}\n",
                 ground.engine_word(),
+                balancer.driver(),
                 servers::command(),
                 configuration.display(),
                 servers::CONFIGURATION,
@@ -128,7 +133,7 @@ impl<'g> Bed<'g> {
             peer: match balancer {
                 Balancer::Haproxy => Peer::Haproxy(Haproxy::new(ground.directory())),
                 Balancer::Nftables => Peer::Nftables,
-                Balancer::Routing | Balancer::Inco => Peer::Routing,
+                Balancer::Routing | Balancer::Inco | Balancer::IncoSoft => Peer::Routing,
             },
             balancer: namespace,
             client,

@@ -80,7 +80,11 @@ impl Web {
     /// What inco promises and did not keep.
     pub(super) fn failed_checks(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        for run in self.runs.iter().filter(|run| run.balancer == Balancer::Inco) {
+        for run in self
+            .runs
+            .iter()
+            .filter(|run| matches!(run.balancer, Balancer::Inco | Balancer::IncoSoft))
+        {
             let name = run.connections.name();
             if run.failed_requests > 0 {
                 broken.push(format!(

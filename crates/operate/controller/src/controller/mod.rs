@@ -603,10 +603,22 @@ impl Controller {
         let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
         let slot = match &self.services.get(service.index())?.settings.places {
             Some(places) => places.iter().map(|place| place.slot).find(is_free),
-            None => (0..self.slot_used.len() as u16).map(Slot).find(is_free),
+            None => {
+                let all = (0..self.slot_used.len() as u16).map(Slot);
+                all.filter(|slot| !self.is_place(*slot)).find(is_free)
+            }
         }?;
         self.slot_used[slot.index()] = true;
         Some(slot)
+    }
+
+    /// Whether a service has a port of its own in that slot.
+    fn is_place(&self, slot: Slot) -> bool {
+        let mut places = self
+            .services
+            .iter()
+            .flat_map(|of| of.settings.places.iter().flatten());
+        places.any(|place| place.slot == slot)
     }
 
     /// A slot for an instance that had `before`: the same slot if its port depends on it.

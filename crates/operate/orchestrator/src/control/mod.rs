@@ -195,8 +195,8 @@ impl ControlLoop {
             .iter()
             .map(|service| wiring::service_settings(service, &configuration.engine))
             .collect::<Result<Vec<_>>>()?;
-        for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
-            settings.places = Some(places);
+        for (settings, places) in services.iter_mut().zip(places) {
+            settings.places = places;
         }
         let nothing = Resumed::default();
         let resumed = switch.resumed().unwrap_or(&nothing);

@@ -9,10 +9,7 @@ use dpdk::{MempoolConfig, device::DeviceArgs};
 #[cfg(feature = "dpdk")]
 use model::UplinkId;
 use soft_switch::SoftSwitchConfig;
-
-use super::Started;
-#[cfg(feature = "dpdk")]
-use super::soft;
+use switch::Switch;
 
 /// Starts the switch with mbufs as frames.
 ///
@@ -23,7 +20,7 @@ pub(super) fn switch(
     configuration: &Configuration,
     mut config: SoftSwitchConfig,
     frame_bytes: usize,
-) -> Result<Started> {
+) -> Result<Box<dyn Switch>> {
     use anyhow::Context as _;
     use dpdk::{Eal, EalConfig, Mempool};
     use flow_table::Ownership;
@@ -66,7 +63,7 @@ pub(super) fn switch(
         }
         ports.push((id, opened));
     }
-    Ok(soft::started(SoftSwitch::start(
+    Ok(Box::new(SoftSwitch::start(
         &config,
         MbufMemory::shares(workers, pool),
         ports,
@@ -94,7 +91,7 @@ impl Needed<'_> {
         let mut room = frame_bytes;
         let mut mbufs = workers * super::soft::FRAMES_PER_WORKER;
         for (index, uplink) in configuration.uplinks.iter().enumerate() {
-            if uplink.device.socket().is_some() {
+            if !uplink.device.is_of_dpdk() {
                 continue;
             }
             let queues = u16::from(uplink.queues);
@@ -177,11 +174,11 @@ pub(super) fn switch(
     configuration: &Configuration,
     _config: SoftSwitchConfig,
     _frame_bytes: usize,
-) -> Result<Started> {
+) -> Result<Box<dyn Switch>> {
     let names: Vec<_> = configuration
         .uplinks
         .iter()
-        .filter(|uplink| uplink.device.socket().is_none())
+        .filter(|uplink| uplink.device.is_of_dpdk())
         .map(|uplink| uplink.name.as_str())
         .collect();
     anyhow::bail!(

@@ -1,35 +1,17 @@
 //! The driver for programs in this machine's kernel.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use configuration::{Configuration, Device, Service, Unusable};
-use controller::PortPlace;
-use ebpf_switch::{
-    CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, GATEWAY_MAC, PreparedPort, container_end, instance_mac,
-};
-use model::{AffinityKey, InterfaceSetup, NetFunction, Prefix, ServiceId, Slot, VipMode};
+use anyhow::Result;
+use configuration::{Configuration, Device, Unusable};
+use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort};
+use model::AffinityKey;
 use soft_switch::Keep;
 use switch::Capabilities;
 
+use super::kernel_ports::{mtu, names, of_services, own_addresses, places};
 use super::{Driver, Started};
-use crate::pool;
 use api::run_dir::run_dir;
-
-/// The name of the interface in a container.
-const INTERFACE: &str = "eth0";
-/// The next hop of instances. Nobody has it: its MAC address is known beforehand.
-const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
-const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-/// An Ethernet header with two VLAN tags.
-const HEADER_BYTES: u16 = 22;
-/// The smallest MTU of IPv6 (RFC 8200 §5).
-const MTU_MIN: u16 = 1280;
-/// The ports for connections that programs open, as Linux has them.
-const LOCAL_PORTS: (u16, u16) = (32_768, 60_999);
-/// The run directory whose interfaces have the plain prefix.
-const USUAL_RUN_DIR: &str = "/run/inco";
 
 /// The driver `ebpf`.
 pub(super) struct Ebpf;
@@ -51,7 +33,7 @@ impl Driver for Ebpf {
         let switch = EbpfSwitch::start(&config)?;
         Ok(Started {
             switch: Box::new(switch),
-            places: Some(places(configuration, &config)),
+            places: places(configuration, &config.prefix)?,
         })
     }
 
@@ -59,21 +41,6 @@ impl Driver for Ebpf {
         let (name, prefix) = names(run_dir);
         Ok(ebpf_switch::remove_all(&name, &prefix)?)
     }
-}
-
-/// The name of what is pinned for a run directory, and the prefix of its interfaces.
-fn names(run_dir: &Path) -> (String, String) {
-    let bytes = run_dir.as_os_str().as_encoded_bytes().iter();
-    // FNV-1a: the same in every build, because the next run must find it.
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    let prefix = if run_dir == Path::new(USUAL_RUN_DIR) {
-        "inco".to_owned()
-    } else {
-        format!("i{:05x}-", hash & 0xf_ffff)
-    };
-    (format!("{hash:016x}"), prefix)
 }
 
 fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchConfig> {
@@ -119,94 +86,10 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
     })
 }
 
-/// The services with the slots of their instances.
-fn of_services(configuration: &Configuration) -> impl Iterator<Item = (ServiceId, &Service, Vec<Slot>)> {
-    let numbered = (0..).map(ServiceId);
-    numbered
-        .zip(pool::slots(configuration))
-        .map(|(id, (service, slots))| (id, service, slots))
-}
-
-/// What an instance's interface carries: the longest frame of every uplink.
-fn mtu(configuration: &Configuration) -> u16 {
-    let frames = configuration.uplinks.iter().map(|uplink| uplink.max_frame);
-    frames
-        .min()
-        .unwrap_or_default()
-        .saturating_sub(HEADER_BYTES)
-        .max(MTU_MIN)
-}
-
-/// The addresses of a slot's instance for itself, if there are such.
-fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> Result<Vec<IpAddr>> {
-    let prefixes = &configuration.switch.ebpf.instance_addresses;
-    let one = |prefix: &Prefix, slot: Slot| {
-        let number = u32::from(slot.0) + 1;
-        let address = match prefix.first() {
-            IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from(u32::from(first).wrapping_add(number))),
-            IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from(u128::from(first).wrapping_add(number.into()))),
-        };
-        let fits = prefix.contains(address) && Prefix::of(address) != *prefix;
-        fits.then_some(address).with_context(|| {
-            format!(
-                "switch.ebpf.instance_addresses: {}/{} has too few addresses for the places of all instances; write a \
-                 shorter prefix",
-                prefix.address, prefix.bits
-            )
-        })
-    };
-    move |slot| prefixes.iter().map(|prefix| one(prefix, slot)).collect()
-}
-
-/// The slots and port settings for each service's instances.
-fn places(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<Vec<PortPlace>> {
-    let of_slot = |slot: Slot| config.ports.iter().find(|port| port.slot == slot);
-    let of_service = |(_, service, slots): (ServiceId, &Service, Vec<Slot>)| -> Vec<PortPlace> {
-        let count = slots.len();
-        let place = |(number, slot): (usize, Slot)| {
-            let own = of_slot(slot).map_or(&[][..], |port| port.own.as_slice());
-            // Its own address first: the kernel takes it for connections that the program opens.
-            let of_all = service.vip.iter().filter(|vip| vip.mode == VipMode::L2);
-            let vips = of_all.flat_map(|vip| &vip.addresses);
-            let addresses = own
-                .iter()
-                .chain(vips)
-                .map(|address| (*address, Prefix::of(*address).bits));
-            let setup = InterfaceSetup {
-                host: container_end(&config.prefix, slot),
-                name: INTERFACE.to_owned(),
-                mac: instance_mac(slot),
-                mtu: config.mtu,
-                addresses: addresses.collect(),
-                gateway_v4: GATEWAY_V4,
-                gateway_v6: GATEWAY_V6,
-                gateway_mac: GATEWAY_MAC,
-                local_ports: own.is_empty().then(|| local_ports(number, count)),
-            };
-            PortPlace {
-                slot,
-                mounts: Vec::new(),
-                env: Vec::new(),
-                functions: vec![NetFunction::Port(setup)],
-            }
-        };
-        (0..).zip(slots).map(place).collect()
-    };
-    of_services(configuration).map(of_service).collect()
-}
-
-/// The ports for connections that the program of one of so many instances opens. Those of two instances differ: both
-/// open connections from the service's address.
-fn local_ports(number: usize, count: usize) -> (u16, u16) {
-    let (first, last) = LOCAL_PORTS;
-    let each = (usize::from(last - first) + 1) / count.max(1);
-    let begin = usize::from(first) + number * each;
-    let port = |of: usize| u16::try_from(of).unwrap_or(last);
-    (port(begin), port(begin + each.max(1) - 1))
-}
-
 #[cfg(test)]
 mod tests {
+    use model::NetFunction;
+
     use super::*;
 
     const TEXT: &str = "[switch]\ndriver = \"ebpf\"\nebpf = { instance_addresses = \"10.0.0.128/25\" }\n\
@@ -221,10 +104,10 @@ mod tests {
         assert_eq!(config.ports.len(), 6);
         assert_eq!((config.uplinks, config.mtu), (vec!["eth1".to_owned()], 1500));
         let config = super::config(&configuration, [1, 2, 3, 4]).unwrap();
-        let places = places(&configuration, &config);
-        assert_eq!(places.iter().map(Vec::len).collect::<Vec<_>>(), [6]);
-        let NetFunction::Port(setup) = &places[0][1].functions[0] else {
-            panic!("{:?}", places[0][1]);
+        let places = places(&configuration, &config.prefix).unwrap();
+        assert_eq!(places.iter().flatten().map(Vec::len).collect::<Vec<_>>(), [6]);
+        let NetFunction::Port(setup) = &places[0].as_ref().unwrap()[1].functions[0] else {
+            panic!("{places:?}");
         };
         let addresses: Vec<String> = setup
             .addresses
@@ -246,34 +129,19 @@ mod tests {
         let configuration = crate::load::parse(&text, "a.toml").unwrap();
         let config = config(&configuration, [1, 2, 3, 4]).unwrap();
         assert_eq!((config.half_open, config.shares), (Some(100), false));
-        let places = places(&configuration, &config);
-        let NetFunction::Port(setup) = &places[0][1].functions[0] else {
-            panic!("{:?}", places[0][1]);
+        let places = places(&configuration, &config.prefix).unwrap();
+        let NetFunction::Port(setup) = &places[0].as_ref().unwrap()[1].functions[0] else {
+            panic!("{places:?}");
         };
         let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.130", "2001:db8:1::2"]);
     }
 
     #[test]
-    fn instances_without_an_address_of_their_own_have_ports_of_their_own() {
-        let ranges: Vec<_> = (0..6).map(|number| local_ports(number, 6)).collect();
-        assert_eq!(ranges[0].0, 32_768);
-        assert!(ranges.windows(2).all(|pair| pair[0].1 < pair[1].0), "{ranges:?}");
-        assert!(ranges[5].1 <= 60_999);
+    fn a_prefix_with_too_few_addresses_is_refused() {
         let few = TEXT.replace("/25", "/30");
         let configuration = crate::load::parse(&few, "a.toml").unwrap();
         let error = format!("{:#}", config(&configuration, [1, 2, 3, 4]).unwrap_err());
         assert!(error.contains("too few addresses"), "{error}");
-    }
-
-    #[test]
-    fn names_fit_into_those_of_interfaces() {
-        let (name, prefix) = names(Path::new("/tmp/other"));
-        assert_ne!(name, names(Path::new(USUAL_RUN_DIR)).0);
-        assert!(
-            container_end(&prefix, Slot(1023)).len() <= ebpf_switch::NAME_LIMIT,
-            "{prefix}"
-        );
-        assert_eq!(names(Path::new(USUAL_RUN_DIR)).1, "inco");
     }
 }

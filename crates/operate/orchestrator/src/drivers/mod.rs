@@ -3,6 +3,7 @@
 
 mod devices;
 mod ebpf;
+mod kernel_ports;
 mod openflow;
 mod soft;
 
@@ -58,10 +59,10 @@ pub(super) trait Driver: Sync {
     fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started>;
 }
 
-/// A started switch. If it has made the instance ports in advance, also the places of each service.
+/// A started switch, and the places of each service whose instances' ports it has made in advance.
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
-    pub(super) places: Option<Vec<Vec<PortPlace>>>,
+    pub(super) places: Vec<Option<Vec<PortPlace>>>,
 }
 
 /// The driver of that configuration value.

@@ -128,6 +128,6 @@ fn start(configuration: &Configuration) -> Result<Started> {
     let places = pool::places(configuration, switch.queue_pairs());
     Ok(Started {
         switch: Box::new(switch),
-        places: Some(places),
+        places: places.into_iter().map(Some).collect(),
     })
 }

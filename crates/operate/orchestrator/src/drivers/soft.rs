@@ -1,15 +1,20 @@
 //! The driver for inco's own switch.
 
+use std::path::Path;
+
 use anyhow::Result;
 use configuration::{Configuration, Device, Service, SwitchDriver};
 use flow_table::{Line, Ownership, TableConfig};
+use model::PortKind;
 use soft_switch::{
-    CAPABILITIES, FrameMemory, HeapMemory, Keep, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
+    CAPABILITIES, HeapMemory, Keep, KernelPlace, KernelPorts, SoftSwitch, SoftSwitchConfig, UplinkConfig,
+    UplinkDevice,
 };
 use switch::Capabilities;
 
+use super::kernel_ports::{mtu, names, of_services, own_addresses, places};
 use super::{Driver, Started, devices, make_parent};
-use api::run_dir::in_run_dir;
+use api::run_dir::{in_run_dir, run_dir};
 
 /// Frames in the pool per worker: two full rings and the frames in transit between workers.
 pub(super) const FRAMES_PER_WORKER: usize = 8192;
@@ -30,6 +35,10 @@ impl Driver for Soft {
 
     fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started> {
         switch(configuration, secret, keep)
+    }
+
+    fn clean_up(&self, run_dir: &Path) -> Result<()> {
+        Ok(soft_switch::remove_pairs(&names(run_dir).1)?)
     }
 }
 
@@ -75,7 +84,9 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
                 queues: u16::from(uplink.queues),
             },
             Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => UplinkDevice::Device,
-            Device::Kernel(_) => anyhow::bail!("uplink {:?}: this switch has no kernel uplinks", uplink.name),
+            Device::Kernel(interface) => UplinkDevice::Kernel {
+                interface: interface.clone(),
+            },
         };
         if let UplinkDevice::Memif { socket, .. } = &device {
             make_parent(uplink, socket)?;
@@ -87,7 +98,10 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
             waits: true,
         });
     }
+    let (_, prefix) = names(&run_dir());
+    let places = places(configuration, &prefix)?;
     let config = SoftSwitchConfig {
+        kernel_ports: kernel_ports(configuration, prefix)?,
         polling: of.poll,
         table: table(configuration),
         timeouts: of.timeouts,
@@ -104,16 +118,34 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
         .iter()
         .any(|uplink| matches!(uplink.device, UplinkDevice::Device))
     {
-        return devices::switch(configuration, config, frame_bytes);
+        let switch = devices::switch(configuration, config, frame_bytes)?;
+        return Ok(Started { switch, places });
     }
     let memories = HeapMemory::shares(count, count * FRAMES_PER_WORKER, frame_bytes);
-    Ok(started(SoftSwitch::start(&config, memories, Vec::new())?))
+    let switch = SoftSwitch::start(&config, memories, Vec::new())?;
+    Ok(Started {
+        switch: Box::new(switch),
+        places,
+    })
 }
 
-/// A started switch.
-pub(super) fn started<M: FrameMemory + 'static>(switch: SoftSwitch<M>) -> Started {
-    Started {
-        switch: Box::new(switch),
-        places: None,
+/// The kernel ports of all services.
+fn kernel_ports(configuration: &Configuration, prefix: String) -> Result<KernelPorts> {
+    let own = own_addresses(configuration);
+    let mut places = Vec::new();
+    let services = of_services(configuration);
+    for (_, service, slots) in services.filter(|(_, service, _)| service.port == PortKind::Kernel) {
+        for slot in slots {
+            places.push(KernelPlace {
+                slot,
+                own: own(slot)?,
+                egress: service.egress,
+            });
+        }
     }
+    Ok(KernelPorts {
+        prefix,
+        mtu: mtu(configuration),
+        places,
+    })
 }

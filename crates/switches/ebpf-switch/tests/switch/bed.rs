@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clock::monotonic;
-use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort, container_end};
+use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort};
+use interfaces::container_end;
 use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts};
+use real_parts::{Namespace, run};
 use switch::{
     Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest,
 };
 
-use crate::namespaces::{Namespace, Tap, run};
+use crate::namespaces::Tap;
 
 /// The MAC address of the network's end.
 pub(crate) const NET_MAC: &str = "02:00:00:00:00:01";
@@ -127,7 +129,7 @@ impl World {
             namespace.ip(&format!("addr add {address} dev eth0{nodad}"));
         }
         namespace.ip("link set eth0 up");
-        let gateway: Vec<String> = ebpf_switch::GATEWAY_MAC
+        let gateway: Vec<String> = interfaces::GATEWAY_MAC
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use model::Slot;
+use real_parts::{Namespace, fetch, serve};
 use switch::Switch;
 
 use crate::bed::{Bed, World, available};
 use crate::frames::{ACK, SYN, tcp};
-use crate::namespaces::{Namespace, Tap};
+use crate::namespaces::Tap;
 use crate::steering::service;
-use crate::traffic::{fetch, serve};
 
 /// Connections that may be half open here.
 const HALF_OPEN: u32 = 64;

@@ -111,8 +111,8 @@ fn both_ip_versions_are_pinned_and_answered() {
     ] {
         let (slot, frame) = bed.sent(&udp(client, server, b"question"));
         // The addresses of the machine's own end, and nothing of the network's.
-        assert_eq!(&frame[..6], ebpf_switch::instance_mac(slot));
-        assert_eq!(&frame[6..12], ebpf_switch::GATEWAY_MAC);
+        assert_eq!(&frame[..6], interfaces::instance_mac(slot));
+        assert_eq!(&frame[6..12], interfaces::GATEWAY_MAC);
         for _ in 0..3 {
             assert_eq!(
                 bed.sent(&udp(client, server, b"again")).0,

@@ -5,14 +5,12 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use model::{Slot, VipMode};
+use real_parts::{Namespace, fetch, serve};
 use switch::{ServicePlan, Switch};
 
 use crate::bed::{Bed, World, available};
 use crate::frames::{SYN, tcp, udp};
-use crate::namespaces::Namespace;
 use crate::steering::service;
-use crate::traffic::{fetch, serve};
-
 const VIP: &str = "10.0.0.100";
 const VIP6: &str = "2001:db8::100";
 

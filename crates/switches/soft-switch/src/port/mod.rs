@@ -9,6 +9,7 @@
 //! and instances use the same kinds. Calls are dispatched by an enum, once per burst.
 
 mod device;
+pub(crate) mod kernel;
 pub(crate) mod memif;
 mod null;
 
@@ -24,6 +25,7 @@ use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::keep::KeptAs;
 
 pub use device::DevicePort;
+pub use kernel::KernelPort;
 pub(crate) use memif::MAX_RING_SLOTS;
 pub use memif::MemifPort;
 pub use null::NullPort;
@@ -140,6 +142,27 @@ pub(crate) trait Control: Send {
 
     /// Why the port has ended, if it has.
     fn end(&mut self) -> Option<String>;
+
+    /// Packets that were lost on the way to this program or from it since the last call, where that is counted outside.
+    fn take_losses(&mut self) -> Losses {
+        Losses::default()
+    }
+}
+
+/// Packets that were lost outside this program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Losses {
+    /// Before a worker could take them: the ring was full.
+    pub(crate) missed: u64,
+    /// After a worker had sent them.
+    pub(crate) failed: u64,
+}
+
+impl AddAssign for Losses {
+    fn add_assign(&mut self, other: Losses) {
+        self.missed += other.missed;
+        self.failed += other.failed;
+    }
 }
 
 /// A connected port.
@@ -150,6 +173,8 @@ pub(crate) struct Connection<M: FrameMemory> {
     pub(crate) control: Option<Box<dyn Control>>,
     /// The peer's name.
     pub(crate) peer: String,
+    /// The MAC address of services' addresses there, where the control plane knows one.
+    pub(crate) mac: Option<[u8; 6]>,
 }
 
 /// Where the peers of an uplink connect.
@@ -167,7 +192,6 @@ pub(crate) type Connect<M> =
 macro_rules! port_kinds {
     ($($(#[$doc:meta])* $kind:ident($queue:ty) $(connected by $connect:path)?,)*) => {
         /// One queue of a port, of any kind. What its calls do says [`Queue`].
-        #[expect(clippy::large_enum_variant, reason = "nearly every port is the largest one")]
         pub enum Port<M: FrameMemory> {
             $($(#[$doc])* $kind($queue),)*
         }
@@ -276,6 +300,8 @@ port_kinds! {
     Memif(MemifPort) connected by memif::connect,
     /// A sink: takes everything, gives nothing. For measuring the switch alone.
     Null(NullPort) connected by null::connect,
+    /// A network interface of the kernel.
+    Kernel(KernelPort) connected by kernel::connect,
     /// A device whose frames are already in the worker's memory: its opener hands it over.
     Device(DevicePort<M>),
 }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-use model::Slot;
-use switch::{PortSpec, SwitchError, SwitchEvent};
+use model::{DropReason, Slot};
+use switch::{PortSpec, SwitchError, SwitchEvent, SwitchReading};
 
 use super::resume::KeptPorts;
 use super::workers::Workers;
 use super::{Report, ended, limit, system};
+use crate::ends::{End, Ends};
 use crate::frame::FrameMemory;
+use crate::id_map::SlotMap;
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::keep::{Keep, KeptAs};
 use crate::message::Command;
@@ -26,6 +28,9 @@ pub(super) struct Instances<M: FrameMemory> {
     /// Where threads that connect ports report.
     report: mpsc::Sender<Report<M>>,
     keep: Option<Keep>,
+    ends: Arc<Ends>,
+    /// Packets that were lost between a worker and an instance's network, by slot: sent ones.
+    failed: SlotMap<u64>,
 }
 
 /// An instance that is attached, being attached or being removed.
@@ -71,12 +76,14 @@ struct Removing {
 }
 
 impl<M: FrameMemory> Instances<M> {
-    pub(super) fn new(report: mpsc::Sender<Report<M>>, keep: Option<Keep>) -> Instances<M> {
+    pub(super) fn new(report: mpsc::Sender<Report<M>>, keep: Option<Keep>, ends: Arc<Ends>) -> Instances<M> {
         Instances {
             places: (0..Slot::LIMIT).map(|_| None).collect(),
             used: 0,
             report,
             keep,
+            ends,
+            failed: SlotMap::default(),
         }
     }
 
@@ -164,6 +171,7 @@ impl<M: FrameMemory> Instances<M> {
             queues: queues.into_iter().map(port).collect(),
             control: None,
             peer: String::new(),
+            mac: None,
         });
         self.give_to_workers(slot, ports.collect(), identity, workers);
         Ok(())
@@ -215,6 +223,7 @@ impl<M: FrameMemory> Instances<M> {
         made: impl Fn(InstancePorts<M>) -> InstancePorts<M>,
         workers: &mut Workers<M>,
     ) {
+        let ends = Arc::clone(&self.ends);
         let Some(attachment) = self.get(slot) else { return };
         let count = workers.len();
         // All ports of an instance have as many queues: else a worker would be the home of one port and not of
@@ -234,7 +243,12 @@ impl<M: FrameMemory> Instances<M> {
         attachment.attaching = by_worker.iter().filter(|ports| !ports.is_empty()).count();
         for (worker, ports) in by_worker.into_iter().enumerate() {
             if !ports.is_empty() {
-                let ports = Box::new(made(InstancePorts::new(ports)));
+                let is_end = matches!(ports.first(), Some(Port::Kernel(_)));
+                let mut ports = InstancePorts::new(ports);
+                if is_end {
+                    ports = ports.ending(End::new(&ends, slot));
+                }
+                let ports = Box::new(made(ports));
                 workers.command(worker, Command::AttachInstance { slot, ports });
             }
         }
@@ -339,6 +353,29 @@ impl<M: FrameMemory> Instances<M> {
             if let Some(attachment) = self.get(slot) {
                 attachment.controls.clear();
             }
+        }
+    }
+
+    /// Reads what was lost between workers and instances' networks.
+    pub(super) fn watch(&mut self) {
+        for (slot, place) in (0..).map(Slot).zip(&mut self.places) {
+            for control in place.iter_mut().flat_map(|of| &mut of.controls) {
+                self.failed[slot] += control.take_losses().failed;
+            }
+        }
+    }
+
+    /// Adds that: what was not delivered after all was dropped in front of the instance.
+    pub(super) fn add_to(&self, into: &mut SwitchReading) {
+        let mut all = 0;
+        for (failed, sum) in self.failed.iter().zip(&mut into.slots) {
+            sum.to_packets = sum.to_packets.saturating_sub(*failed);
+            sum.delivered = sum.delivered.saturating_sub(*failed);
+            sum.ring_drops += failed;
+            all += failed;
+        }
+        if let Some(sum) = into.drops.get_mut(DropReason::InstanceRingFull.index()) {
+            *sum += all;
         }
     }
 

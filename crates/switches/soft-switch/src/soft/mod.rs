@@ -6,6 +6,7 @@
 
 mod identities;
 mod instances;
+mod pairs;
 mod questions;
 mod resume;
 mod start;
@@ -20,13 +21,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc;
 
 use flow_table::{Ownership, TableConfig};
-use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, UplinkKind, WorkerId};
+use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, UplinkKind, VipMode, WorkerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
     Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Resumed, Switch, SwitchError, SwitchEvent,
     SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
 };
 
+use crate::ends::{Ends, KernelPlace};
 use crate::frame::{DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
 use crate::keep::Keep;
@@ -35,19 +37,23 @@ use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
 use identities::Identities;
 use instances::Instances;
+use pairs::InstancePairs;
+pub use pairs::remove_pairs;
 use questions::Questions;
 use resume::Leftover;
+use start::Board;
 use uplinks::Uplinks;
 use workers::Workers;
 
 /// The capabilities of the soft switch.
 pub const CAPABILITIES: Capabilities = Capabilities {
-    ports: &[PortKind::Memif, PortKind::Null],
+    ports: &[PortKind::Memif, PortKind::Kernel, PortKind::Null],
     uplinks: &[
         UplinkKind::Memif,
         UplinkKind::Veth,
         UplinkKind::Pcap,
         UplinkKind::Dpdk,
+        UplinkKind::Kernel,
     ],
     waiting_uplinks: true,
     worker_limit: None,
@@ -60,6 +66,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     signals: true,
     pick_records: true,
     service_changes: true,
+    vips: &[VipMode::L2],
     ..Capabilities::NONE
 };
 /// Interval of the checks for closed ports: the end of a peer is detected well within 100 ms.
@@ -85,8 +92,21 @@ pub struct SoftSwitchConfig {
     /// The rule by which a worker owns a flow. Where most packets come from a card that deals them to queues, its
     /// rule: packets then need not cross between workers.
     pub ownership: Ownership,
+    /// The kernel ports of instances.
+    pub kernel_ports: KernelPorts,
     /// Who keeps tables, rings and sockets for the next run. What an earlier one left is taken over.
     pub keep: Option<Keep>,
+}
+
+/// The kernel ports of instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelPorts {
+    /// What the names of this machine's ends begin with, at most 9 bytes.
+    pub prefix: String,
+    /// The longest packet that they carry, without the Ethernet header.
+    pub mtu: u16,
+    /// The place of each.
+    pub places: Vec<KernelPlace>,
 }
 
 /// An uplink.
@@ -115,6 +135,11 @@ pub enum UplinkDevice {
     },
     /// A device that is given to [`SoftSwitch::start`].
     Device,
+    /// A network interface of the kernel.
+    Kernel {
+        /// Its name.
+        interface: String,
+    },
     /// A sink.
     Null,
 }
@@ -133,6 +158,7 @@ pub struct OpenDevice<D> {
 pub struct SoftSwitch<M: FrameMemory> {
     workers: Workers<M>,
     instances: Instances<M>,
+    pairs: InstancePairs,
     uplinks: Uplinks<M>,
     questions: Questions,
     loads: Arc<LoadBoard>,
@@ -231,10 +257,21 @@ impl<M: FrameMemory> SoftSwitch<M> {
             }
             (page, _) => page,
         };
-        let mut workers = Workers::start(config, memories, &loads, &alarm, &mut leftover)?;
+        let pairs = InstancePairs::start(&config.kernel_ports, leftover.has_any)?;
+        let ends = Arc::new(Ends::new(
+            &config.kernel_ports.places,
+            [config.hash_key[0], config.hash_key[3]],
+        ));
+        let board = Board {
+            loads: &loads,
+            alarm: &alarm,
+            ends: &ends,
+        };
+        let mut workers = Workers::start(config, memories, board, &mut leftover)?;
         let mut switch = SoftSwitch {
-            instances: Instances::new(report.clone(), config.keep.clone()),
-            uplinks: Uplinks::new(&config.uplinks, &mut workers),
+            instances: Instances::new(report.clone(), config.keep.clone(), Arc::clone(&ends)),
+            pairs,
+            uplinks: Uplinks::new(&config.uplinks, ends, &mut workers),
             unclaimed: leftover.pinned(),
             identities,
             leftover,
@@ -262,6 +299,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     /// The instance of an earlier run, with its rings where they are there; or a new one.
     fn attach(&mut self, slot: Slot, port: PortSpec) -> Result<(), SwitchError> {
+        let port = self.pairs.port_of(slot, port)?;
         let workers = &mut self.workers;
         let kept = self.leftover.ports.remove(&slot);
         let has_flows = self.unclaimed.remove(&slot);
@@ -327,6 +365,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     fn publish(&mut self, mut plan: Plan) {
         plan.slots.truncate(Slot::LIMIT);
+        self.uplinks.announce(&plan);
         let queues = self.instances.queues(plan.slots.len());
         self.workers.publish(WorkerPlan::new(plan, queues));
     }
@@ -442,6 +481,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         into.workers.fill(WorkerTotals::default());
         self.workers.add_to(into, used);
         self.uplinks.add_to(into);
+        self.instances.add_to(into);
         into.at = clock::monotonic();
         into.age = Nanos::ZERO;
         self.workers.mark(into, &self.alarm);
@@ -468,9 +508,11 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             }
             self.uplinks.look(&mut self.workers, events);
         }
+        self.pairs.poll(now, events);
         if now >= self.watch_at {
             self.watch_at = now + WATCH_PERIOD;
-            self.uplinks.watch_devices(events);
+            self.uplinks.watch_devices(&mut self.workers, events);
+            self.instances.watch();
         }
         self.workers.free_old_plans();
     }
@@ -496,10 +538,12 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             keep.leave();
         }
         self.end(Ending::Forward);
+        self.pairs.stop(false);
     }
 
     fn stop(&mut self) {
         self.end(Ending::Drop);
+        self.pairs.stop(true);
     }
 }
 

@@ -49,6 +49,8 @@ pub(super) struct Leftover {
     pub(super) listeners: BTreeMap<String, OwnedFd>,
     pub(super) identities: Option<Identities>,
     pub(super) resumed: Resumed,
+    /// Whether there is an earlier run.
+    pub(super) has_any: bool,
 }
 
 /// What the keeper had under a name.
@@ -92,6 +94,7 @@ impl Leftover {
             )
         })?;
         leftover.resumed.taken_at = clock::monotonic();
+        leftover.has_any = !entries.is_empty();
         let mut found: Vec<Found> = entries
             .into_iter()
             .filter(|entry| !entry.name.starts_with(NOT_OF_A_SWITCH))

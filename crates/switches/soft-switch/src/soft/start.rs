@@ -17,6 +17,7 @@ use super::tables::{identity, name_of};
 use super::workers::{COMMAND_SLOTS, Plans, WorkerHandle, Workers};
 use super::{SoftSwitchConfig, system};
 use crate::counters::WorkerCounters;
+use crate::ends::Ends;
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Idle, Usual, WakeSet, Waker};
 use crate::keep::{Keep, WorkerNote};
@@ -32,6 +33,14 @@ const EVENT_SLOTS: usize = 4 * Slot::LIMIT;
 /// Frames that may be under way from one worker to another. Four instance rings: the receiver takes a burst a turn.
 const HAND_OFF_SLOTS: usize = 4096;
 
+/// What all workers share with the control plane, beside the plan.
+#[derive(Clone, Copy)]
+pub(super) struct Board<'a> {
+    pub(super) loads: &'a Arc<LoadBoard>,
+    pub(super) alarm: &'a Arc<Alarm>,
+    pub(super) ends: &'a Arc<Ends>,
+}
+
 impl<M: FrameMemory> Workers<M> {
     /// Starts all of them.
     ///
@@ -40,8 +49,7 @@ impl<M: FrameMemory> Workers<M> {
     pub(super) fn start(
         config: &SoftSwitchConfig,
         memories: Vec<M>,
-        loads: &Arc<LoadBoard>,
-        alarm: &Arc<Alarm>,
+        board: Board<'_>,
         leftover: &mut Leftover,
     ) -> Result<Workers<M>, SwitchError> {
         let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::default()));
@@ -49,8 +57,7 @@ impl<M: FrameMemory> Workers<M> {
             handles: Vec::with_capacity(config.workers.len()),
             plans: Plans::new(Arc::clone(&plan)),
         };
-        let board = (&plan, loads, alarm);
-        let parts = make(config, memories, board, leftover, &mut workers.handles)?;
+        let parts = make(config, memories, (&plan, board), leftover, &mut workers.handles)?;
         let started = run(parts, config, &mut workers.handles);
         if started.is_err() {
             workers.stop(Ending::Drop);
@@ -63,7 +70,7 @@ impl<M: FrameMemory> Workers<M> {
 fn make<M: FrameMemory>(
     config: &SoftSwitchConfig,
     memories: Vec<M>,
-    (plan, loads, alarm): (&Arc<ArcSwap<WorkerPlan>>, &Arc<LoadBoard>, &Arc<Alarm>),
+    (plan, board): (&Arc<ArcSwap<WorkerPlan>>, Board<'_>),
     leftover: &mut Leftover,
     handles: &mut Vec<WorkerHandle<M>>,
 ) -> Result<Vec<WorkerParts<M>>, SwitchError> {
@@ -105,7 +112,8 @@ fn make<M: FrameMemory>(
                 config.hash_key[1] ^ config.hash_key[3],
             ],
             plan: Arc::clone(plan),
-            loads: Arc::clone(loads),
+            loads: Arc::clone(board.loads),
+            ends: Arc::clone(board.ends),
             counters: Arc::clone(&counters),
             commands: worker_commands,
             events: worker_events,
@@ -122,7 +130,7 @@ fn make<M: FrameMemory>(
                     .map_err(|e| system("making an epoll set for a worker", e.into()))?,
                 waker: Arc::clone(waker),
                 idle: Idle::new(config.polling),
-                alarm: Arc::clone(alarm),
+                alarm: Arc::clone(board.alarm),
                 is_unwatched: false,
             },
         });

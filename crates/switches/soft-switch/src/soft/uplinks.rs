@@ -1,5 +1,6 @@
 //! The uplinks: their peers and their devices.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -7,16 +8,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use model::UplinkId;
-use switch::{SwitchError, SwitchEvent, SwitchReading};
+use switch::{Plan, SwitchError, SwitchEvent, SwitchReading};
 
 use super::resume::{KeptPeer, Leftover};
 use super::workers::Workers;
 use super::{OpenDevice, Report, SoftSwitchConfig, UplinkConfig, UplinkDevice, ended, limit, system};
+use crate::ends::Ends;
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
 use crate::keep::KeptAs;
 use crate::message::Command;
-use crate::port::{Connection, Control, Listener, Port, memif};
+use crate::port::{Connection, Control, Listener, Losses, Port, kernel, memif};
 
 /// Longest wait of an uplink's listener, after which it checks whether the switch ends.
 const LISTEN_STEP: Duration = Duration::from_millis(100);
@@ -27,10 +29,17 @@ pub(super) struct Uplinks<M: FrameMemory> {
     /// Threads that wait for peers.
     listeners: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
+    ends: Arc<Ends>,
+    /// Addresses that are served, with their uplink.
+    served: Vec<(UplinkId, IpAddr)>,
 }
 
 struct UplinkState<M: FrameMemory> {
     max_frame: usize,
+    /// Its interface of the kernel, where it is one.
+    interface: Option<String>,
+    /// What was lost outside this program.
+    lost: Losses,
     /// Whether its device's packets are received; those of a peer that has connected always are.
     is_open: Arc<AtomicBool>,
     watch: Option<Watched>,
@@ -66,6 +75,11 @@ impl<M: FrameMemory> UplinkState<M> {
     fn of(config: &UplinkConfig) -> UplinkState<M> {
         UplinkState {
             max_frame: config.max_frame,
+            interface: match &config.device {
+                UplinkDevice::Kernel { interface } => Some(interface.clone()),
+                _ => None,
+            },
+            lost: Losses::default(),
             is_open: Arc::new(AtomicBool::new(!config.waits)),
             watch: None,
             control: None,
@@ -100,6 +114,12 @@ pub(super) fn listen<M: FrameMemory>(
                     listener.begin(before, peer.map(|peer| (peer.serial, &peer.link)))?,
                 ));
             }
+            UplinkDevice::Kernel { interface } => {
+                listeners.push((
+                    id,
+                    Box::new(kernel::InterfaceListener::new(interface, uplink.max_frame)),
+                ));
+            }
             UplinkDevice::Device | UplinkDevice::Null => {}
         }
     }
@@ -122,7 +142,7 @@ pub(super) fn peers<M: FrameMemory>(
 
 impl<M: FrameMemory> Uplinks<M> {
     /// The uplinks of a switch. Their sinks are in place, and no peer is connected.
-    pub(super) fn new(uplinks: &[UplinkConfig], workers: &mut Workers<M>) -> Uplinks<M> {
+    pub(super) fn new(uplinks: &[UplinkConfig], ends: Arc<Ends>, workers: &mut Workers<M>) -> Uplinks<M> {
         for (uplink, config) in (0..).map(UplinkId).zip(uplinks) {
             if config.device == UplinkDevice::Null {
                 workers.command_all(|| Command::AttachUplink {
@@ -135,6 +155,8 @@ impl<M: FrameMemory> Uplinks<M> {
             states: uplinks.iter().map(UplinkState::of).collect(),
             listeners: Vec::new(),
             stop: Arc::default(),
+            ends,
+            served: Vec::new(),
         }
     }
 
@@ -254,6 +276,11 @@ impl<M: FrameMemory> Uplinks<M> {
         state.attaching = peer.queues.len().min(workers.len());
         state.peer = peer.peer;
         state.control = peer.control;
+        if let Some(mac) = peer.mac {
+            self.ends.set_mac(uplink, mac);
+            let served = self.served.iter().filter(|(of, _)| *of == uplink);
+            tell(state.interface.as_deref(), served);
+        }
         give_to_workers(uplink, peer.queues, state.max_frame, workers);
     }
 
@@ -311,8 +338,38 @@ impl<M: FrameMemory> Uplinks<M> {
         }
     }
 
+    /// A plan is to be published: announces the addresses of its services that are new.
+    pub(super) fn announce(&mut self, plan: &Plan) {
+        let mut served = Vec::new();
+        for service in &plan.services {
+            for address in service.vip.iter().flat_map(|vip| &vip.addresses) {
+                served.extend(service.uplinks.iter().map(|uplink| (*uplink, *address)));
+            }
+        }
+        for (uplink, state) in (0..).map(UplinkId).zip(&self.states) {
+            let new = served
+                .iter()
+                .filter(|of| of.0 == uplink && !self.served.contains(of));
+            if state.control.is_some() {
+                tell(state.interface.as_deref(), new);
+            }
+        }
+        self.served = served;
+    }
+
     /// Reads the devices: whether each is up, and its own counters.
-    pub(super) fn watch_devices(&mut self, events: &mut Vec<SwitchEvent>) {
+    pub(super) fn watch_devices(&mut self, workers: &mut Workers<M>, events: &mut Vec<SwitchEvent>) {
+        let mut ended = Vec::new();
+        for (uplink, state) in (0..).map(UplinkId).zip(&mut self.states) {
+            let Some(control) = state.control.as_mut().filter(|_| state.interface.is_some()) else {
+                continue;
+            };
+            state.lost += control.take_losses();
+            ended.extend(control.end().map(|reason| (uplink, reason)));
+        }
+        for (uplink, reason) in ended {
+            self.down(uplink, reason, workers, events);
+        }
         for (uplink, state) in (0..).map(UplinkId).zip(&mut self.states) {
             let Some(Watched { watch, state }) = &mut state.watch else {
                 continue;
@@ -333,8 +390,8 @@ impl<M: FrameMemory> Uplinks<M> {
         for (uplink, sum) in self.states.iter().zip(&mut into.uplinks) {
             let state = uplink.watch.as_ref().map(|watched| watched.state);
             let state = state.unwrap_or_default();
-            sum.missed_packets = state.missed_packets;
-            sum.failed_packets = state.failed_packets;
+            sum.missed_packets = state.missed_packets + uplink.lost.missed;
+            sum.failed_packets = state.failed_packets + uplink.lost.failed;
         }
     }
 
@@ -354,6 +411,14 @@ impl<M: FrameMemory> Uplinks<M> {
             // The last that has it closes the device: what it wrote is then in its file.
             state.watch = None;
         }
+    }
+}
+
+/// Announces addresses on an uplink that is an interface.
+fn tell<'a>(interface: Option<&str>, addresses: impl Iterator<Item = &'a (UplinkId, IpAddr)>) {
+    let addresses: Vec<IpAddr> = addresses.map(|(_, address)| *address).collect();
+    if let Some(interface) = interface.filter(|_| !addresses.is_empty()) {
+        kernel::tell(interface, &addresses);
     }
 }
 

@@ -9,6 +9,7 @@ use rtrb::Producer;
 use simd::Level;
 
 use crate::counters::WorkerCounters;
+use crate::ends::Ends;
 use crate::frame::FrameMemory;
 use crate::id_map::{SlotMap, UplinkMap};
 use crate::instance::{InstancePorts, PORT_LIMIT};
@@ -29,6 +30,7 @@ pub(crate) struct Context<M: FrameMemory> {
     pub(crate) level: Level,
     pub(crate) memory: M,
     pub(crate) counters: Arc<WorkerCounters>,
+    pub(crate) ends: Arc<Ends>,
     pub(crate) ports: Ports<M>,
     pub(crate) view: View,
     /// Events for the control plane.

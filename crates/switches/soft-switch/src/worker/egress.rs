@@ -100,7 +100,7 @@ impl<M: FrameMemory> Egress<M> {
             Decision::Instance { slot, service } => self.send_to_instance(frame, slot, service, uplink, cx),
             Decision::Refused { service, reason } => refuse(frame, service, reason, cx),
             Decision::Fallback(fallback) => {
-                self.fall_back(frame, fallback.exit(uplink), DropReason::Unmatched, cx);
+                self.fall_back(frame, uplink, (fallback, DropReason::Unmatched), cx);
             }
         }
     }
@@ -179,15 +179,19 @@ impl<M: FrameMemory> Egress<M> {
         self.outboxes.put(lane_of(to.slot, to.port), frame, cx);
     }
 
-    /// Sends a packet of no service out of that uplink, or drops it where there is none.
+    /// Sends a packet of no service, which came in on that uplink, where the plan says, or drops it. One that asks for
+    /// an address of a service is answered.
     pub(crate) fn fall_back(
         &mut self,
-        frame: M::Frame,
-        exit: Option<UplinkId>,
-        reason: DropReason,
+        mut frame: M::Frame,
+        uplink: UplinkId,
+        (fallback, reason): (Fallback, DropReason),
         cx: &mut Context<M>,
     ) {
-        match exit {
+        if cx.ends.answer(&mut frame, uplink, &cx.view.plan) {
+            return self.send_to_uplink(frame, uplink, cx);
+        }
+        match fallback.exit(uplink) {
             None => cx.discard(frame, reason),
             Some(uplink) => {
                 cx.counters.figures.passed.add(1);

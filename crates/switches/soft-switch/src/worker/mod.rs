@@ -17,6 +17,7 @@ pub(crate) mod commit;
 pub(crate) mod context;
 mod egress;
 mod elephants;
+mod ends;
 mod housekeeping;
 mod ingress;
 mod lookup;
@@ -39,6 +40,7 @@ use rtrb::{Consumer, Producer};
 use simd::Level;
 
 use crate::counters::WorkerCounters;
+use crate::ends::Ends;
 use crate::frame::FrameMemory;
 use crate::idle::{Idle, Rest, Waker};
 use crate::message::{Command, Ending, HandOff, WorkerEvent};
@@ -92,6 +94,8 @@ pub struct WorkerParts<M: FrameMemory> {
     pub plan: Arc<ArcSwap<WorkerPlan>>,
     /// The published loads.
     pub loads: Arc<LoadBoard>,
+    /// What is known of instances that end connections.
+    pub ends: Arc<Ends>,
     /// Its counters.
     pub counters: Arc<WorkerCounters>,
     /// Where it notes what it commits, where somebody keeps that for the next run.
@@ -152,6 +156,7 @@ impl<M: FrameMemory> Worker<M> {
                 level: Level::detect(),
                 memory: parts.memory,
                 counters: parts.counters,
+                ends: parts.ends,
                 ports: Ports::new(),
                 view: View::new(&parts.plan),
                 events: parts.events,

@@ -3,8 +3,10 @@
 use flow_table::EntryIndex;
 use model::{DropReason, Nanos, Slot, UplinkId};
 use packet::Parsed;
+use rtrb::Producer;
 
 use crate::BURST_FRAMES;
+use crate::counters::WorkerCounters;
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::id_map::SlotMap;
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
@@ -13,6 +15,7 @@ use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
 use crate::worker::context::Context;
 use crate::worker::egress::Egress;
+use crate::worker::ends;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
 
@@ -137,17 +140,30 @@ impl<M: FrameMemory> Returns<M> {
         }
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
-        instance.is_broken |= received.bad > 0;
+        instance.broken.is_it |= received.bad > 0;
         // The port of an instance that no plan has had is looked at, too: it may ask to be woken.
         if way.is_none_or(|way| way.signals) {
-            self.take_signals(slot, cx);
+            self.take_signals(slot, cx.now, (&mut cx.events, &mut cx.memory), &cx.counters);
         }
         if let Some(way) = &way {
             // Each packet is tested again when it is sent.
             let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
+        let is_end = instance.end.is_some();
+        if let Some(end) = &instance.end {
+            // Those that are not to leave go; the others are readied.
+            for frame in &mut self.frames {
+                if let Err(reason) = end.leave(frame) {
+                    cx.counters.drop_packets(reason, 1);
+                    frame.set_len(0);
+                }
+            }
+            for gone in self.frames.extract_if(.., |frame| frame.is_empty()) {
+                cx.memory.give(gone);
+            }
+        }
         match way {
-            Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 => {
+            Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {
                 if counted {
                     self.count_all(slot, to);
                 }
@@ -168,25 +184,35 @@ impl<M: FrameMemory> Returns<M> {
     }
 
     /// Takes signals out of the burst, and tells of one in [`signal::INTERVAL_NS`].
-    fn take_signals(&mut self, slot: Slot, cx: &mut Context<M>) {
+    fn take_signals(
+        &mut self,
+        slot: Slot,
+        now: Nanos,
+        (events, memory): (&mut Producer<WorkerEvent<M>>, &mut M),
+        counters: &WorkerCounters,
+    ) {
         for frame in self
             .frames
             .extract_if(.., |frame| signal::is_signal(frame.bytes()))
         {
             let last = &mut self.signals_at[slot];
             let mut reason = DropReason::SignalRate;
-            if *last == Nanos::ZERO || cx.now.since(*last).0 >= signal::INTERVAL_NS {
-                *last = cx.now;
+            // Half of the ring is for the answers to commands.
+            let has_room = events.slots() > events.buffer().capacity() / 2;
+            let is_due = *last == Nanos::ZERO || now.since(*last).0 >= signal::INTERVAL_NS;
+            if has_room && is_due {
+                *last = now;
                 let received = signal::Received::new(frame.bytes());
                 let event = WorkerEvent::Signal {
                     slot,
                     frame: received,
                 };
-                if cx.events.push(event).is_ok() {
+                if events.push(event).is_ok() {
                     reason = DropReason::Signal;
                 }
             }
-            cx.discard(frame, reason);
+            memory.give(frame);
+            counters.drop_packets(reason, 1);
         }
     }
 
@@ -211,15 +237,27 @@ fn send_counted<M: FrameMemory>(frame: M::Frame, slot: Slot, uplink: UplinkId, t
         let destination = Destination::Return { slot, uplink };
         return to.egress.hand_off(owner, frame, destination, to.cx);
     }
-    count(&frame, slot, to.lookup, to.cx);
-    to.egress.send_to_uplink(frame, uplink, to.cx);
+    if count(&frame, slot, to.lookup, to.cx) {
+        to.egress.send_to_uplink(frame, uplink, to.cx);
+    } else {
+        to.cx.discard(frame, DropReason::Spoofed);
+    }
 }
 
-/// Counts a returned packet with its flow, which is this worker's.
-pub(crate) fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) {
+/// Counts a returned packet with its flow, which is this worker's. Whether it may leave.
+pub(crate) fn count<M: FrameMemory>(
+    frame: &M::Frame,
+    slot: Slot,
+    lookup: &mut Lookup,
+    cx: &Context<M>,
+) -> bool {
+    if let Some(opens) = cx.ends.opens(slot) {
+        return ends::count(frame, slot, opens, lookup, cx);
+    }
     if !is_counted(frame, slot, lookup, cx) {
         cx.counters.slots[slot].return_unmatched.add(1);
     }
+    true
 }
 
 fn is_counted<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) -> bool {

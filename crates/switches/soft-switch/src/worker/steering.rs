@@ -89,8 +89,11 @@ impl<M: FrameMemory> Worker<M> {
                 }
                 Destination::Uplink(uplink) => self.egress.send_to_own_uplink(frame, uplink, &mut self.cx),
                 Destination::Return { slot, uplink } => {
-                    returns::count(&frame, slot, &mut self.lookup, &self.cx);
-                    self.egress.send_to_uplink(frame, uplink, &mut self.cx);
+                    if returns::count(&frame, slot, &mut self.lookup, &self.cx) {
+                        self.egress.send_to_uplink(frame, uplink, &mut self.cx);
+                    } else {
+                        self.cx.discard(frame, DropReason::Spoofed);
+                    }
                 }
             }
         }
@@ -258,10 +261,8 @@ impl<M: FrameMemory> Worker<M> {
                 }
             }
             Parsed::Other { .. } => {
-                let fallback = self.cx.view.plan.other;
-                let exit = fallback.exit(uplink);
-                self.egress
-                    .fall_back(frame, exit, DropReason::Other, &mut self.cx);
+                let other = (self.cx.view.plan.other, DropReason::Other);
+                self.egress.fall_back(frame, uplink, other, &mut self.cx);
             }
             Parsed::Invalid(reason) => self.cx.discard(frame, reason),
         }

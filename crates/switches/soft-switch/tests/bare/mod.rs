@@ -123,6 +123,7 @@ pub(crate) fn editing<M: FrameMemory>(
         fragment_key: [1, 2],
         plan: Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, Vec::new()))),
         loads: Arc::new(LoadBoard::default()),
+        ends: Arc::default(),
         counters: Arc::clone(&counters),
         commit: None,
         commands: worker_commands,

@@ -237,6 +237,7 @@ impl Bed {
     ) -> Bed {
         let directory = tempfile::tempdir().unwrap();
         let mut config = SoftSwitchConfig {
+            kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
             workers: vec![None; workers],
             polling: Polling::Adaptive,
@@ -276,7 +277,7 @@ impl Bed {
                 memif::Client::connect(&memif::ClientConfig::new(socket, 0), PATIENCE).unwrap()
             })
             .collect();
-        let reading = SwitchReading::new(count, uplinks.len(), workers);
+        let reading = SwitchReading::new(count, config.uplinks.len(), workers);
         let mut bed = Bed {
             directory,
             switch,
@@ -311,7 +312,7 @@ impl Bed {
         (self.switch, self.memory) = start(&self.config, self.frame_bytes);
         self.reading = SwitchReading::new(
             self.plan.services.len(),
-            self.uplinks.len(),
+            self.config.uplinks.len(),
             self.config.workers.len(),
         );
         self.publish();

@@ -15,6 +15,7 @@ mod failures;
 mod fragments;
 #[path = "../kept/mod.rs"]
 mod kept;
+mod kernel;
 mod load;
 mod many;
 #[path = "../../../../ports/memif/tests/raw/mod.rs"]

@@ -128,6 +128,7 @@ pub(crate) fn alone_with(
         fragment_key: [1, 2],
         plan: Arc::clone(&plan),
         loads: Arc::clone(&loads),
+        ends: Arc::default(),
         counters: Arc::clone(&counters),
         commit: None,
         commands: worker_commands,

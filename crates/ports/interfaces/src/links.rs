@@ -18,18 +18,23 @@ pub const NAME_LIMIT: usize = 15;
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) name: String,
-    pub(crate) index: u32,
-    pub(crate) mac: [u8; 6],
+pub struct Link {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub index: u32,
+    /// Its MAC address.
+    pub mac: [u8; 6],
     /// Up, and the other end is up.
-    pub(crate) has_carrier: bool,
+    pub has_carrier: bool,
     /// One of a pair.
-    pub(crate) is_veth: bool,
+    pub is_veth: bool,
     /// The other end is in another network namespace.
-    pub(crate) peer_is_away: bool,
+    pub peer_is_away: bool,
+    /// Frames that it was given to send and has dropped.
+    pub tx_dropped: u64,
     /// Whether it no longer exists.
-    pub(crate) is_gone: bool,
+    pub is_gone: bool,
 }
 
 impl Link {
@@ -45,6 +50,7 @@ impl Link {
                 LinkAttribute::Address(address) => {
                     link.mac = <[u8; 6]>::try_from(address.as_slice()).unwrap_or_default();
                 }
+                LinkAttribute::Stats64(of) => link.tx_dropped = of.tx_dropped,
                 LinkAttribute::LinkNetNsId(id) => link.peer_is_away = *id >= 0,
                 LinkAttribute::LinkInfo(infos) => {
                     link.is_veth = infos
@@ -59,14 +65,17 @@ impl Link {
 }
 
 /// A connection to the kernel, for requests.
-pub(crate) struct Links {
+pub struct Links {
     socket: Socket,
     sequence: u32,
 }
 
 impl Links {
     /// Of the network namespace of this thread.
-    pub(crate) fn new() -> io::Result<Links> {
+    ///
+    /// # Errors
+    /// The system has no more sockets.
+    pub fn new() -> io::Result<Links> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -111,7 +120,10 @@ impl Links {
     }
 
     /// The interface of that name.
-    pub(crate) fn find(&mut self, name: &str) -> io::Result<Link> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn find(&mut self, name: &str) -> io::Result<Link> {
         let mut found = None;
         let message = named(name);
         self.ask(RouteNetlinkMessage::GetLink(message), 0, |link| {
@@ -121,29 +133,39 @@ impl Links {
     }
 
     /// All interfaces.
-    pub(crate) fn list(&mut self) -> io::Result<Vec<Link>> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn list(&mut self) -> io::Result<Vec<Link>> {
         let mut found = Vec::new();
         let message = RouteNetlinkMessage::GetLink(LinkMessage::default());
         self.ask(message, NLM_F_DUMP, |link| found.push(Link::of(link)))?;
         Ok(found)
     }
 
-    /// Makes a pair: one end stays here and is up, the other one waits for its namespace.
-    pub(crate) fn make_pair(
+    /// Makes a pair: one end stays here and is up, the other one waits for its namespace. Where no MAC address is said
+    /// for the end here, it gets a random one, and takes no part in ARP.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn make_pair(
         &mut self,
-        here: &str,
-        mac: [u8; 6],
-        there: &str,
-        there_mac: [u8; 6],
+        (here, mac): (&str, Option<[u8; 6]>),
+        (there, there_mac): (&str, [u8; 6]),
         mtu: u32,
     ) -> io::Result<()> {
         let mut other = named(there);
         other.attributes.push(LinkAttribute::Address(there_mac.to_vec()));
         other.attributes.push(LinkAttribute::Mtu(mtu));
         let mut message = named(here);
-        message.header.flags = LinkFlags::Up;
-        message.header.change_mask = LinkFlags::Up;
-        message.attributes.push(LinkAttribute::Address(mac.to_vec()));
+        message.header.flags = match mac {
+            Some(_) => LinkFlags::Up,
+            None => LinkFlags::Up | LinkFlags::Noarp,
+        };
+        message.header.change_mask = message.header.flags;
+        message
+            .attributes
+            .extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         message.attributes.push(LinkAttribute::Mtu(mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
@@ -154,7 +176,10 @@ impl Links {
     }
 
     /// Removes an interface, and with it the other end of its pair.
-    pub(crate) fn remove(&mut self, name: &str) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove(&mut self, name: &str) -> io::Result<()> {
         match self.ask(RouteNetlinkMessage::DelLink(named(name)), NLM_F_ACK, |_| {}) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
             other => other,
@@ -185,13 +210,16 @@ fn next(rest: &mut &[u8]) -> Option<NetlinkMessage<RouteNetlinkMessage>> {
 }
 
 /// Tells of changes to interfaces.
-pub(crate) struct LinkWatch {
+pub struct LinkWatch {
     socket: Socket,
 }
 
 impl LinkWatch {
     /// Of the network namespace of this thread.
-    pub(crate) fn new() -> io::Result<LinkWatch> {
+    ///
+    /// # Errors
+    /// The system has no more sockets.
+    pub fn new() -> io::Result<LinkWatch> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.add_membership(GROUP_LINK)?;
@@ -202,7 +230,7 @@ impl LinkWatch {
     }
 
     /// What has changed since the last call.
-    pub(crate) fn take(&self, mut each: impl FnMut(Link)) {
+    pub fn take(&self, mut each: impl FnMut(Link)) {
         while let Ok((bytes, _)) = self.socket.recv_from_full() {
             let mut rest = bytes.as_slice();
             while let Some(message) = next(&mut rest) {

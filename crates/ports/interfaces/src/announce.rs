@@ -13,11 +13,10 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
 /// Tells the neighbours on that interface where these addresses are.
-pub(crate) fn announce(
-    ifindex: u32,
-    mac: [u8; 6],
-    addresses: impl Iterator<Item = IpAddr>,
-) -> io::Result<()> {
+///
+/// # Errors
+/// The interface is down, or the caller lacks `CAP_NET_RAW`.
+pub fn announce(ifindex: u32, mac: [u8; 6], addresses: impl Iterator<Item = IpAddr>) -> io::Result<()> {
     let socket = packet_socket()?;
     for address in addresses {
         let (frame, protocol) = match address {

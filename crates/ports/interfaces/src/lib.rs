@@ -1,0 +1,26 @@
+//! Network interfaces of this machine's kernel: listed and watched, and in pairs for the instances of services.
+//!
+//! Key types: [`Links`] (requests to the kernel), [`LinkWatch`] (changes), [`Pairs`] (the interfaces of instances),
+//! [`Remaker`] (makes pairs again), [`announce`] (tells neighbours where an address is).
+
+mod announce;
+mod links;
+mod pairs;
+
+use std::io;
+
+use thiserror::Error;
+
+pub use announce::announce;
+pub use links::{Link, LinkWatch, Links, NAME_LIMIT};
+pub use pairs::{GATEWAY_MAC, Pairs, Remaker, container_end, host_end, instance_mac};
+
+/// What cannot be done with an interface.
+#[derive(Debug, Error)]
+#[error("interface {interface}: {source}")]
+pub struct Error {
+    /// Which one.
+    pub interface: String,
+    /// The system's word.
+    pub source: io::Error,
+}

@@ -1,0 +1,422 @@
+//! Instances that are the ends of connections: their programs use the kernel's network, over a kernel port. The switch
+//! is their next hop: it sets the MAC addresses of what they get and send, and takes VLAN tags off and puts them on.
+//!
+//! What neighbours an uplink has is learnt from the packets that it brings: the reply to an address goes to the MAC
+//! address from which its packets come.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use interfaces::{GATEWAY_MAC, instance_mac};
+use model::{DropReason, ServiceId, Slot, UplinkId};
+use packet::ethertype;
+use switch::{Plan, ServicePlan};
+
+use crate::frame::Frame;
+use crate::id_map::{SlotMap, UplinkMap};
+
+/// Bytes of the two MAC addresses, and of a VLAN tag.
+const ADDRESSES: usize = 12;
+const TAG: usize = 4;
+/// Addresses of an instance: the service's and its own, of both IP versions.
+const ADDRESS_LIMIT: usize = 4;
+/// Neighbours of an uplink that are remembered. Beyond that, and for one that was never seen, the latest new one gets
+/// the packet: behind a router all have its MAC address.
+const NEIGHBOURS: usize = 4096;
+const MAC_BITS: u32 = 48;
+
+/// The kernel port of an instance that may come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelPlace {
+    /// The place of the instance.
+    pub slot: Slot,
+    /// The addresses that it has for itself, beside the service's.
+    pub own: Vec<IpAddr>,
+    /// Whether it may open connections.
+    pub egress: bool,
+}
+
+/// What workers know of such instances and of uplinks, beside the plan.
+#[derive(Debug, Default)]
+pub struct Ends {
+    places: SlotMap<Option<KernelPlace>>,
+    uplinks: UplinkMap<Neighbours>,
+}
+
+/// The neighbours of an uplink.
+#[derive(Debug, Default)]
+struct Neighbours {
+    /// Of each place the tag of an address, and its MAC address. Any worker writes, in one store.
+    known: Box<[AtomicU64]>,
+    latest: AtomicU64,
+    /// The MAC address of services' addresses here; 0: this uplink serves none.
+    own: AtomicU64,
+    key: [u64; 2],
+}
+
+impl Ends {
+    /// With these places. `key` keeps senders from choosing whose place they take.
+    pub(crate) fn new(places: &[KernelPlace], key: [u64; 2]) -> Ends {
+        let mut ends = Ends::default();
+        for place in places {
+            ends.places[place.slot] = Some(place.clone());
+        }
+        if !places.is_empty() {
+            for uplink in ends.uplinks.iter_mut() {
+                uplink.known = (0..NEIGHBOURS).map(|_| AtomicU64::new(0)).collect();
+                uplink.key = key;
+            }
+        }
+        ends
+    }
+
+    /// An uplink is there, and packets to services' addresses come to that MAC address.
+    pub(crate) fn set_mac(&self, uplink: UplinkId, mac: [u8; 6]) {
+        self.uplinks[uplink].own.store(number(mac), Ordering::Relaxed);
+    }
+
+    /// The MAC address of services' addresses at an uplink.
+    fn mac(&self, uplink: UplinkId) -> Option<[u8; 6]> {
+        let mac = self.uplinks[uplink].own.load(Ordering::Relaxed);
+        (mac != 0).then(|| address(mac))
+    }
+
+    /// Whether the instance there may open connections; [`None`] for one that is no end of connections.
+    pub(crate) fn opens(&self, slot: Slot) -> Option<bool> {
+        self.places[slot].as_ref().map(|place| place.egress)
+    }
+
+    /// Makes a frame of no service the answer to itself, where it asks for an address of a service or an instance.
+    #[cold]
+    pub(crate) fn answer<F: Frame>(&self, frame: &mut F, uplink: UplinkId, plan: &Plan) -> bool {
+        let Some(mac) = self.mac(uplink) else { return false };
+        let serves = |service: &&ServicePlan| service.vip.is_some() && service.uplinks.contains(&uplink);
+        let is_own = |slot: Slot, address: &IpAddr| {
+            let place = self.places[slot].as_ref();
+            place.is_some_and(|place| place.own.contains(address))
+        };
+        let is_ours = |address: IpAddr| {
+            let mut services = plan.services.iter().filter(serves);
+            services.any(|of| {
+                of.vip
+                    .as_ref()
+                    .is_some_and(|vip| vip.addresses.contains(&address))
+            }) || plan.instances().any(|(slot, _)| is_own(slot, &address))
+        };
+        let len = frame.len();
+        match packet::answer(frame.room(), len, mac, is_ours) {
+            Some(len) => {
+                frame.set_len(len);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Neighbours {
+    /// The place of an address, and its tag there.
+    #[inline]
+    fn place(&self, of: IpAddr) -> (usize, u64) {
+        let (high, low) = match of {
+            IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
+            IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
+        };
+        let product = u128::from(high ^ self.key[0]).wrapping_mul(u128::from(low ^ self.key[1] | 1));
+        let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed as usize % NEIGHBOURS, mixed >> MAC_BITS)
+    }
+
+    /// A packet from that address came from that MAC address.
+    #[inline]
+    fn learn(&self, from: IpAddr, mac: [u8; 6]) {
+        let (at, tag) = self.place(from);
+        let (Some(place), mac) = (self.known.get(at), number(mac)) else {
+            return;
+        };
+        let entry = tag << MAC_BITS | mac;
+        // A group or nobody has no packets of its own.
+        if place.load(Ordering::Relaxed) != entry && mac >> 40 & 1 == 0 && mac != 0 {
+            place.store(entry, Ordering::Relaxed);
+            self.latest.store(mac, Ordering::Relaxed);
+        }
+    }
+
+    /// Where a packet to that address goes.
+    #[inline]
+    fn find(&self, to: IpAddr) -> Option<[u8; 6]> {
+        let (at, tag) = self.place(to);
+        let entry = self.known.get(at)?.load(Ordering::Relaxed);
+        let mac = entry & ((1 << MAC_BITS) - 1);
+        let mac = if mac != 0 && entry >> MAC_BITS == tag {
+            mac
+        } else {
+            self.latest.load(Ordering::Relaxed)
+        };
+        (mac != 0).then(|| address(mac))
+    }
+}
+
+fn number(mac: [u8; 6]) -> u64 {
+    mac.into_iter()
+        .fold(0, |number, byte| number << 8 | u64::from(byte))
+}
+
+fn address(mac: u64) -> [u8; 6] {
+    let [_, _, bytes @ ..] = mac.to_be_bytes();
+    bytes
+}
+
+/// The addresses of a packet, and where its IP header begins. [`None`] for what is not IP.
+#[inline]
+fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
+    let kind = |at: usize| frame.get(at..)?.first_chunk().map(|two| u16::from_be_bytes(*two));
+    let mut at = ADDRESSES;
+    if kind(at)? == ethertype::VLAN {
+        at += TAG;
+    }
+    let ip = at + 2;
+    let v4 = |at: usize| {
+        frame
+            .get(ip + at..)?
+            .first_chunk::<4>()
+            .map(|of| IpAddr::from(*of))
+    };
+    let v6 = |at: usize| {
+        frame
+            .get(ip + at..)?
+            .first_chunk::<16>()
+            .map(|of| IpAddr::from(*of))
+    };
+    match kind(at)? {
+        ethertype::IPV4 => Some((v4(12)?, v4(16)?, ip)),
+        ethertype::IPV6 => Some((v6(8)?, v6(24)?, ip)),
+        _ => None,
+    }
+}
+
+/// An instance that ends connections, as its home worker knows it.
+#[derive(Debug)]
+pub(crate) struct End {
+    ends: Arc<Ends>,
+    slot: Slot,
+    uplink: UplinkId,
+    vlan: Option<u16>,
+    addresses: [Option<IpAddr>; ADDRESS_LIMIT],
+}
+
+impl End {
+    pub(crate) fn new(ends: &Arc<Ends>, slot: Slot) -> End {
+        End {
+            ends: Arc::clone(ends),
+            slot,
+            uplink: UplinkId(0),
+            vlan: None,
+            addresses: [None; ADDRESS_LIMIT],
+        }
+    }
+
+    /// Takes over the plan's settings of its service.
+    pub(crate) fn note(&mut self, service: ServiceId, plan: &Plan) {
+        let Some(service) = plan.service(service) else {
+            return;
+        };
+        self.uplink = service.uplinks.first().copied().unwrap_or_default();
+        self.vlan = service.matches.vlan;
+        let place = self.ends.places[self.slot].as_ref();
+        let own = place.iter().flat_map(|place| &place.own);
+        let mut all = service.vip.iter().flat_map(|vip| &vip.addresses).chain(own);
+        self.addresses = std::array::from_fn(|_| all.next().copied());
+    }
+
+    /// Readies packets for the instance: the switch sends them, and they have no tag.
+    #[inline]
+    pub(crate) fn enter<F: Frame>(&self, frames: &mut [F]) {
+        let neighbours = &self.ends.uplinks[self.uplink];
+        for frame in frames {
+            let bytes = frame.bytes_mut();
+            let Some((source, _, ip)) = addresses(bytes) else {
+                continue;
+            };
+            if let Some(mac) = bytes.get(6..).and_then(<[u8]>::first_chunk) {
+                neighbours.learn(source, *mac);
+            }
+            if ip > ADDRESSES + 2 {
+                bytes.copy_within(ADDRESSES + TAG.., ADDRESSES);
+                let len = bytes.len() - TAG;
+                frame.set_len(len);
+            }
+            set_macs(frame.bytes_mut(), instance_mac(self.slot), GATEWAY_MAC);
+        }
+    }
+
+    /// Readies a packet of the instance for its uplink.
+    ///
+    /// # Errors
+    /// It is not to leave.
+    #[inline]
+    pub(crate) fn leave<F: Frame>(&self, frame: &mut F) -> Result<(), DropReason> {
+        let (source, destination, ip) = addresses(frame.bytes()).ok_or(DropReason::Other)?;
+        if ip > ADDRESSES + 2 {
+            return Err(DropReason::Spoofed);
+        }
+        if !self.addresses.contains(&Some(source)) {
+            // The kernel says on its own which groups it is in, and asks for routers.
+            let is_of_link =
+                matches!(source, IpAddr::V6(of) if of.is_unicast_link_local() || of.is_unspecified());
+            return Err(if is_of_link {
+                DropReason::Other
+            } else {
+                DropReason::Spoofed
+            });
+        }
+        if destination.is_multicast() || destination.is_unspecified() {
+            return Err(DropReason::Other);
+        }
+        let to = self.ends.uplinks[self.uplink].find(destination);
+        let (to, from) = to
+            .zip(self.ends.mac(self.uplink))
+            .ok_or(DropReason::NoNeighbour)?;
+        if let Some(vlan) = self.vlan {
+            frame.add_front(TAG).ok_or(DropReason::TooLarge)?;
+            let tag = frame
+                .bytes_mut()
+                .get_mut(ADDRESSES..)
+                .and_then(<[u8]>::first_chunk_mut);
+            let [a, b] = ethertype::VLAN.to_be_bytes();
+            let [c, d] = vlan.to_be_bytes();
+            *tag.ok_or(DropReason::TooLarge)? = [a, b, c, d];
+        }
+        set_macs(frame.bytes_mut(), to, from);
+        Ok(())
+    }
+}
+
+#[inline]
+fn set_macs(frame: &mut [u8], to: [u8; 6], from: [u8; 6]) {
+    if let Some((first, rest)) = frame.split_first_chunk_mut::<6>()
+        && let Some(second) = rest.first_chunk_mut::<6>()
+    {
+        *first = to;
+        *second = from;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::{Vip, VipMode};
+    use packet::build::{self, Tag};
+    use scheduling::Scheduler;
+
+    use super::*;
+    use crate::frame::HeapFrame;
+
+    const SLOT: Slot = Slot(3);
+    const OWN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    fn end(vlan: Option<u16>) -> (Arc<Ends>, End) {
+        let place = KernelPlace {
+            slot: SLOT,
+            own: vec!["10.0.1.1".parse().unwrap()],
+            egress: true,
+        };
+        let ends = Arc::new(Ends::new(&[place], [3, 4]));
+        ends.set_mac(UplinkId(0), OWN_MAC);
+        let mut service = ServicePlan::of_all(ServiceId(0), Scheduler::from_name("rss").unwrap());
+        service.vip = Some(Vip {
+            addresses: vec!["10.0.0.100".parse().unwrap(), "2001:db8::100".parse().unwrap()],
+            ports: vec![80..=80],
+            mode: VipMode::L2,
+            target_port: None,
+        });
+        service.matches.vlan = vlan;
+        let plan = Plan {
+            services: vec![service],
+            ..Plan::default()
+        };
+        let mut end = End::new(&ends, SLOT);
+        end.note(ServiceId(0), &plan);
+        (ends, end)
+    }
+
+    fn frame(src: &str, dst: &str, tags: &[Tag]) -> HeapFrame {
+        let mut built = build::Frame::udp(src.parse().unwrap(), dst.parse().unwrap(), b"data").unwrap();
+        (built.src_mac, built.dst_mac, built.tags) = (CLIENT_MAC, OWN_MAC, tags);
+        let bytes = built.to_vec().unwrap();
+        let mut frame = HeapFrame::with_room(200);
+        frame.room()[..bytes.len()].copy_from_slice(&bytes);
+        frame.set_len(bytes.len());
+        frame
+    }
+
+    #[test]
+    fn replies_go_where_requests_came_from() {
+        for (vlan, tags) in [(None, vec![]), (Some(7), vec![Tag::vlan(7)])] {
+            let (_ends, end) = end(vlan);
+            for (client, vip) in [
+                ("10.0.0.9:5", "10.0.0.100:80"),
+                ("[2001:db8::9]:5", "[2001:db8::100]:80"),
+            ] {
+                let mut request = frame(client, vip, &tags);
+                end.enter(std::slice::from_mut(&mut request));
+                let mut untagged = frame(client, vip, &[]);
+                set_macs(untagged.bytes_mut(), instance_mac(SLOT), GATEWAY_MAC);
+                assert_eq!(request.bytes(), untagged.bytes());
+                let mut reply = frame(vip, client, &[]);
+                set_macs(reply.bytes_mut(), GATEWAY_MAC, instance_mac(SLOT));
+                end.leave(&mut reply).unwrap();
+                let mut expected = frame(vip, client, &tags);
+                set_macs(expected.bytes_mut(), CLIENT_MAC, OWN_MAC);
+                assert_eq!(reply.bytes(), expected.bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn an_instance_speaks_for_itself_alone() {
+        let (_ends, end) = end(None);
+        let left = |src: &str, dst: &str, tags: &[Tag]| end.leave(&mut frame(src, dst, tags));
+        assert_eq!(
+            left("10.0.0.100:80", "10.0.0.9:5", &[]),
+            Err(DropReason::NoNeighbour)
+        );
+        end.enter(&mut [frame("10.0.0.8:5", "10.0.0.100:80", &[])]);
+        assert_eq!(
+            left("10.0.0.100:80", "10.0.0.9:5", &[]),
+            Ok(()),
+            "by the only router there is"
+        );
+        assert_eq!(left("10.0.1.1:80", "10.0.0.9:5", &[]), Ok(()));
+        assert_eq!(left("10.0.0.101:80", "10.0.0.9:5", &[]), Err(DropReason::Spoofed));
+        assert_eq!(
+            left("10.0.0.100:80", "10.0.0.9:5", &[Tag::vlan(7)]),
+            Err(DropReason::Spoofed)
+        );
+        assert_eq!(left("[fe80::1]:80", "[ff02::2]:5", &[]), Err(DropReason::Other));
+        assert_eq!(left("10.0.0.100:80", "224.0.0.1:5", &[]), Err(DropReason::Other));
+        let mut arp = frame("10.0.0.100:80", "10.0.0.9:5", &[]);
+        arp.bytes_mut()[12..14].copy_from_slice(&[8, 6]);
+        assert_eq!(end.leave(&mut arp), Err(DropReason::Other));
+    }
+
+    #[test]
+    fn neighbours_do_not_take_each_others_places() {
+        let (ends, _) = end(None);
+        let neighbours = &ends.uplinks[UplinkId(0)];
+        let all: Vec<IpAddr> = (0..300_u32)
+            .map(|at| IpAddr::V4((0x0a00_0001 + at).into()))
+            .collect();
+        for (at, address) in all.iter().enumerate() {
+            neighbours.learn(*address, [2, 0, 0, 0, (at >> 8) as u8, at as u8]);
+        }
+        neighbours.learn(all[0], [0xff; 6]);
+        let known = all.iter().enumerate();
+        let right = known.filter(|(at, address)| {
+            neighbours.find(**address) == Some([2, 0, 0, 0, (at >> 8) as u8, *at as u8])
+        });
+        // Some 11 pairs of 300 addresses share one of 4096 places.
+        assert!(right.count() > 270);
+    }
+}

@@ -1,0 +1,489 @@
+//! A network interface of the kernel, through a packet socket: frames are copied out of its ring and into it. And how
+//! the control plane opens one.
+//!
+//! Senders on this machine leave checksums and divisions to a card. Both are done here, so that everything behind this
+//! port sees whole packets that fit into a frame.
+
+use std::net::IpAddr;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use interfaces::{Link, Links, announce};
+use packet::offload::{Division, Offload, Partial};
+use packet_socket::{Config, Monitor, PacketSocket, SendError};
+use switch::{PortSpec, SwitchError};
+
+use crate::frame::{Frame as _, FrameMemory, Sizes};
+use crate::keep::KeptAs;
+use crate::port::{Capabilities, Connection, Control, Listener, Losses, Pending, Port, Queue, Received};
+
+/// Slots of the rings of an uplink: more than a worker takes in a turn, for the time in which it does not run.
+const UPLINK_SLOTS: u32 = 2048;
+/// How long to wait between two looks at an interface that is not up yet.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of a VLAN tag, and where it belongs.
+const TAG_BYTES: usize = 4;
+const TAG_AT: usize = 12;
+
+/// A packet that is being divided.
+struct Dividing {
+    bytes: Vec<u8>,
+    /// [`None`]: all of it has been received.
+    division: Option<Division>,
+}
+
+/// An interface of the kernel.
+pub struct KernelPort {
+    socket: PacketSocket,
+    pending: Pending,
+    /// The longest frame that it carries, in bytes.
+    frame_limit: usize,
+    dividing: Dividing,
+    /// Nothing is received before this is true.
+    gate: Option<Arc<AtomicBool>>,
+}
+
+impl KernelPort {
+    /// A port on a packet socket.
+    pub(crate) fn new(socket: PacketSocket) -> KernelPort {
+        KernelPort {
+            socket,
+            pending: Pending::default(),
+            frame_limit: usize::MAX,
+            dividing: Dividing {
+                bytes: Vec::new(),
+                division: None,
+            },
+            gate: None,
+        }
+    }
+
+    /// Whether packets may be received.
+    fn is_open(&mut self) -> bool {
+        // Acquire: the plan that was published before it was opened is then seen.
+        if self
+            .gate
+            .as_ref()
+            .is_some_and(|gate| !gate.load(Ordering::Acquire))
+        {
+            return false;
+        }
+        self.gate = None;
+        true
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if bytes.len() > self.frame_limit {
+            self.pending.too_large += 1;
+            return;
+        }
+        let (_, sender) = self.socket.rings();
+        match sender.put(bytes) {
+            Ok(()) => {
+                self.pending.packets += 1;
+                self.pending.bytes += bytes.len() as u64;
+            }
+            Err(SendError::TooLarge) => self.pending.too_large += 1,
+            Err(SendError::Full) => self.pending.full += 1,
+        }
+    }
+
+    /// Sends what was put into the ring. An interface that is down says so to the control plane.
+    #[inline]
+    fn kick(&mut self) {
+        let (_, sender) = self.socket.rings();
+        let _down = sender.send();
+    }
+}
+
+impl Dividing {
+    /// Begins to divide a packet; without a division in it, it is left out.
+    fn begin(&mut self, frame: &packet_socket::Received<'_>) -> bool {
+        self.bytes.clear();
+        let (front, rest) = frame.bytes.split_at(TAG_AT.min(frame.bytes.len()));
+        self.bytes.extend_from_slice(front);
+        if let Some(tag) = frame.tag {
+            self.bytes.extend_from_slice(&tag.ethertype.to_be_bytes());
+            self.bytes.extend_from_slice(&tag.control.to_be_bytes());
+        }
+        self.bytes.extend_from_slice(rest);
+        self.division = Division::new(&self.bytes, behind_tag(frame));
+        self.division.is_some()
+    }
+
+    /// Appends packets of the division, at most `limit`. Gives how many are too long for a frame of `longest` bytes.
+    fn receive<M: FrameMemory>(
+        &mut self,
+        memory: &mut M,
+        into: &mut Vec<M::Frame>,
+        limit: usize,
+        longest: usize,
+    ) -> Received {
+        let mut received = Received::default();
+        while let Some(division) = &mut self.division
+            && received.packets < limit
+        {
+            match division.next_len(&self.bytes) {
+                Some(len) if len <= longest => {}
+                Some(_) => {
+                    received.too_large += 1;
+                    self.division = None;
+                    break;
+                }
+                None => {
+                    self.division = None;
+                    break;
+                }
+            }
+            let Some(mut frame) = memory.take() else { break };
+            match division.next(&self.bytes, frame.room()) {
+                Some(len) => {
+                    frame.set_len(len);
+                    into.push(frame);
+                    received.packets += 1;
+                }
+                None => {
+                    memory.give(frame);
+                    received.too_large += 1;
+                    self.division = None;
+                }
+            }
+        }
+        received
+    }
+}
+
+/// What is left to do, with positions in a frame that has its tag.
+fn behind_tag(frame: &packet_socket::Received<'_>) -> Offload {
+    let by = if frame.tag.is_some() { TAG_BYTES } else { 0 };
+    let partial = frame.offload.partial.map(|of| Partial {
+        start: of.start + by,
+        ..of
+    });
+    Offload {
+        partial,
+        ..frame.offload
+    }
+}
+
+/// Copies a received frame. Whether it fits.
+fn copy<F: crate::frame::Frame>(from: &packet_socket::Received<'_>, frame: &mut F, longest: usize) -> bool {
+    let by = if from.tag.is_some() { TAG_BYTES } else { 0 };
+    let len = from.bytes.len() + by;
+    let Some(room) = frame.room().get_mut(..len).filter(|_| len <= longest) else {
+        return false;
+    };
+    match from.tag {
+        None => room.copy_from_slice(from.bytes),
+        Some(tag) => {
+            let Some((front, rest)) = from.bytes.split_at_checked(TAG_AT) else {
+                return false;
+            };
+            let (addresses, others) = room.split_at_mut(TAG_AT);
+            addresses.copy_from_slice(front);
+            let (own, others) = others.split_at_mut(TAG_BYTES);
+            let [a, b] = tag.ethertype.to_be_bytes();
+            let [c, d] = tag.control.to_be_bytes();
+            own.copy_from_slice(&[a, b, c, d]);
+            others.copy_from_slice(rest);
+        }
+    }
+    frame.set_len(len);
+    behind_tag(from)
+        .partial
+        .is_none_or(|partial| partial.complete(frame.bytes_mut()))
+}
+
+impl<M: FrameMemory> Queue<M> for KernelPort {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            receives: true,
+            checksum: false,
+            segmentation: false,
+            max_frame: self.frame_limit,
+        }
+    }
+
+    fn limit_frames(&mut self, bytes: usize) {
+        self.frame_limit = bytes;
+    }
+
+    fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
+        if !self.is_open() {
+            return Received::default();
+        }
+        let longest = self.frame_limit.min(memory.frame_limit());
+        let mut received = self.dividing.receive(memory, into, limit, longest);
+        let (ring, _) = self.socket.rings();
+        while self.dividing.division.is_none() && received.packets < limit {
+            let there = ring.available(limit - received.packets);
+            if there == 0 {
+                break;
+            }
+            let first = into.len();
+            memory.take_some(into, there);
+            let mut empty = into.get_mut(first..).unwrap_or_default().iter_mut();
+            let room = empty.len();
+            let (mut copied, mut too_large) = (0, 0);
+            let mut frame = empty.next();
+            let dividing = &mut self.dividing;
+            let taken = ring.take(room, |packet| {
+                if packet.offload.divide.is_some() {
+                    if dividing.begin(&packet) {
+                        return ControlFlow::Break(());
+                    }
+                    too_large += 1;
+                } else if frame
+                    .as_deref_mut()
+                    .is_some_and(|frame| copy(&packet, frame, longest))
+                {
+                    copied += 1;
+                    frame = empty.next();
+                } else {
+                    too_large += 1;
+                }
+                ControlFlow::Continue(())
+            });
+            received.packets += copied;
+            received.too_large += too_large + u64::from(taken.too_large);
+            for unused in into.drain(first + copied..) {
+                memory.give(unused);
+            }
+            if room == 0 {
+                break;
+            }
+            let left = limit.saturating_sub(received.packets);
+            received += self.dividing.receive(memory, into, left, longest);
+        }
+        received
+    }
+
+    fn send(&mut self, frame: M::Frame, memory: &mut M) {
+        self.put(frame.bytes());
+        memory.give(frame);
+    }
+
+    fn send_burst(&mut self, frames: &mut Vec<M::Frame>, _known: Option<(u64, Sizes)>, memory: &mut M) {
+        for frame in frames.iter() {
+            self.put(frame.bytes());
+        }
+        memory.give_all(frames);
+    }
+
+    #[inline(always)]
+    fn flush(&mut self, _memory: &mut M) -> Pending {
+        self.kick();
+        std::mem::take(&mut self.pending)
+    }
+
+    #[inline(always)]
+    fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, sizes: Sizes, memory: &mut M) -> Pending {
+        self.send_burst(frames, Some((bytes, sizes)), memory);
+        std::mem::take(&mut self.pending)
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) {
+        self.kick();
+    }
+
+    #[inline(always)]
+    fn release(&mut self) {
+        let (ring, _) = self.socket.rings();
+        ring.release();
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn set_wakeups(&mut self, _on: bool) -> bool {
+        let (ring, _) = self.socket.rings();
+        self.dividing.division.is_some() || ring.has_frames()
+    }
+}
+
+/// The control plane's handle of an interface.
+struct InterfaceControl {
+    interface: String,
+    monitor: Monitor,
+    links: Links,
+    /// Frames that the interface had dropped when it was last asked.
+    dropped: Option<u64>,
+    /// Whether the interface is in use: cleared when this ends.
+    in_use: Arc<AtomicBool>,
+}
+
+impl Control for InterfaceControl {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+
+    fn end(&mut self) -> Option<String> {
+        let reason = match self.monitor.trouble() {
+            Some(error) => error.to_string(),
+            None => match self.links.find(&self.interface) {
+                Ok(link) if link.has_carrier => return None,
+                Ok(_) => "it is down".to_owned(),
+                Err(error) => error.to_string(),
+            },
+        };
+        Some(format!("interface {}: {reason}", self.interface))
+    }
+
+    fn take_losses(&mut self) -> Losses {
+        let now = self.links.find(&self.interface).ok().map(|link| link.tx_dropped);
+        let failed = now
+            .zip(self.dropped)
+            .map_or(0, |(now, before)| now.saturating_sub(before));
+        self.dropped = now.or(self.dropped);
+        Losses {
+            missed: self
+                .monitor
+                .take_statistics()
+                .map_or(0, |counted| counted.dropped),
+            failed,
+        }
+    }
+}
+
+impl Drop for InterfaceControl {
+    fn drop(&mut self) {
+        self.in_use.store(false, Ordering::Release);
+    }
+}
+
+/// A connection over the socket of an interface.
+fn connection<M: FrameMemory>(
+    link: &Link,
+    links: Links,
+    socket: PacketSocket,
+    in_use: Arc<AtomicBool>,
+) -> Connection<M> {
+    let control = InterfaceControl {
+        interface: link.name.clone(),
+        monitor: socket.monitor(),
+        links,
+        dropped: Some(link.tx_dropped),
+        in_use,
+    };
+    Connection {
+        queues: vec![Port::Kernel(KernelPort::new(socket))],
+        control: Some(Box::new(control)),
+        peer: format!("interface {}", link.name),
+        mac: Some(service_mac(link.mac)),
+    }
+}
+
+/// Opens the interface of an instance as soon as the other end is up in the container.
+pub(crate) fn connect<M: FrameMemory>(
+    port: &PortSpec,
+    _workers: usize,
+    abandoned: &AtomicBool,
+    _kept: &KeptAs,
+) -> Result<Vec<Connection<M>>, SwitchError> {
+    let interface = port.address.to_string_lossy();
+    let wrong = |reason: String| SwitchError::Port { reason };
+    let ends = Instant::now() + Duration::from_nanos(port.deadline.0);
+    let mut links = Links::new().map_err(|error| wrong(format!("netlink: {error}")))?;
+    let link = loop {
+        let link = links
+            .find(&interface)
+            .map_err(|error| wrong(format!("interface {interface}: {error}")))?;
+        if link.has_carrier && link.peer_is_away {
+            break link;
+        }
+        if Instant::now() >= ends || abandoned.load(Ordering::Relaxed) {
+            let what = "its interface did not come up in the container";
+            return Err(wrong(format!("interface {interface}: {what}")));
+        }
+        std::thread::sleep(LOOK_PAUSE);
+    };
+    let config = Config {
+        slots: port.ring_slots,
+        frame_bytes: port.buffer_bytes,
+    };
+    let socket = PacketSocket::open(&interface, config).map_err(|error| wrong(error.to_string()))?;
+    Ok(vec![connection(&link, links, socket, Arc::default())])
+}
+
+/// Opens the interface of an uplink, and opens it again when it comes back.
+pub(crate) struct InterfaceListener {
+    interface: String,
+    max_frame: usize,
+    in_use: Arc<AtomicBool>,
+    /// The last error, so that it is told once.
+    told: String,
+}
+
+impl InterfaceListener {
+    /// Of that interface, for frames of at most `max_frame` bytes.
+    pub(crate) fn new(interface: &str, max_frame: usize) -> InterfaceListener {
+        InterfaceListener {
+            interface: interface.to_owned(),
+            max_frame,
+            in_use: Arc::default(),
+            told: String::new(),
+        }
+    }
+
+    fn open<M: FrameMemory>(&self) -> Result<Connection<M>, String> {
+        let of_interface = |error| format!("interface {}: {error}", self.interface);
+        let mut links = Links::new().map_err(of_interface)?;
+        let link = links.find(&self.interface).map_err(of_interface)?;
+        if !link.has_carrier {
+            return Err(format!("interface {}: it is down", self.interface));
+        }
+        let config = Config {
+            slots: UPLINK_SLOTS,
+            frame_bytes: self.max_frame as u32,
+        };
+        let socket = PacketSocket::open(&self.interface, config).map_err(|error| error.to_string())?;
+        socket
+            .also_for(service_mac(link.mac))
+            .map_err(|error| error.to_string())?;
+        self.in_use.store(true, Ordering::Release);
+        Ok(connection(&link, links, socket, Arc::clone(&self.in_use)))
+    }
+}
+
+impl<M: FrameMemory> Listener<M> for InterfaceListener {
+    fn accept(&mut self, limit: Duration) -> Result<Option<Connection<M>>, SwitchError> {
+        if !self.in_use.load(Ordering::Acquire) {
+            match self.open() {
+                Ok(connection) => {
+                    self.told.clear();
+                    return Ok(Some(connection));
+                }
+                Err(error) if error != self.told => {
+                    self.told.clone_from(&error);
+                    return Err(SwitchError::Port { reason: error });
+                }
+                Err(_) => {}
+            }
+        }
+        std::thread::sleep(limit);
+        Ok(None)
+    }
+}
+
+/// The MAC address of services' addresses at an interface: another one than its own, so that this machine's own network
+/// ignores what is for them. The same in each run.
+pub(crate) const fn service_mac(of: [u8; 6]) -> [u8; 6] {
+    let [first, second, third, fourth, fifth, sixth] = of;
+    [(first | 0x02) ^ 0x40, second, third, fourth, fifth, sixth]
+}
+
+/// Tells the network of an interface where these addresses are.
+pub(crate) fn tell(interface: &str, addresses: &[IpAddr]) {
+    let told = Links::new()
+        .and_then(|mut links| links.find(interface))
+        .and_then(|link| announce(link.index, service_mac(link.mac), addresses.iter().copied()));
+    if let Err(error) = told {
+        // Neighbours ask all the same.
+        tracing::warn!(interface, %error, "addresses could not be announced");
+    }
+}

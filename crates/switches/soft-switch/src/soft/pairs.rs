@@ -1,0 +1,157 @@
+//! The pairs of interfaces of instances with kernel ports. All are there before any container. A pair whose other end
+//! went with a container is made again before its slot is free.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use interfaces::{Error, Links, Pairs, Remaker, host_end};
+use model::{Nanos, PortKind, Slot};
+use switch::{PortSpec, SwitchError, SwitchEvent};
+
+use super::{KernelPorts, system};
+
+/// An Ethernet header with two VLAN tags.
+const HEADER_BYTES: u32 = 22;
+/// How long a pair that could not be made waits for the next attempt.
+const RETRY: Nanos = Nanos::from_secs(1);
+
+/// All pairs.
+pub(super) struct InstancePairs {
+    pairs: Pairs,
+    slots: BTreeSet<Slot>,
+    /// [`None`] without pairs.
+    kernel: Option<(Links, Remaker<Error>)>,
+    /// Slots whose pair is being made again, with what then tells that they are free.
+    leaving: BTreeMap<Slot, SwitchEvent>,
+    retries: Vec<(Nanos, Slot)>,
+}
+
+impl InstancePairs {
+    /// Makes the pairs that are missing. Those of an earlier run stay where that `goes_on`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn start(of: &KernelPorts, goes_on: bool) -> Result<InstancePairs, SwitchError> {
+        let pairs = Pairs {
+            prefix: of.prefix.clone(),
+            mtu: u32::from(of.mtu),
+            is_apart: true,
+        };
+        let slots: BTreeSet<Slot> = of.places.iter().map(|place| place.slot).collect();
+        let mut all = InstancePairs {
+            pairs,
+            slots,
+            kernel: None,
+            leaving: BTreeMap::new(),
+            retries: Vec::new(),
+        };
+        if all.slots.is_empty() {
+            return Ok(all);
+        }
+        let netlink = |error| system("netlink", error);
+        let mut links = Links::new().map_err(netlink)?;
+        let there = links.list().map_err(netlink)?;
+        let there: BTreeSet<Slot> = there
+            .iter()
+            .filter(|link| goes_on && link.is_veth)
+            .filter_map(|link| all.pairs.slot_of(&link.name))
+            .collect();
+        for slot in all.slots.difference(&there) {
+            all.pairs.make(&mut links, *slot).map_err(refused)?;
+        }
+        let pairs = all.pairs.clone();
+        let remaker = Remaker::start(move |links, slot| pairs.make(links, slot));
+        all.kernel = Some((links, remaker.map_err(netlink)?));
+        Ok(all)
+    }
+
+    /// The port of an instance, as the switch opens it.
+    ///
+    /// # Errors
+    /// There is no pair for the slot.
+    pub(super) fn port_of(&self, slot: Slot, port: PortSpec) -> Result<PortSpec, SwitchError> {
+        if port.kind != PortKind::Kernel {
+            return Ok(port);
+        }
+        if !self.slots.contains(&slot) {
+            return Err(SwitchError::Limit {
+                what: "slots with a port",
+                asked: slot.index() + 1,
+                limit: self.slots.len(),
+            });
+        }
+        Ok(PortSpec {
+            address: PathBuf::from(host_end(&self.pairs.prefix, slot)),
+            data_ports: 1,
+            buffer_bytes: self.pairs.mtu + HEADER_BYTES,
+            ..port
+        })
+    }
+
+    /// Holds back what tells that a slot is free whose pair is gone, until it is there again.
+    pub(super) fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        let Some((links, remaker)) = &mut self.kernel else {
+            return;
+        };
+        let (pairs, slots) = (&self.pairs, &self.slots);
+        let mut is_held = |event: &SwitchEvent| match *event {
+            SwitchEvent::Detached { slot, .. } if slots.contains(&slot) => {
+                let link = links.find(&host_end(&pairs.prefix, slot));
+                link.map_or(true, |link| link.peer_is_away)
+            }
+            _ => false,
+        };
+        for event in events.extract_if(.., |event| is_held(event)) {
+            if let SwitchEvent::Detached { slot, .. } = event {
+                self.leaving.insert(slot, event);
+                remaker.remake(slot);
+            }
+        }
+        for (_, slot) in self.retries.extract_if(.., |(at, _)| now >= *at) {
+            remaker.remake(slot);
+        }
+        while let Some((slot, made)) = remaker.done() {
+            match made {
+                Ok(_) => events.extend(self.leaving.remove(&slot)),
+                Err(error) => {
+                    self.retries.push((now + RETRY, slot));
+                    events.push(SwitchEvent::Trouble {
+                        what: format!("the port of {slot}"),
+                        reason: format!("{error}; it is tried again"),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Ends the thread, and removes all pairs if they are not left to the next run.
+    pub(super) fn stop(&mut self, removes: bool) {
+        let Some((mut links, mut remaker)) = self.kernel.take() else {
+            return;
+        };
+        remaker.stop();
+        if removes && let Err(error) = self.pairs.remove_all(&mut links) {
+            tracing::warn!(%error, "interfaces of instances stay");
+        }
+    }
+}
+
+/// Removes all pairs whose names begin so.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_pairs(prefix: &str) -> Result<(), SwitchError> {
+    let pairs = Pairs {
+        prefix: prefix.to_owned(),
+        mtu: 0,
+        is_apart: true,
+    };
+    let mut links = Links::new().map_err(|error| system("netlink", error))?;
+    pairs.remove_all(&mut links).map_err(refused)
+}
+
+fn refused(error: Error) -> SwitchError {
+    SwitchError::Port {
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,398 @@
+//! Uplinks and instances that are interfaces of the kernel: real pairs, real TCP connections.
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use interfaces::{GATEWAY_MAC, container_end};
+use model::{DropReason, InstanceState, Slot, UplinkId, Vip, VipMode};
+use real_parts::{Namespace, fetch, run, serve};
+use soft_switch::{KernelPlace, KernelPorts, UplinkConfig, UplinkDevice};
+use switch::{PortKind, PortSpec, ServicePlan, SwitchEvent, SwitchRequest};
+
+use crate::bed::{self, Bed, echo};
+
+const VIP: &str = "10.0.0.100";
+const VIP_V6: &str = "2001:db8::100";
+const NET_MAC: &str = "02:00:00:00:00:01";
+const UPLINK_MAC: &str = "02:00:00:00:00:02";
+
+/// Whether this machine has what these tests need.
+fn available() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    let missing = (!is_root).then(|| "network namespaces need root".to_owned());
+    real_parts::available("root", missing)
+}
+
+/// A machine with an uplink, the network there, and the namespaces of instances.
+struct World {
+    host: Namespace,
+    net: Namespace,
+    instances: BTreeMap<u16, Namespace>,
+}
+
+impl World {
+    /// This thread moves to the machine.
+    fn new() -> World {
+        let (host, net) = (Namespace::new("host"), Namespace::new("net"));
+        host.ip(&format!(
+            "link add name up0 address {UPLINK_MAC} type veth peer name net0 address {NET_MAC} netns {}",
+            net.name
+        ));
+        host.ip("link set up0 up");
+        net.ip("link set net0 up");
+        net.ip("addr add 10.0.0.1/24 dev net0");
+        net.ip("addr add 2001:db8::1/64 dev net0 nodad");
+        host.enter();
+        World {
+            host,
+            net,
+            instances: BTreeMap::new(),
+        }
+    }
+
+    /// Moves the other end of a pair into a container, and sets it up as an engine does.
+    fn start_instance(&mut self, slot: u16, addresses: &[&str]) {
+        let namespace = Namespace::new(&format!("i{slot}"));
+        let end = container_end("inco", Slot(slot));
+        run(
+            "ip",
+            &[
+                "-n",
+                &self.host.name,
+                "link",
+                "set",
+                &end,
+                "netns",
+                &namespace.name,
+            ],
+        );
+        namespace.ip(&format!("link set {end} name eth0"));
+        for address in addresses {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            namespace.ip(&format!("addr add {address} dev eth0{nodad}"));
+        }
+        namespace.ip("link set eth0 up");
+        let gateway = GATEWAY_MAC.map(|byte| format!("{byte:02x}")).join(":");
+        namespace.ip("route add 169.254.1.1 dev eth0");
+        namespace.ip("route add default via 169.254.1.1 dev eth0 onlink");
+        namespace.ip(&format!(
+            "neigh add 169.254.1.1 lladdr {gateway} nud permanent dev eth0"
+        ));
+        namespace.ip(&format!(
+            "neigh add fe80::1 lladdr {gateway} nud permanent dev eth0"
+        ));
+        namespace.ip("-6 route add default via fe80::1 dev eth0 onlink");
+        self.instances.insert(slot, namespace);
+    }
+
+    /// Starts one that serves downloads at the service's addresses, and gives it flows.
+    fn add_server(&mut self, bed: &mut Bed, slot: u16) {
+        self.start_instance(slot, &[&format!("{VIP}/32"), &format!("{VIP_V6}/128")]);
+        for address in [format!("{VIP}:80"), format!("[{VIP_V6}]:80")] {
+            serve(&self.instances[&slot], &address);
+        }
+        attach(bed, slot);
+        bed.set_state(slot, 0, InstanceState::Active);
+        bed.publish();
+    }
+
+    fn fetch(&self, address: &str, bytes: u64) -> Result<(), String> {
+        self.net.within(|| fetch(address, bytes))
+    }
+}
+
+fn attach(bed: &mut Bed, slot: u16) {
+    bed.set_state(slot, 0, InstanceState::Standby);
+    bed.publish();
+    bed.ask(bed::attach(slot, 0, PortSpec::new(PortKind::Kernel, "")));
+    bed.until("the instance is attached", |bed| {
+        bed.saw(|e| matches!(e, SwitchEvent::Attached { slot: s, .. } if s.0 == slot))
+    });
+}
+
+/// A service at two addresses.
+fn service() -> ServicePlan {
+    let addresses = vec![VIP.parse().unwrap(), VIP_V6.parse().unwrap()];
+    ServicePlan {
+        vip: Some(Vip {
+            addresses,
+            ports: vec![80..=80],
+            mode: VipMode::L2,
+            target_port: None,
+        }),
+        ..bed::service(0, &[0], model::Match::default())
+    }
+}
+
+/// A switch on the machine of this thread, with so many places for instances.
+fn switch(workers: usize, places: u16, service: ServicePlan) -> Bed {
+    Bed::with(workers, 0, vec![service], |config| {
+        config.uplinks = vec![UplinkConfig {
+            name: "wan".to_owned(),
+            device: UplinkDevice::Kernel {
+                interface: "up0".to_owned(),
+            },
+            max_frame: 1522,
+            waits: false,
+        }];
+        config.kernel_ports = KernelPorts {
+            prefix: "inco".to_owned(),
+            mtu: 1500,
+            places: (0..places)
+                .map(|slot| KernelPlace {
+                    slot: Slot(slot),
+                    own: Vec::new(),
+                    egress: true,
+                })
+                .collect(),
+        };
+    })
+}
+
+/// offered + originated = returned + delivered + dropped, as nothing is on its way.
+fn is_accounted_for(bed: &mut Bed) {
+    std::thread::sleep(Duration::from_millis(150));
+    bed.until("all is read", |_| true);
+    let slots = &bed.reading.slots;
+    let (to, back) = slots.iter().fold((0, 0), |(to, back), of| {
+        assert_eq!((of.to_packets, of.back_packets), (of.delivered, of.originated));
+        (to + of.to_packets, back + of.back_packets)
+    });
+    assert!(to > 0 && back > 0);
+    assert_eq!(bed.reading.in_flight(), 0);
+}
+
+#[test]
+fn downloads_are_exact_in_both_versions_of_ip() {
+    if !available() {
+        return;
+    }
+    let bytes = if real_parts::is_full_length() {
+        1 << 30
+    } else {
+        24 << 20
+    };
+    for workers in [1, 2] {
+        let mut world = World::new();
+        let mut bed = switch(workers, 2, service());
+        world.add_server(&mut bed, 0);
+        world.add_server(&mut bed, 1);
+        for address in [format!("{VIP}:80"), format!("[{VIP_V6}]:80")] {
+            world.fetch(&address, bytes).unwrap();
+            for _ in 0..20 {
+                world.fetch(&address, 1000).unwrap();
+            }
+        }
+        is_accounted_for(&mut bed);
+        let new_flows: Vec<u64> = bed.reading.slots[..2].iter().map(|of| of.new_flows).collect();
+        assert_eq!(new_flows.iter().sum::<u64>(), 42, "{new_flows:?}");
+        assert!(new_flows.iter().all(|flows| *flows >= 15), "{new_flows:?}");
+        assert_eq!(bed.reading.drops[DropReason::Spoofed.index()], 0);
+        bed.until("no flow is left", |bed| {
+            bed.reading.slots.iter().all(|of| of.live_flows == 0)
+        });
+    }
+}
+
+#[test]
+fn addresses_answer_to_a_ping_and_the_machine_does_not() {
+    if !available() {
+        return;
+    }
+    let world = World::new();
+    let _bed = switch(1, 1, service());
+    let pings = |address: &str| {
+        let ping = world
+            .net
+            .command("ping")
+            .args(["-c1", "-W2", "-q", address])
+            .output();
+        ping.unwrap().status.success()
+    };
+    assert!(pings(VIP) && pings(VIP_V6));
+    assert!(!pings("10.0.0.101"));
+    let seen = world
+        .net
+        .command("ip")
+        .args(["neigh", "show", VIP])
+        .output()
+        .unwrap();
+    let seen = String::from_utf8(seen.stdout).unwrap();
+    assert!(seen.contains("lladdr 42:00:00:00:00:02"), "{seen}");
+}
+
+#[test]
+fn a_drain_ends_with_the_last_connection_and_the_place_is_used_again() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(1, 2, service());
+    world.add_server(&mut bed, 0);
+    let address = format!("{VIP}:80");
+    let download = {
+        let net = Namespace::clone_of(&world.net);
+        let address = address.clone();
+        std::thread::spawn(move || net.within(|| fetch(&address, 64 << 20)))
+    };
+    bed.until("the download has begun", |bed| {
+        bed.reading.slots[0].live_flows == 1
+    });
+    world.add_server(&mut bed, 1);
+    bed.set_state(0, 0, InstanceState::Draining);
+    bed.publish();
+    for _ in 0..10 {
+        world.fetch(&address, 1000).unwrap();
+    }
+    bed.until("no flow is left", |bed| bed.reading.slots[0].live_flows == 0);
+    download.join().unwrap().unwrap();
+    bed.until("all is read", |_| true);
+    assert_eq!(bed.reading.slots[0].new_flows, 1);
+    bed.unplan(0);
+    world.instances.remove(&0);
+    bed.ask(SwitchRequest::Detach(Slot(0)));
+    bed.until("the slot is free", |bed| {
+        bed.saw(|e| {
+            matches!(
+                e,
+                SwitchEvent::Detached {
+                    slot: Slot(0),
+                    outstanding: 0
+                }
+            )
+        })
+    });
+    bed.events.clear();
+    world.add_server(&mut bed, 0);
+    for _ in 0..10 {
+        world.fetch(&address, 1000).unwrap();
+    }
+    is_accounted_for(&mut bed);
+}
+
+#[test]
+fn an_instance_that_dies_is_told_at_once() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(1, 1, service());
+    world.add_server(&mut bed, 0);
+    world.host.ip("link del inco0");
+    bed.until("its port is down", |bed| {
+        bed.saw(|e| matches!(e, SwitchEvent::PortDown { slot: Slot(0), .. }))
+    });
+}
+
+#[test]
+fn an_uplink_goes_and_comes_back() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(1, 1, service());
+    world.add_server(&mut bed, 0);
+    let address = format!("{VIP}:80");
+    world.fetch(&address, 1000).unwrap();
+    world.net.ip("link set net0 down");
+    bed.until("the uplink is down", |bed| {
+        bed.saw(|e| {
+            matches!(
+                e,
+                SwitchEvent::UplinkDown {
+                    uplink: UplinkId(0),
+                    ..
+                }
+            )
+        })
+    });
+    bed.events.clear();
+    world.net.ip("link set net0 up");
+    bed.until("the uplink is up", |bed| {
+        bed.saw(|e| {
+            matches!(
+                e,
+                SwitchEvent::UplinkUp {
+                    uplink: UplinkId(0),
+                    ..
+                }
+            )
+        })
+    });
+    world.fetch(&address, 1000).unwrap();
+}
+
+#[test]
+fn instances_open_connections_of_their_own() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(2, 2, service());
+    world.add_server(&mut bed, 0);
+    world.add_server(&mut bed, 1);
+    serve(&world.net, "10.0.0.1:8080");
+    // The network is known once it has asked for something.
+    world.fetch(&format!("{VIP}:80"), 1000).unwrap();
+    world.fetch(&format!("{VIP}:80"), 1000).unwrap();
+    for (slot, namespace) in &world.instances {
+        let ports = format!("{} {}", 40_000 + 1000 * slot, 40_999 + 1000 * slot);
+        namespace.set("ipv4/ip_local_port_range", &ports);
+        for bytes in [1000, 3 << 20] {
+            namespace.within(|| fetch("10.0.0.1:8080", bytes)).unwrap();
+        }
+    }
+    is_accounted_for(&mut bed);
+}
+
+#[test]
+fn an_instance_cannot_speak_for_another_one() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(1, 1, service());
+    world.add_server(&mut bed, 0);
+    world.fetch(&format!("{VIP}:80"), 1000).unwrap();
+    let instance = &world.instances[&0];
+    instance.ip("addr add 10.0.0.66/32 dev eth0");
+    let ping = instance
+        .command("ping")
+        .args(["-c1", "-W1", "-q", "-I", "10.0.0.66", "10.0.0.1"])
+        .output();
+    assert!(!ping.unwrap().status.success());
+    bed.until("it is counted", |bed| {
+        bed.reading.drops[DropReason::Spoofed.index()] > 0
+    });
+    // Nor does this machine answer it, at any of its addresses.
+    world.host.ip("addr add 10.7.0.1/32 dev lo");
+    world.host.ip("link set lo up");
+    let ping = instance
+        .command("ping")
+        .args(["-c1", "-W1", "-q", "-I", VIP, "10.7.0.1"])
+        .output();
+    assert!(!ping.unwrap().status.success());
+}
+
+#[test]
+fn memif_and_kernel_instances_share_a_service() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(1, 1, service());
+    world.add_server(&mut bed, 0);
+    world.fetch(&format!("{VIP}:80"), 1000).unwrap();
+    // A function in another slot: it gets every second flow, and sends what it gets out again.
+    bed.add(5, 0, 1, echo);
+    for _ in 0..4 {
+        let socket = world.net.within(|| UdpSocket::bind("10.0.0.1:0").unwrap());
+        socket.send_to(b"x", format!("{VIP}:80")).unwrap();
+    }
+    bed.until("both have flows", |bed| {
+        bed.reading.slots[0].new_flows == 3 && bed.reading.slots[5].new_flows == 2
+    });
+    bed.until("all is back", |bed| bed.reading.in_flight() == 0);
+    assert_eq!(bed.reading.slots[5].back_packets, 2);
+}
