@@ -30,7 +30,7 @@ pub(crate) use namespace::{Namespace, Sniffer};
 pub(crate) use network::Network;
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
-pub(crate) use requests::{Connection, Load};
+pub(crate) use requests::Load;
 pub(crate) use systemd::Systemd;
 use turn::Turn;
 
