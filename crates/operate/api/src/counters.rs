@@ -271,6 +271,12 @@ model::service_counters! { level! {
         desired: u32 = gauge "service_desired_instances",
         /// Active instances that take no new flows, as their checks or their agents say. A gauge.
         unfit: u32 = gauge "service_unfit_instances",
+        /// Health checks of its instances.
+        checks: u64 = counter "service_checks",
+        /// Health checks that did not pass.
+        failed_checks: u64 = counter "service_failed_checks",
+        /// Questions to agents of its instances of which nothing came.
+        silent_agents: u64 = counter "service_silent_agents",
         /// Minimum number of active instances. A gauge.
         min: u32 = gauge "service_min_instances",
         /// Maximum number of active instances. A gauge.

@@ -38,7 +38,7 @@ mod reaction;
 mod settings;
 mod shell;
 
-pub use controller::{Controller, Failing, HeldBack, ServiceStatus};
+pub use controller::{Checks, Controller, Failing, HeldBack, ServiceStatus};
 pub use fitness::Fitness;
 pub use instance::{Container, Instance, Port};
 pub use message::{Command, CommandError, CommandId, Inputs, Outputs, Report, ReportKind};

@@ -1703,6 +1703,13 @@ fn one_that_fails_its_checks_keeps_its_flows_and_gets_no_new_ones() {
     sim.run(50, Nanos::from_millis(1));
     assert!(sim.flows.len() > 150);
     assert_eq!(sim.pinned(slot), 3, "its own flows, and no other");
+    let counted = sim.controller.services().next().map(|of| of.checks);
+    let expected = controller::Checks {
+        all: 6,
+        failed: 5,
+        silent_agents: 0,
+    };
+    assert_eq!(counted, Some(expected));
     sim.flows_wanted = [0, 0];
     sim.run(1_000, Nanos::from_millis(1));
     sim.checks(victim, 1, true);

@@ -348,7 +348,11 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             wrong("ready", what, write);
         }
         let is_asked = can.checks && service.port == PortKind::Kernel && service.vip.is_some();
-        let needs = "asks instances over their network only with port = \"kernel\" and vip";
+        let needs = if can.checks {
+            "asks instances over their network only with port = \"kernel\" and vip"
+        } else {
+            "does not ask instances over their network"
+        };
         if service
             .health
             .as_ref()

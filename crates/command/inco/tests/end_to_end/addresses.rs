@@ -2,12 +2,13 @@
 //! and what happens to those that stall.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use model::{Event, EventKind, InstanceId, InstanceState};
 use rustix::process::Signal;
 
 use crate::support::{
-    Engine, Inco, Network, PATIENCE, Place, Speaker, available, changes, eventually, example, kill,
+    Engine, Inco, Network, PATIENCE, Place, Session, available, changes, eventually, example, kill,
 };
 
 /// What an image of this machine needs for a program that listens when it is told to.
@@ -140,7 +141,7 @@ fn the_haproxy_example_runs_as_it_is() {
         network.get("http://10.0.0.10:8080/").ok()
     });
     let inco = network.run_file(&place, &example("haproxy.toml"));
-    inco.settled(2, 0);
+    inco.settled(2, 1);
     scaled(&place, &inco, "balancer", &[4, 2, 3, 2], || {
         assert_eq!(network.get("http://10.0.0.100/").unwrap(), "from outside\n");
     });
@@ -168,7 +169,7 @@ fn the_dns_example_runs_as_it_is() {
     let (place, network) = (Place::new(), Network::new());
     place.must(&["image", "import", "dnsmasq"]);
     let inco = network.run_file(&place, &example("dns.toml"));
-    inco.settled(2, 0);
+    inco.settled(2, 1);
     let dig = |more: &[&str]| {
         let usual = ["@10.0.0.53", "www.example.test", "+short", "+tries=1", "+time=5"];
         let said = network.client("dig", &[&usual, more].concat()).output().unwrap();
@@ -181,7 +182,7 @@ fn the_dns_example_runs_as_it_is() {
     };
     scaled(&place, &inco, "dns", &[4, 2], is_answered);
     // One that hangs gets no more questions.
-    let rows = inco.settled(2, 0);
+    let rows = inco.settled(2, 1);
     kill(rows[0].pid.unwrap(), Signal::STOP);
     let why = eventually("it is noticed", PATIENCE, || {
         let (takes, why) = health_events(&inco, rows[0].id).pop()?;
@@ -303,6 +304,60 @@ fn a_stalled_instance_gets_no_new_flows_and_is_replaced_docker() {
     a_stalled_instance_gets_no_new_flows_and_is_replaced(Engine::Docker);
 }
 
+/// Checks find an instance where its own address and port are the translated ones, and by IPv6.
+#[test]
+fn checks_reach_every_kind_of_address() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["nginx"]) {
+        return;
+    }
+    for (vip, switch) in [
+        (
+            "address = '10.0.0.100', ports = 80, mode = 'dnat', target_port = 8080",
+            "ebpf = { instance_addresses = '10.0.1.0/24' }\n",
+        ),
+        ("address = '2001:db8::100', ports = 8080", ""),
+        (
+            "address = '2001:db8::100', ports = 80, mode = 'dnat', target_port = 8080",
+            "ebpf = { instance_addresses = '2001:db8:1::/64' }\n",
+        ),
+    ] {
+        let (place, network) = (Place::new(), Network::new());
+        let text = nginx(
+            &place,
+            engine,
+            "instances = { min = 1, max = 1, standby = 0 }\nhealth = { http = \"/\", every = \"200ms\" }\n",
+        );
+        place.file(
+            "nginx.conf",
+            &NGINX.replace("listen 80", "listen [::]:8080 ipv6only=off"),
+        );
+        let text = text
+            .replace("address = \"10.0.0.100\", ports = \"80\"", vip)
+            .replace("driver = \"ebpf\"\n", &format!("driver = \"ebpf\"\n{switch}"));
+        let inco = network.run(&place, &text);
+        let row = inco.settled(1, 0).remove(0);
+        // Five checks, of which three would be enough.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert_eq!(health_events(&inco, row.id), [], "{vip}");
+        kill(row.pid.unwrap(), Signal::STOP);
+        let seen = |takes: bool| {
+            eventually(vip, PATIENCE, || {
+                let (now, why) = health_events(&inco, row.id).pop()?;
+                (now == takes).then_some(why)
+            })
+        };
+        let why = seen(false);
+        assert_eq!(
+            why, "3 checks in a row did not pass: port 8080 does not answer in time",
+            "{vip}"
+        );
+        kill(row.pid.unwrap(), Signal::CONT);
+        seen(true);
+        inco.stop(&place);
+    }
+}
+
 #[test]
 fn one_that_stays_stalled_is_removed() {
     let engine = Engine::Oci;
@@ -389,12 +444,12 @@ impl Servers {
 
 const WEB: &str = "10.0.0.100:80";
 
-fn open(network: &Network, count: usize) -> Vec<Speaker> {
+fn open(network: &Network, count: usize) -> Vec<Session> {
     (0..count).map(|_| network.connect(WEB).unwrap()).collect()
 }
 
 /// They are still where they were.
-fn all_answer(connections: &mut [Speaker]) {
+fn all_answer(connections: &mut [Session]) {
     for connection in connections {
         assert_eq!(connection.ask("still there").unwrap(), "still there");
         assert_eq!(connection.ask("id").unwrap(), connection.id.to_string());
@@ -429,9 +484,15 @@ fn one_that_fails_keeps_its_flows_and_gets_no_new_ones(engine: Engine) {
     }
     for (keys, word, said) in KINDS {
         let (place, network) = (Place::new(), Network::new());
+        // A command takes its time, with Docker on a busy machine up to half a second.
+        let every = if keys.starts_with("command") {
+            "1s"
+        } else {
+            "100ms"
+        };
         let more = format!(
-            "instances = {{ min = 2, max = 3, standby = 0 }}\nhealth = {{ {keys}, every = \"100ms\", fall = 3, rise = 2 \
-             }}\n"
+            "instances = {{ min = 2, max = 3, standby = 0 }}\nhealth = {{ {keys}, every = \"{every}\", timeout = \
+             \"{every}\" }}\n"
         );
         let servers = Servers::new(&place, engine, &more);
         let inco = network.run(&place, &servers.text);
@@ -458,7 +519,9 @@ fn one_that_fails_keeps_its_flows_and_gets_no_new_ones(engine: Engine) {
         );
         all_answer(&mut before);
         let counters = inco.client().counters().unwrap();
-        assert_eq!(counters.services[0].unfit, 1);
+        let of = &counters.services[0];
+        assert_eq!(of.unfit, 1);
+        assert!(of.failed_checks >= 3 && of.checks > of.failed_checks, "{of:?}");
         drop(after);
         servers.say(&file, "");
         eventually("it is back", PATIENCE, || {
@@ -679,4 +742,59 @@ fn where_only_draining_instances_are_left_they_serve() {
     assert!(!told.contains("deadline passed"), "{told}");
     inco.settled(1, 0);
     inco.stop(&place);
+}
+
+/// Downloads over a link that becomes narrower and narrower, also while inco is dead and once it is back: its errors
+/// reach the instance, or the download would stand still.
+#[test]
+fn a_narrow_path_is_found_also_without_inco_and_after_it() {
+    let engine = Engine::Oci;
+    if !are_here(engine, &["nginx", "curl"]) {
+        return;
+    }
+    for (mode, switch) in [
+        ("l2", ""),
+        (
+            "dnat",
+            "ebpf = { instance_addresses = ['10.0.1.0/24', '2001:db8:1::/64'] }\n",
+        ),
+    ] {
+        let (place, network) = (Place::new(), Network::new());
+        let text = nginx(&place, engine, "instances = { min = 1, max = 1, standby = 0 }\n");
+        place.file(
+            "nginx.conf",
+            &NGINX.replace("listen 80", "listen [::]:80 ipv6only=off"),
+        );
+        let bytes: Vec<u8> = (0..4_u32 << 20).map(|at| (at % 251) as u8).collect();
+        std::fs::write(place.path("srv").join("large"), &bytes).unwrap();
+        let vip = format!("address = ['10.0.0.100', '2001:db8::100'], ports = 80, mode = '{mode}'");
+        let text = text
+            .replace("address = \"10.0.0.100\", ports = \"80\"", &vip)
+            .replace("driver = \"ebpf\"\n", &format!("driver = \"ebpf\"\n{switch}"));
+        let inco = network.run(&place, &text);
+        inco.settled(1, 0);
+        let far = network.far_client();
+        let downloads = |mtu: u16| {
+            network.client_ip(&format!("link set far0 mtu {mtu}"));
+            for host in ["10.0.0.100", "[2001:db8::100]"] {
+                let url = format!("http://{host}/large");
+                let curl = || {
+                    Command::new("curl")
+                        .args(["-sSf", "--max-time", "20", &url])
+                        .output()
+                };
+                let got = far.within(curl).unwrap();
+                let said = String::from_utf8_lossy(&got.stderr);
+                assert!(got.status.success(), "{mode}, {mtu}, {url}: {said}");
+                assert!(got.stdout == bytes, "{mode}, {mtu}, {url}: other bytes");
+            }
+        };
+        downloads(1_400);
+        let _traces = inco.kill();
+        downloads(1_350);
+        let inco = network.run(&place, &text);
+        inco.settled(1, 0);
+        downloads(1_300);
+        inco.stop(&place);
+    }
 }

@@ -21,19 +21,25 @@ impl Controller {
             ReportKind::Check(verdict) => self.take_verdict(index, verdict),
             ReportKind::Agent(Ok(said)) => self.take_agent(index, said),
             // What it said before has its effect for a while.
-            ReportKind::Agent(Err(_)) => {}
+            ReportKind::Agent(Err(_)) => {
+                let service = instance.service.index();
+                if let Some(service) = self.services.get_mut(service) {
+                    service.checks.silent_agents += 1;
+                }
+            }
         }
     }
 
     fn take_verdict(&mut self, index: usize, verdict: &Result<(), String>) {
         let (now, instance) = (self.now, &mut self.instances[index]);
-        let service = self.services.get(instance.service.index());
-        let Some(check) = service.and_then(|of| of.settings.health.as_ref()) else {
+        let Some(service) = self.services.get_mut(instance.service.index()) else {
             return;
         };
-        if !instance.is_checked() {
+        service.checks.all += 1;
+        service.checks.failed += u64::from(verdict.is_err());
+        let Some(check) = service.settings.health.as_ref().filter(|_| instance.is_checked()) else {
             return;
-        }
+        };
         let before = instance.fitness.clone();
         instance.fitness.check(verdict, check, now);
         let (fall, rise) = (check.fall, check.rise);

@@ -56,6 +56,7 @@ struct Service {
     no_slot_told: bool,
     /// Since when too few of its instances pass their checks, so that all are used.
     panics: Option<Nanos>,
+    checks: Checks,
     /// The rollout in progress, or the last one.
     rollout: Option<RolloutPlan>,
 }
@@ -94,6 +95,7 @@ impl Service {
             overcommitted_at: None,
             no_slot_told: false,
             panics: None,
+            checks: Checks::default(),
             rollout: None,
             settings,
         }
@@ -168,8 +170,21 @@ pub struct ServiceStatus<'a> {
     pub plan: &'a ServicePlan,
     /// Present if its instances fail.
     pub failing: Option<Failing<'a>>,
+    /// Its checks.
+    pub checks: Checks,
     /// The rollout in progress, or the last one.
     pub rollout: Option<&'a Rollout>,
+}
+
+/// The checks of a service's instances, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// Health checks.
+    pub all: u64,
+    /// Those that did not pass.
+    pub failed: u64,
+    /// Questions to agents of which nothing came.
+    pub silent_agents: u64,
 }
 
 /// A service whose instances fail soon after their start, or cannot be created.
@@ -442,6 +457,7 @@ impl Controller {
             reason: &service.reason,
             observation: &service.observation,
             plan: &service.settings.plan,
+            checks: service.checks,
             failing: service.failures.as_ref().map(|(failures, last)| Failing {
                 failures: *failures,
                 last,

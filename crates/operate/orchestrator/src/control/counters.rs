@@ -130,6 +130,9 @@ impl ControlLoop {
                         .filter(|i| i.service() == status.id && i.state() == InstanceState::Active)
                         .filter(|i| !i.fitness().takes())
                         .count() as u32,
+                    checks: status.checks.all,
+                    failed_checks: status.checks.failed,
+                    silent_agents: status.checks.silent_agents,
                     min: status.min,
                     max: status.max,
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),

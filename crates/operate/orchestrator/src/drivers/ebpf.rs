@@ -5,12 +5,11 @@ use std::path::Path;
 use anyhow::Result;
 use configuration::{Configuration, Device, Unusable};
 use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort};
-use interfaces::{GATEWAY_MAC, host_end, instance_mac};
-use model::{AffinityKey, Slot, VipMode};
+use model::AffinityKey;
 use soft_switch::Keep;
 use switch::Capabilities;
 
-use super::kernel_ports::{mtu, names, of_services, own_addresses, places};
+use super::kernel_ports::{mtu, names, of_services, own_addresses, places, ports};
 use super::{Driver, Started};
 use api::run_dir::run_dir;
 
@@ -38,8 +37,8 @@ impl Driver for Ebpf {
         let switch = EbpfSwitch::start(&config)?;
         Ok(Started {
             switch: Box::new(switch),
+            ports: ports(configuration, &config.prefix)?,
             places: places(configuration, &config.prefix)?,
-            ports: ports(configuration, &config),
         })
     }
 
@@ -92,31 +91,9 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
     })
 }
 
-/// How the instance of each slot is reached alone: at the addresses of its service, or at its own where those are
-/// translated.
-fn ports(configuration: &Configuration, config: &EbpfSwitchConfig) -> Vec<(Slot, health::Port)> {
-    let services = &configuration.services;
-    let port = |of: &PreparedPort| {
-        let vip = services.get(of.service.index())?.vip.as_ref()?;
-        let addresses = match vip.mode {
-            VipMode::L2 => &vip.addresses,
-            VipMode::Dnat => &of.own,
-        };
-        let port = health::Port {
-            interface: host_end(&config.prefix, of.slot),
-            mac: instance_mac(of.slot),
-            gateway_mac: GATEWAY_MAC,
-            addresses: addresses.clone(),
-            mtu: config.mtu,
-        };
-        Some((of.slot, port))
-    };
-    config.ports.iter().filter_map(port).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use model::NetFunction;
+    use model::{NetFunction, Slot};
 
     use super::*;
 
@@ -144,7 +121,7 @@ mod tests {
             .collect();
         assert_eq!(addresses, ["10.0.0.130/32", "10.0.0.100/32", "2001:db8::100/128"]);
         assert_eq!(setup.local_ports, None);
-        let checked = &ports(&configuration, &config)[1].1;
+        let checked = &ports(&configuration, &config.prefix).unwrap()[1].1;
         assert_eq!(checked.addresses[0].to_string(), "10.0.0.100");
         assert_eq!((checked.mac, checked.mtu), (setup.mac, setup.mtu));
     }
@@ -167,7 +144,7 @@ mod tests {
         let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.130", "2001:db8:1::2"]);
         // There it is checked, too.
-        let (slot, port) = &ports(&configuration, &config)[1];
+        let (slot, port) = &ports(&configuration, &config.prefix).unwrap()[1];
         let checked: Vec<String> = port.addresses.iter().map(ToString::to_string).collect();
         assert_eq!((*slot, checked), (Slot(1), addresses));
     }

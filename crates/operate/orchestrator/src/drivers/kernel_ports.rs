@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use configuration::{Configuration, Service};
 use controller::PortPlace;
-use interfaces::{GATEWAY_MAC, container_end, instance_mac};
+use interfaces::{GATEWAY_MAC, container_end, host_end, instance_mac};
 use model::{InterfaceSetup, NetFunction, PortKind, Prefix, ServiceId, Slot, VipMode};
 
 use crate::pool;
@@ -119,6 +119,34 @@ pub(super) fn places(configuration: &Configuration, prefix: &str) -> Result<Vec<
         (0..).zip(slots).map(place).collect::<Result<_>>().map(Some)
     };
     of_services(configuration).map(of_service).collect()
+}
+
+/// How the instance of each slot is reached alone: at the addresses of its service, or at its own where those are
+/// translated.
+pub(super) fn ports(configuration: &Configuration, prefix: &str) -> Result<Vec<(Slot, health::Port)>> {
+    let own = own_addresses(configuration);
+    let mtu = mtu(configuration);
+    let mut ports = Vec::new();
+    for (_, service, slots) in of_services(configuration) {
+        let Some(vip) = service.vip.as_ref().filter(|_| service.port == PortKind::Kernel) else {
+            continue;
+        };
+        for slot in slots {
+            let addresses = match vip.mode {
+                VipMode::L2 => vip.addresses.clone(),
+                VipMode::Dnat => own(slot)?,
+            };
+            let port = health::Port {
+                interface: host_end(prefix, slot),
+                mac: instance_mac(slot),
+                gateway_mac: GATEWAY_MAC,
+                addresses,
+                mtu,
+            };
+            ports.push((slot, port));
+        }
+    }
+    Ok(ports)
 }
 
 /// The ports for connections that the program of one of so many instances opens. Those of two instances differ: both

@@ -12,7 +12,7 @@ use soft_switch::{
 };
 use switch::Capabilities;
 
-use super::kernel_ports::{mtu, names, of_services, own_addresses, places};
+use super::kernel_ports::{mtu, names, of_services, own_addresses, places, ports};
 use super::{Driver, Started, devices, make_parent};
 use api::run_dir::{in_run_dir, run_dir};
 
@@ -100,6 +100,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     }
     let (_, prefix) = names(&run_dir());
     let places = places(configuration, &prefix)?;
+    let ports = ports(configuration, &prefix)?;
     let config = SoftSwitchConfig {
         kernel_ports: kernel_ports(configuration, prefix)?,
         polling: of.poll,
@@ -122,7 +123,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
         return Ok(Started {
             switch,
             places,
-            ports: Vec::new(),
+            ports,
         });
     }
     let memories = HeapMemory::shares(count, count * FRAMES_PER_WORKER, frame_bytes);
@@ -130,7 +131,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     Ok(Started {
         switch: Box::new(switch),
         places,
-        ports: Vec::new(),
+        ports,
     })
 }
 

@@ -49,6 +49,39 @@ impl Network {
         self.client.ip(commands);
     }
 
+    /// A client behind the client, which forwards over the link `far0` of which nobody says how narrow it is. Both IP
+    /// versions.
+    pub(crate) fn far_client(&self) -> Namespace {
+        let far = Namespace::new();
+        let near = &self.client;
+        near.ip(&format!(
+            "link add far0 type veth peer name far1 netns {}",
+            far.pid()
+        ));
+        for (namespace, interfaces) in [(near, &["eth0", "far0"][..]), (&far, &["far1"])] {
+            namespace.within(|| {
+                for interface in interfaces {
+                    let path = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+                    std::fs::write(path, "0").unwrap();
+                }
+            });
+        }
+        near.ip("address add 2001:db8::2/64 dev eth0 nodad");
+        near.ip(
+            "address add 10.9.0.1/24 dev far0\naddress add 2001:db8:9::1/64 dev far0 nodad\nlink set far0 up",
+        );
+        far.ip(
+            "address add 10.9.0.2/24 dev far1\naddress add 2001:db8:9::2/64 dev far1 nodad\nlink set far1 up",
+        );
+        far.ip("route add default via 10.9.0.1\n-6 route add default via 2001:db8:9::1");
+        near.within(|| {
+            for file in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+                std::fs::write(format!("/proc/sys/net/{file}"), "1").unwrap();
+            }
+        });
+        far
+    }
+
     /// A command of the client, not started yet.
     pub(crate) fn client(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
@@ -76,27 +109,27 @@ impl Network {
     }
 
     /// A connection of the client to a server of `server.pl`, which says whose it is.
-    pub(crate) fn connect(&self, to: &str) -> io::Result<Speaker> {
+    pub(crate) fn connect(&self, to: &str) -> io::Result<Session> {
         let to = to.parse().map_err(io::Error::other)?;
         let stream = self.client.within(|| TcpStream::connect_timeout(&to, WAIT))?;
         stream.set_read_timeout(Some(WAIT))?;
-        let mut connection = Speaker {
+        let mut session = Session {
             stream: BufReader::new(stream),
             id: 0,
         };
-        connection.id = connection.ask("id")?.parse().map_err(io::Error::other)?;
-        Ok(connection)
+        session.id = session.ask("id")?.parse().map_err(io::Error::other)?;
+        Ok(session)
     }
 }
 
-/// A connection to a server of `server.pl`, which answers each line.
-pub(crate) struct Speaker {
+/// A connection to an instance.
+pub(crate) struct Session {
     stream: BufReader<TcpStream>,
     /// The instance's id.
     pub(crate) id: u32,
 }
 
-impl Speaker {
+impl Session {
     /// Sends a line, and takes the one that comes back.
     pub(crate) fn ask(&mut self, line: &str) -> io::Result<String> {
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
