@@ -237,6 +237,16 @@ impl OwnMemory {
         unsafe { &*self.mapping.address().as_ptr().cast() }
     }
 
+    /// All words, for what is not written otherwise.
+    #[inline(always)]
+    pub fn all_words(&self) -> &[AtomicU64] {
+        // SAFETY: a mapping begins at a page and is that long; the words are accessed as atomics, or as bytes by who
+        // has the only reference.
+        unsafe {
+            std::slice::from_raw_parts(self.mapping.address().as_ptr().cast(), self.mapping.bytes() / 8)
+        }
+    }
+
     /// The bytes, to be changed.
     #[inline(always)]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
