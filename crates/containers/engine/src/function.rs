@@ -74,8 +74,9 @@ impl Given {
                     given.devices.extend(verbs(&directory.join("device")));
                 }
                 NetFunction::Port(setup) => {
+                    // `/sys` may be that of another network namespace.
                     if !port::is_here(&setup.host) {
-                        return Err(missing(function, "is not there", SHOWS));
+                        return Err(no_interface(function));
                     }
                     given.ports.push(setup.clone());
                 }
@@ -172,16 +173,18 @@ impl Given {
     }
 }
 
-/// What shows the interfaces that there are.
-const SHOWS: &str = "`ip link` shows those that there are; a container may have it still";
-
 /// Where the kernel tells of an interface.
 fn interface(function: &NetFunction, name: &str, sys: &Path) -> Result<PathBuf, EngineError> {
     let directory = sys.join("class/net").join(name);
     if directory.exists() {
         return Ok(directory);
     }
-    Err(missing(function, "is not there", SHOWS))
+    Err(no_interface(function))
+}
+
+fn no_interface(function: &NetFunction) -> EngineError {
+    let write = "`ip link` shows those that there are; a container may have it still";
+    missing(function, "is not there", write)
 }
 
 fn missing(function: &NetFunction, what: &str, write: impl Into<String>) -> EngineError {

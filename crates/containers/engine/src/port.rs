@@ -25,8 +25,6 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
-use rustix::net::netdevice::name_to_index;
-use rustix::net::{SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::EngineError;
@@ -46,17 +44,6 @@ const LOOPBACK: &str = "lo";
 pub(crate) fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     (1..=MAX_NAME).contains(&name.len()) && name != "." && name != ".." && name.bytes().all(allowed)
-}
-
-/// Whether this network namespace has an interface of that name.
-pub(crate) fn is_there(name: &str) -> bool {
-    let socket = socket_with(
-        rustix::net::AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    );
-    socket.is_ok_and(|socket| name_to_index(&socket, name).is_ok())
 }
 
 /// Whether a port can be so. Looks at nothing outside.
