@@ -14,18 +14,21 @@ say() { printf 'old-kernel: %s\n' "$*" >&2; }
 
 for program in qemu-system-x86_64 busybox cpio depmod dpkg; do
     command -v "$program" >/dev/null || {
-        say "$program is missing; run: scripts/setup.sh old-kernel"
+        say "not run: $program is missing; run: scripts/setup.sh old-kernel"
         exit 1
     }
 done
 
 package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-6\.1\.[^ ]*\)$/\1/p' | head -n 1)
-[ -n "$package" ] || { say 'this Debian has no kernel 6.1 (linux-image-cloud-amd64)'; exit 1; }
+[ -n "$package" ] || { say 'not run: there is no package of Linux 6.1 (linux-image-cloud-amd64)'; exit 1; }
 kernel=$cache/$package
 if [ ! -e "$kernel/boot" ]; then
     say "fetching $package"
     mkdir -p "$cache"
-    (cd "$cache" && apt-get download -qq "$package" && dpkg -x "$package"_*.deb "$kernel.new" && rm -f "$package"_*.deb)
+    (cd "$cache" && apt-get download -qq "$package") || { say "not run: $package cannot be fetched"; exit 1; }
+    rm -rf "$kernel.new"
+    dpkg -x "$cache/$package"_*.deb "$kernel.new"
+    rm -f "$cache/$package"_*.deb
     mv "$kernel.new" "$kernel"
 fi
 version=$(basename "$kernel"/lib/modules/*)

@@ -1281,6 +1281,44 @@ fn an_address_that_is_translated_needs_those_of_instances() {
 }
 
 #[test]
+fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
+    let text = |device: &str, service: &str| {
+        let text = SHORT.replace("memif:wan.sock", device);
+        format!("{text}port = \"kernel\"\n{service}\n")
+    };
+    let vip = "vip = { address = \"10.0.0.100\", ports = \"80,443\" }";
+    let read = good(&text("kernel:eth0", vip));
+    assert_eq!(read.services[0].port, PortKind::Kernel);
+    assert_eq!(read.switch.spare_ports(), 2);
+    for (device, service, said) in [
+        ("kernel:eth0", String::new(), "write vip = {"),
+        (
+            "veth:eth0",
+            vip.to_owned(),
+            "write uplinks with device = \"kernel:INTERFACE\"",
+        ),
+        (
+            "kernel:eth0",
+            format!("{vip}\nready = \"consumes\""),
+            "write ready = \"connected\"",
+        ),
+        (
+            "kernel:eth0",
+            format!("{vip}\nsymmetric = false"),
+            "write symmetric = true",
+        ),
+        (
+            "kernel:eth0",
+            format!("{vip}\naffinity = \"relaxed\""),
+            "write affinity = \"strict\"",
+        ),
+    ] {
+        let problems = problems_of(&text(device, &service)).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
+}
+
+#[test]
 fn functions_of_a_card_are_read_and_must_be_enough() {
     use configuration::MacAddress;
     let text = |service: &str, more: &str| {

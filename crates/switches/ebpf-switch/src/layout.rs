@@ -106,12 +106,18 @@ pub(crate) struct ServiceRow {
     pub(crate) half_open_limit: AtomicI32,
     pub(crate) refill_at: AtomicU32,
     zero: [u32; 7],
-    pub(crate) taken: AtomicU32,
-    pub(crate) half_open: AtomicI32,
-    more_zero: [u32; 14],
+    pub(crate) moving: ServiceState,
     pub(crate) picks: [AtomicU16; PICKS],
     pub(crate) table: [AtomicU16; ENTRIES],
     pub(crate) active: [AtomicU16; SLOTS],
+}
+
+/// What the programs change of a service.
+#[repr(C)]
+pub(crate) struct ServiceState {
+    pub(crate) taken: AtomicU32,
+    pub(crate) half_open: AtomicI32,
+    zero: [u32; 14],
 }
 
 #[repr(C)]

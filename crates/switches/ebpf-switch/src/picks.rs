@@ -114,7 +114,7 @@ impl Picker {
             scheduler: service.scheduler.clone(),
             candidates: Candidates::new(),
             expected: 0.0,
-            from: row.taken.load(Acquire),
+            from: row.moving.taken.load(Acquire),
             prepared: 0,
             ahead: AHEAD_MIN,
             made_at: Nanos::ZERO,
@@ -132,7 +132,7 @@ impl Picker {
 
     /// Prepares picks for the program where that is due.
     pub(crate) fn prepare(&mut self, row: &ServiceRow, now: &Now<'_>) {
-        let taken = row.taken.load(Acquire);
+        let taken = row.moving.taken.load(Acquire);
         let used = taken.wrapping_sub(self.from);
         let ramps = self
             .candidates

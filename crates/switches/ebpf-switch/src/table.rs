@@ -213,7 +213,7 @@ pub(crate) fn purge(shared: &Shared, key: &FlowKey) -> io::Result<()> {
     };
     if flow.tcp == TCP_HANDSHAKE {
         let service = &shared.world().services[usize::from(flow.service())];
-        service.half_open.fetch_sub(1, Relaxed);
+        service.moving.half_open.fetch_sub(1, Relaxed);
     }
     let own = shared.own_counts();
     own.ended[family].fetch_add(1, Relaxed);

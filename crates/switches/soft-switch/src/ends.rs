@@ -2,29 +2,45 @@
 //! is their next hop: it sets the MAC addresses of what they get and send, and takes VLAN tags off and puts them on.
 //!
 //! What neighbours an uplink has is learnt from the packets that it brings: the reply to an address goes to the MAC
-//! address from which its packets come.
+//! address from which its packets come. That outlives this process, so that the next run can reply at once.
 
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use interfaces::{GATEWAY_MAC, instance_mac};
 use model::{DropReason, ServiceId, Slot, UplinkId};
 use packet::ethertype;
+use shared_memory::OwnMemory;
 use switch::{Plan, ServicePlan};
 
 use crate::frame::Frame;
 use crate::id_map::{SlotMap, UplinkMap};
+use crate::keep::Keep;
 
 /// Bytes of the two MAC addresses, and of a VLAN tag.
 const ADDRESSES: usize = 12;
 const TAG: usize = 4;
 /// Addresses of an instance: the service's and its own, of both IP versions.
 const ADDRESS_LIMIT: usize = 4;
-/// Neighbours of an uplink that are remembered. Beyond that, and for one that was never seen, the latest new one gets
-/// the packet: behind a router all have its MAC address.
+/// Neighbours of an uplink that are remembered. Beyond that, and for one that was never seen, the router gets the packet:
+/// the MAC address by which several addresses are reached; else the latest new neighbour.
 const NEIGHBOURS: usize = 4096;
+/// Places that an address may have, all in one cache line.
+const WAYS: usize = 4;
 const MAC_BITS: u32 = 48;
+/// Words of the memory of neighbours: which layout, the key of the places, and for each uplink the router, the
+/// latest new neighbour and all of them.
+const LAYOUT_AT: usize = 0;
+const LAYOUT: u64 = 0x1ac0_2001;
+const KEY_AT: usize = 1;
+const UPLINKS_AT: usize = 4;
+const UPLINK_WORDS: usize = WAYS + NEIGHBOURS;
+const BYTES: usize = 8 * (UPLINKS_AT + UplinkId::LIMIT * UPLINK_WORDS);
+/// The name under which it is kept.
+pub(crate) const NAME: &str = "neighbours/all";
 
 /// The kernel port of an instance that may come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,44 +57,58 @@ pub struct KernelPlace {
 #[derive(Debug, Default)]
 pub struct Ends {
     places: SlotMap<Option<KernelPlace>>,
-    uplinks: UplinkMap<Neighbours>,
-}
-
-/// The neighbours of an uplink.
-#[derive(Debug, Default)]
-struct Neighbours {
-    /// Of each place the tag of an address, and its MAC address. Any worker writes, in one store.
-    known: Box<[AtomicU64]>,
-    latest: AtomicU64,
-    /// The MAC address of services' addresses here; 0: this uplink serves none.
-    own: AtomicU64,
-    key: [u64; 2],
+    /// Of each uplink the MAC address of services' addresses; 0: it serves none.
+    own: UplinkMap<AtomicU64>,
+    /// [`None`] without places. Any worker writes, in one store.
+    neighbours: Option<OwnMemory>,
 }
 
 impl Ends {
-    /// With these places. `key` keeps senders from choosing whose place they take.
-    pub(crate) fn new(places: &[KernelPlace], key: [u64; 2]) -> Ends {
+    /// With these places. `key` keeps senders from choosing whose place among the neighbours they take. What an earlier
+    /// run knew `before` goes on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn new(
+        places: &[KernelPlace],
+        key: [u64; 2],
+        keep: Option<&Keep>,
+        before: Option<OwnedFd>,
+    ) -> io::Result<Ends> {
         let mut ends = Ends::default();
         for place in places {
             ends.places[place.slot] = Some(place.clone());
         }
-        if !places.is_empty() {
-            for uplink in ends.uplinks.iter_mut() {
-                uplink.known = (0..NEIGHBOURS).map(|_| AtomicU64::new(0)).collect();
-                uplink.key = key;
-            }
+        if places.is_empty() {
+            return Ok(ends);
         }
-        ends
+        if let Some(file) = before {
+            let memory = OwnMemory::open(file.as_fd())?;
+            let is_known = |memory: &OwnMemory| word(memory, LAYOUT_AT).load(Ordering::Relaxed) == LAYOUT;
+            ends.neighbours = Some(memory).filter(|memory| memory.bytes().len() >= BYTES && is_known(memory));
+        }
+        if ends.neighbours.is_none() {
+            let (file, memory) = OwnMemory::create("inco-neighbours", BYTES, false)?;
+            for (at, part) in (KEY_AT..).zip(key) {
+                word(&memory, at).store(part, Ordering::Relaxed);
+            }
+            word(&memory, LAYOUT_AT).store(LAYOUT, Ordering::Relaxed);
+            if let Some(keep) = keep {
+                keep.keep(NAME, &(), &[file.as_fd()]);
+            }
+            ends.neighbours = Some(memory);
+        }
+        Ok(ends)
     }
 
     /// An uplink is there, and packets to services' addresses come to that MAC address.
     pub(crate) fn set_mac(&self, uplink: UplinkId, mac: [u8; 6]) {
-        self.uplinks[uplink].own.store(number(mac), Ordering::Relaxed);
+        self.own[uplink].store(number(mac), Ordering::Relaxed);
     }
 
     /// The MAC address of services' addresses at an uplink.
     fn mac(&self, uplink: UplinkId) -> Option<[u8; 6]> {
-        let mac = self.uplinks[uplink].own.load(Ordering::Relaxed);
+        let mac = self.own[uplink].load(Ordering::Relaxed);
         (mac != 0).then(|| address(mac))
     }
 
@@ -113,49 +143,95 @@ impl Ends {
             None => false,
         }
     }
-}
 
-impl Neighbours {
-    /// The place of an address, and its tag there.
+    /// A packet from that address came from that MAC address, on that uplink.
     #[inline]
-    fn place(&self, of: IpAddr) -> (usize, u64) {
-        let (high, low) = match of {
-            IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
-            IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
-        };
-        let product = u128::from(high ^ self.key[0]).wrapping_mul(u128::from(low ^ self.key[1] | 1));
-        let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed as usize % NEIGHBOURS, mixed >> MAC_BITS)
-    }
-
-    /// A packet from that address came from that MAC address.
-    #[inline]
-    fn learn(&self, from: IpAddr, mac: [u8; 6]) {
-        let (at, tag) = self.place(from);
-        let (Some(place), mac) = (self.known.get(at), number(mac)) else {
-            return;
-        };
-        let entry = tag << MAC_BITS | mac;
+    fn learn(&self, uplink: UplinkId, from: IpAddr, mac: [u8; 6]) {
+        let Some(memory) = &self.neighbours else { return };
+        let (set, tag) = place(memory, uplink, from);
+        let mac = number(mac);
         // A group or nobody has no packets of its own.
-        if place.load(Ordering::Relaxed) != entry && mac >> 40 & 1 == 0 && mac != 0 {
-            place.store(entry, Ordering::Relaxed);
-            self.latest.store(mac, Ordering::Relaxed);
+        if set.iter().any(|at| load(memory, *at) == (tag << MAC_BITS | mac)) || mac >> 40 & 1 == 1 || mac == 0
+        {
+            return;
         }
+        let of = |entry: u64, that: fn(u64) -> u64, this: u64| entry != 0 && that(entry) == this;
+        let known = set.iter().find(|at| of(load(memory, **at), tag_of, tag));
+        let free = set.iter().find(|at| load(memory, **at) == 0);
+        let others = set.iter().filter(|at| known != Some(at));
+        if others.clone().any(|at| of(load(memory, *at), mac_of, mac)) {
+            word(memory, router(uplink)).store(mac, Ordering::Relaxed);
+        }
+        // One that the router reaches, too, is no loss.
+        let spare = others
+            .clone()
+            .find(|at| mac_of(load(memory, **at)) == load(memory, router(uplink)));
+        let oldest = &set[tag as usize % WAYS];
+        let at = known.or(free).or(spare).unwrap_or(oldest);
+        word(memory, *at).store(tag << MAC_BITS | mac, Ordering::Relaxed);
+        word(memory, latest(uplink)).store(mac, Ordering::Relaxed);
     }
 
     /// Where a packet to that address goes.
     #[inline]
-    fn find(&self, to: IpAddr) -> Option<[u8; 6]> {
-        let (at, tag) = self.place(to);
-        let entry = self.known.get(at)?.load(Ordering::Relaxed);
-        let mac = entry & ((1 << MAC_BITS) - 1);
-        let mac = if mac != 0 && entry >> MAC_BITS == tag {
-            mac
-        } else {
-            self.latest.load(Ordering::Relaxed)
-        };
-        (mac != 0).then(|| address(mac))
+    fn find(&self, uplink: UplinkId, to: IpAddr) -> Option<[u8; 6]> {
+        let memory = self.neighbours.as_ref()?;
+        let (set, tag) = place(memory, uplink, to);
+        let entries = set.map(|at| load(memory, at));
+        let known = entries
+            .iter()
+            .find(|entry| **entry != 0 && tag_of(**entry) == tag);
+        let others = || [router(uplink), latest(uplink)].map(|at| load(memory, at));
+        let mac = known.map_or_else(
+            || others().into_iter().find(|mac| *mac != 0),
+            |entry| Some(mac_of(*entry)),
+        );
+        mac.map(address)
     }
+}
+
+#[inline]
+fn word(memory: &OwnMemory, at: usize) -> &AtomicU64 {
+    let words = memory.words();
+    &words[at % words.len()]
+}
+
+/// Where the MAC address of an uplink's router is; 0: none is known.
+fn router(uplink: UplinkId) -> usize {
+    UPLINKS_AT + uplink.index() % UplinkId::LIMIT * UPLINK_WORDS
+}
+
+/// Where the latest new neighbour of an uplink is.
+fn latest(uplink: UplinkId) -> usize {
+    router(uplink) + 1
+}
+
+fn load(memory: &OwnMemory, at: usize) -> u64 {
+    word(memory, at).load(Ordering::Relaxed)
+}
+
+fn tag_of(entry: u64) -> u64 {
+    entry >> MAC_BITS
+}
+
+fn mac_of(entry: u64) -> u64 {
+    entry & ((1 << MAC_BITS) - 1)
+}
+
+/// The place of an address among the neighbours of an uplink, and its tag there.
+#[inline]
+fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> ([usize; WAYS], u64) {
+    let [first, second] = [0, 1].map(|at| word(memory, KEY_AT + at).load(Ordering::Relaxed));
+    let (high, low) = match of {
+        IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
+        IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
+    };
+    let product = u128::from(high ^ first).wrapping_mul(u128::from(low ^ second | 1));
+    let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    // The highest bits of a product depend on all of what was multiplied.
+    let set = (mixed >> 32) as usize % (NEIGHBOURS / WAYS);
+    let first = router(uplink) + WAYS + set * WAYS;
+    (std::array::from_fn(|way| first + way), mixed >> MAC_BITS)
 }
 
 fn number(mac: [u8; 6]) -> u64 {
@@ -233,14 +309,13 @@ impl End {
     /// Readies packets for the instance: the switch sends them, and they have no tag.
     #[inline]
     pub(crate) fn enter<F: Frame>(&self, frames: &mut [F]) {
-        let neighbours = &self.ends.uplinks[self.uplink];
         for frame in frames {
             let bytes = frame.bytes_mut();
             let Some((source, _, ip)) = addresses(bytes) else {
                 continue;
             };
             if let Some(mac) = bytes.get(6..).and_then(<[u8]>::first_chunk) {
-                neighbours.learn(source, *mac);
+                self.ends.learn(self.uplink, source, *mac);
             }
             if ip > ADDRESSES + 2 {
                 bytes.copy_within(ADDRESSES + TAG.., ADDRESSES);
@@ -261,7 +336,8 @@ impl End {
         if ip > ADDRESSES + 2 {
             return Err(DropReason::Spoofed);
         }
-        if !self.addresses.contains(&Some(source)) {
+        // Without an address, the flow alone says what is the instance's.
+        if self.addresses[0].is_some() && !self.addresses.contains(&Some(source)) {
             // The kernel says on its own which groups it is in, and asks for routers.
             let is_of_link =
                 matches!(source, IpAddr::V6(of) if of.is_unicast_link_local() || of.is_unspecified());
@@ -274,7 +350,7 @@ impl End {
         if destination.is_multicast() || destination.is_unspecified() {
             return Err(DropReason::Other);
         }
-        let to = self.ends.uplinks[self.uplink].find(destination);
+        let to = self.ends.find(self.uplink, destination);
         let (to, from) = to
             .zip(self.ends.mac(self.uplink))
             .ok_or(DropReason::NoNeighbour)?;
@@ -322,7 +398,7 @@ mod tests {
             own: vec!["10.0.1.1".parse().unwrap()],
             egress: true,
         };
-        let ends = Arc::new(Ends::new(&[place], [3, 4]));
+        let ends = Arc::new(Ends::new(&[place], [3, 4], None, None).unwrap());
         ends.set_mac(UplinkId(0), OWN_MAC);
         let mut service = ServicePlan::of_all(ServiceId(0), Scheduler::from_name("rss").unwrap());
         service.vip = Some(Vip {
@@ -404,19 +480,27 @@ mod tests {
     #[test]
     fn neighbours_do_not_take_each_others_places() {
         let (ends, _) = end(None);
-        let neighbours = &ends.uplinks[UplinkId(0)];
+        let uplink = UplinkId(0);
         let all: Vec<IpAddr> = (0..300_u32)
             .map(|at| IpAddr::V4((0x0a00_0001 + at).into()))
             .collect();
         for (at, address) in all.iter().enumerate() {
-            neighbours.learn(*address, [2, 0, 0, 0, (at >> 8) as u8, at as u8]);
+            ends.learn(uplink, *address, [2, 0, 0, 0, (at >> 8) as u8, at as u8]);
         }
-        neighbours.learn(all[0], [0xff; 6]);
+        ends.learn(uplink, all[0], [0xff; 6]);
+        ends.learn(uplink, all[0], [2; 6]);
         let known = all.iter().enumerate();
         let right = known.filter(|(at, address)| {
-            neighbours.find(**address) == Some([2, 0, 0, 0, (at >> 8) as u8, *at as u8])
+            ends.find(uplink, **address) == Some([2, 0, 0, 0, (at >> 8) as u8, *at as u8])
         });
-        // Some 11 pairs of 300 addresses share one of 4096 places.
-        assert!(right.count() > 270);
+        assert_eq!(right.count(), 299, "all but the one that moved");
+        assert_eq!(ends.find(uplink, all[0]), Some([2, 2, 2, 2, 2, 2]));
+        // A router brings more addresses than there are places. Each is found, and no neighbour is forgotten.
+        let router = [2, 9, 9, 9, 9, 9];
+        let far = |at: u32| IpAddr::V4((0xac10_0000 + at).into());
+        (0..50_000).for_each(|at| ends.learn(uplink, far(at), router));
+        assert!((0..50_000).all(|at| ends.find(uplink, far(at)) == Some(router)));
+        let near = |at: usize| ends.find(uplink, all[at]) == Some([2, 0, 0, 0, (at >> 8) as u8, at as u8]);
+        assert!((1..300).all(near));
     }
 }

@@ -7,6 +7,7 @@
 //! | `turn/WORKER` | the page where a worker notes what it commits |
 //! | `port/SLOT` | the links of an instance's data ports |
 //! | `uplink/NAME/SERIAL` | the link of an uplink's peer; with a serial number, since the next one may come before this one has gone |
+//! | `neighbours/all` | the memory of uplinks' neighbours, with kernel ports |
 //! | `slots/instances` | the page that says which instance each slot has |
 //! | `listener/NAME` | the socket on which an uplink waits for peers |
 

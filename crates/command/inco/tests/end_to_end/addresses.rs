@@ -8,7 +8,7 @@ use model::{Event, EventKind, InstanceId, InstanceState};
 use rustix::process::Signal;
 
 use crate::support::{
-    Engine, Inco, Network, PATIENCE, Place, Session, available, changes, eventually, example, kill,
+    Engine, Inco, Network, PATIENCE, Place, Speaker, available, changes, eventually, example, kill,
 };
 
 /// What an image of this machine needs for a program that listens when it is told to.
@@ -33,7 +33,7 @@ pub(crate) fn service(engine: Engine, name: &str, ports: &str) -> String {
     )
 }
 
-fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
+fn an_instance_is_ready_when_its_program_listens(engine: Engine, driver: &str) {
     if !are_here(engine, &PROGRAMS) {
         return;
     }
@@ -55,7 +55,10 @@ fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
         service(engine, "late", "80,53,8000-8099"),
         flag.display()
     );
-    let inco = network.run(&place, &text);
+    let inco = network.run(
+        &place,
+        &text.replace("driver = \"ebpf\"", &format!("driver = \"{driver}\"")),
+    );
     eventually("what is missing is shown", PATIENCE, || {
         let rows = inco.instances();
         let waits = |row: &api::types::InstanceRow| {
@@ -78,12 +81,17 @@ fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
 
 #[test]
 fn an_instance_is_ready_when_its_program_listens_oci() {
-    an_instance_is_ready_when_its_program_listens(Engine::Oci);
+    an_instance_is_ready_when_its_program_listens(Engine::Oci, "ebpf");
+}
+
+#[test]
+fn an_instance_is_ready_when_its_program_listens_soft() {
+    an_instance_is_ready_when_its_program_listens(Engine::Oci, "soft");
 }
 
 #[test]
 fn an_instance_is_ready_when_its_program_listens_docker() {
-    an_instance_is_ready_when_its_program_listens(Engine::Docker);
+    an_instance_is_ready_when_its_program_listens(Engine::Docker, "ebpf");
 }
 
 /// Changes the number of instances while somebody asks again and again. No question may fail.
@@ -444,12 +452,12 @@ impl Servers {
 
 const WEB: &str = "10.0.0.100:80";
 
-fn open(network: &Network, count: usize) -> Vec<Session> {
+fn open(network: &Network, count: usize) -> Vec<Speaker> {
     (0..count).map(|_| network.connect(WEB).unwrap()).collect()
 }
 
 /// They are still where they were.
-fn all_answer(connections: &mut [Session]) {
+fn all_answer(connections: &mut [Speaker]) {
     for connection in connections {
         assert_eq!(connection.ask("still there").unwrap(), "still there");
         assert_eq!(connection.ask("id").unwrap(), connection.id.to_string());

@@ -37,8 +37,8 @@ impl Driver for Ebpf {
         let switch = EbpfSwitch::start(&config)?;
         Ok(Started {
             switch: Box::new(switch),
-            ports: ports(configuration, &config.prefix)?,
             places: places(configuration, &config.prefix)?,
+            ports: ports(configuration, &config.prefix)?,
         })
     }
 
@@ -93,7 +93,7 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
 
 #[cfg(test)]
 mod tests {
-    use model::NetFunction;
+    use model::{NetFunction, Slot};
 
     use super::*;
 

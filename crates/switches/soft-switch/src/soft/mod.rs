@@ -258,10 +258,13 @@ impl<M: FrameMemory> SoftSwitch<M> {
             (page, _) => page,
         };
         let pairs = InstancePairs::start(&config.kernel_ports, leftover.has_any)?;
-        let ends = Arc::new(Ends::new(
+        let ends = Ends::new(
             &config.kernel_ports.places,
             [config.hash_key[0], config.hash_key[3]],
-        ));
+            config.keep.as_ref(),
+            leftover.neighbours.take(),
+        );
+        let ends = Arc::new(ends.map_err(|e| system("memory for the neighbours of uplinks", e))?);
         let board = Board {
             loads: &loads,
             alarm: &alarm,
@@ -300,15 +303,16 @@ impl<M: FrameMemory> SoftSwitch<M> {
     /// The instance of an earlier run, with its rings where they are there; or a new one.
     fn attach(&mut self, slot: Slot, port: PortSpec) -> Result<(), SwitchError> {
         let port = self.pairs.port_of(slot, port)?;
+        let identity = self.pairs.identity(port.clone());
         let workers = &mut self.workers;
         let kept = self.leftover.ports.remove(&slot);
         let has_flows = self.unclaimed.remove(&slot);
         let is_kept = kept.as_ref().is_some_and(|kept| kept.socket == port.address);
         let mut is_same = is_kept;
         if let Some(page) = &mut self.identities {
-            is_same |= page.is_at(slot, &port.address);
+            is_same |= page.is_at(slot, &identity);
             // Until flows of another instance are gone from here, nobody is known to have the slot.
-            page.put(slot, (is_same || !has_flows).then_some(&port.address));
+            page.put(slot, (is_same || !has_flows).then_some(&identity));
         }
         if let Some(kept) = kept {
             if is_kept && kept.links.len() == usize::from(port.data_ports) {
@@ -488,6 +492,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        let before = events.len();
         while let Ok(report) = self.reports.try_recv() {
             self.take_report(report, events);
         }
@@ -508,7 +513,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             }
             self.uplinks.look(&mut self.workers, events);
         }
-        self.pairs.poll(now, events);
+        self.pairs.poll(now, before, events);
         if now >= self.watch_at {
             self.watch_at = now + WATCH_PERIOD;
             self.uplinks.watch_devices(&mut self.workers, events);

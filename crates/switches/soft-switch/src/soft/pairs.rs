@@ -1,10 +1,10 @@
 //! The pairs of interfaces of instances with kernel ports. All are there before any container. A pair whose other end
-//! went with a container is made again before its slot is free.
+//! went with a container is made again, and before its slot is told to be free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use interfaces::{Error, Links, Pairs, Remaker, host_end};
+use interfaces::{Error, LinkWatch, Links, Pairs, Remaker, host_end};
 use model::{Nanos, PortKind, Slot};
 use switch::{PortSpec, SwitchError, SwitchEvent};
 
@@ -20,10 +20,19 @@ pub(super) struct InstancePairs {
     pairs: Pairs,
     slots: BTreeSet<Slot>,
     /// [`None`] without pairs.
-    kernel: Option<(Links, Remaker<Error>)>,
+    kernel: Option<Kernel>,
+    /// Slots whose instance is attached, or being attached.
+    attached: BTreeSet<Slot>,
     /// Slots whose pair is being made again, with what then tells that they are free.
-    leaving: BTreeMap<Slot, SwitchEvent>,
+    leaving: BTreeMap<Slot, Option<SwitchEvent>>,
     retries: Vec<(Nanos, Slot)>,
+}
+
+/// What makes pairs, and sees them go.
+struct Kernel {
+    links: Links,
+    watch: LinkWatch,
+    remaker: Remaker<Error>,
 }
 
 impl InstancePairs {
@@ -42,6 +51,7 @@ impl InstancePairs {
             pairs,
             slots,
             kernel: None,
+            attached: BTreeSet::new(),
             leaving: BTreeMap::new(),
             retries: Vec::new(),
         };
@@ -50,6 +60,8 @@ impl InstancePairs {
         }
         let netlink = |error| system("netlink", error);
         let mut links = Links::new().map_err(netlink)?;
+        // Before they are listed: what goes after that is told.
+        let watch = LinkWatch::new().map_err(netlink)?;
         let there = links.list().map_err(netlink)?;
         let there: BTreeSet<Slot> = there
             .iter()
@@ -61,7 +73,11 @@ impl InstancePairs {
         }
         let pairs = all.pairs.clone();
         let remaker = Remaker::start(move |links, slot| pairs.make(links, slot));
-        all.kernel = Some((links, remaker.map_err(netlink)?));
+        all.kernel = Some(Kernel {
+            links,
+            watch,
+            remaker: remaker.map_err(netlink)?,
+        });
         Ok(all)
     }
 
@@ -69,7 +85,7 @@ impl InstancePairs {
     ///
     /// # Errors
     /// There is no pair for the slot.
-    pub(super) fn port_of(&self, slot: Slot, port: PortSpec) -> Result<PortSpec, SwitchError> {
+    pub(super) fn port_of(&mut self, slot: Slot, port: PortSpec) -> Result<PortSpec, SwitchError> {
         if port.kind != PortKind::Kernel {
             return Ok(port);
         }
@@ -80,6 +96,7 @@ impl InstancePairs {
                 limit: self.slots.len(),
             });
         }
+        self.attached.insert(slot);
         Ok(PortSpec {
             address: PathBuf::from(host_end(&self.pairs.prefix, slot)),
             data_ports: 1,
@@ -88,31 +105,69 @@ impl InstancePairs {
         })
     }
 
-    /// Holds back what tells that a slot is free whose pair is gone, until it is there again.
-    pub(super) fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
-        let Some((links, remaker)) = &mut self.kernel else {
+    /// What tells an instance from others that have had its slot: it goes with its pair.
+    pub(super) fn identity(&mut self, port: PortSpec) -> PathBuf {
+        let (PortKind::Kernel, Some(kernel)) = (port.kind, &mut self.kernel) else {
+            return port.address;
+        };
+        let link = kernel.links.find(&port.address.to_string_lossy());
+        PathBuf::from(format!(
+            "{}/{}",
+            port.address.display(),
+            link.map_or(0, |link| link.index)
+        ))
+    }
+
+    /// Has pairs made again that are gone. Of the events behind the first `before` ones, holds those back that tell that
+    /// a slot is free, until its pair is there.
+    pub(super) fn poll(&mut self, now: Nanos, before: usize, events: &mut Vec<SwitchEvent>) {
+        let Some(Kernel {
+            links,
+            watch,
+            remaker,
+        }) = &mut self.kernel
+        else {
             return;
         };
         let (pairs, slots) = (&self.pairs, &self.slots);
+        let (attached, leaving) = (&mut self.attached, &mut self.leaving);
         let mut is_held = |event: &SwitchEvent| match *event {
             SwitchEvent::Detached { slot, .. } if slots.contains(&slot) => {
+                attached.remove(&slot);
                 let link = links.find(&host_end(&pairs.prefix, slot));
                 link.map_or(true, |link| link.peer_is_away)
             }
+            SwitchEvent::AttachFailed { slot, .. } if slots.contains(&slot) => {
+                attached.remove(&slot);
+                links.find(&host_end(&pairs.prefix, slot)).is_err()
+            }
             _ => false,
         };
-        for event in events.extract_if(.., |event| is_held(event)) {
-            if let SwitchEvent::Detached { slot, .. } = event {
-                self.leaving.insert(slot, event);
+        for event in events.extract_if(before.., |event| is_held(event)) {
+            if let SwitchEvent::Detached { slot, .. } | SwitchEvent::AttachFailed { slot, .. } = event
+                && leaving.insert(slot, Some(event)).is_none()
+            {
                 remaker.remake(slot);
             }
         }
+        // What is there again was removed to be made anew.
+        watch.take(|link| {
+            if let Some(slot) = pairs.slot_of(&link.name).filter(|slot| slots.contains(slot))
+                && link.is_gone
+                && links.find(&link.name).is_err()
+                && !leaving.contains_key(&slot)
+                && !attached.contains(&slot)
+            {
+                leaving.insert(slot, None);
+                remaker.remake(slot);
+            }
+        });
         for (_, slot) in self.retries.extract_if(.., |(at, _)| now >= *at) {
             remaker.remake(slot);
         }
         while let Some((slot, made)) = remaker.done() {
             match made {
-                Ok(_) => events.extend(self.leaving.remove(&slot)),
+                Ok(_) => events.extend(leaving.remove(&slot).flatten()),
                 Err(error) => {
                     self.retries.push((now + RETRY, slot));
                     events.push(SwitchEvent::Trouble {
@@ -126,7 +181,12 @@ impl InstancePairs {
 
     /// Ends the thread, and removes all pairs if they are not left to the next run.
     pub(super) fn stop(&mut self, removes: bool) {
-        let Some((mut links, mut remaker)) = self.kernel.take() else {
+        let Some(Kernel {
+            mut links,
+            mut remaker,
+            ..
+        }) = self.kernel.take()
+        else {
             return;
         };
         remaker.stop();

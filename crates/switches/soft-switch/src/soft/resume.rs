@@ -14,6 +14,7 @@ use switch::{Resumed, SwitchError};
 
 use super::identities::{self, Identities};
 use super::{SoftSwitchConfig, UplinkDevice, system};
+use crate::ends;
 use crate::keep::{Keep, ListenerNote, NOT_OF_A_SWITCH, PortsNote, WorkerNote};
 use crate::plan::home;
 use crate::table_memory::TableMemory;
@@ -49,6 +50,8 @@ pub(super) struct Leftover {
     pub(super) listeners: BTreeMap<String, OwnedFd>,
     pub(super) identities: Option<Identities>,
     pub(super) resumed: Resumed,
+    /// The memory of uplinks' neighbours.
+    pub(super) neighbours: Option<OwnedFd>,
     /// Whether there is an earlier run.
     pub(super) has_any: bool,
 }
@@ -212,6 +215,7 @@ impl Leftover {
                 }
                 self.listeners.insert(rest.to_owned(), entry.one_file()?);
             }
+            _ if name == ends::NAME => self.neighbours = Some(entry.one_file()?),
             _ if name == identities::NAME => {
                 let page = Identities::open(&entry.one_file()?).map_err(|error| error.to_string())?;
                 self.identities = Some(page.ok_or("the page is not of this version")?);

@@ -143,10 +143,6 @@ impl<M: FrameMemory> Returns<M> {
         if way.is_none_or(|way| way.signals) {
             self.take_signals(slot, cx);
         }
-        if let Some(way) = &way {
-            // Each packet is tested again when it is sent.
-            let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
-        }
         let end = cx.ports.instances[slot].as_ref().and_then(|it| it.end.as_ref());
         let is_end = end.is_some();
         if let Some(end) = end {
@@ -160,6 +156,10 @@ impl<M: FrameMemory> Returns<M> {
             for gone in self.frames.extract_if(.., |frame| frame.is_empty()) {
                 cx.memory.give(gone);
             }
+        }
+        if let Some(way) = &way {
+            // Each packet is tested again when it is sent.
+            let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
         match way {
             Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {

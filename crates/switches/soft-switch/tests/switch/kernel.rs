@@ -2,15 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use interfaces::{GATEWAY_MAC, container_end};
-use model::{DropReason, InstanceState, Slot, UplinkId, Vip, VipMode};
+use model::{DropReason, InstanceState, Nanos, ServiceId, Slot, Tuple, UplinkId, Vip, VipMode};
+use packet_socket::PacketSocket;
 use real_parts::{Namespace, fetch, run, serve};
-use soft_switch::{KernelPlace, KernelPorts, UplinkConfig, UplinkDevice};
-use switch::{PortKind, PortSpec, ServicePlan, SwitchEvent, SwitchRequest};
+use soft_switch::{Keep, KernelPlace, KernelPorts, UplinkConfig, UplinkDevice};
+use switch::conformance::{self, frame_of, tuple_of};
+use switch::{
+    Capabilities, PortKind, PortSpec, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
+    SwitchRequest,
+};
 
 use crate::bed::{self, Bed, echo};
+use crate::kept::Kept;
 
 const VIP: &str = "10.0.0.100";
 const VIP_V6: &str = "2001:db8::100";
@@ -32,17 +39,32 @@ struct World {
 }
 
 impl World {
-    /// This thread moves to the machine.
+    /// This thread moves to the machine. The network has addresses.
     fn new() -> World {
+        let world = World::make(|_| {});
+        world.net.ip("addr add 10.0.0.1/24 dev net0");
+        world.net.ip("addr add 2001:db8::1/64 dev net0 nodad");
+        world
+    }
+
+    /// The same, where no kernel sends anything by itself.
+    fn quiet() -> World {
+        World::make(|namespace| {
+            namespace.set("ipv6/conf/all/disable_ipv6", "1");
+            namespace.set("ipv6/conf/default/disable_ipv6", "1");
+        })
+    }
+
+    fn make(ready: impl Fn(&Namespace)) -> World {
         let (host, net) = (Namespace::new("host"), Namespace::new("net"));
+        ready(&host);
+        ready(&net);
         host.ip(&format!(
             "link add name up0 address {UPLINK_MAC} type veth peer name net0 address {NET_MAC} netns {}",
             net.name
         ));
         host.ip("link set up0 up");
         net.ip("link set net0 up");
-        net.ip("addr add 10.0.0.1/24 dev net0");
-        net.ip("addr add 2001:db8::1/64 dev net0 nodad");
         host.enter();
         World {
             host,
@@ -54,6 +76,10 @@ impl World {
     /// Moves the other end of a pair into a container, and sets it up as an engine does.
     fn start_instance(&mut self, slot: u16, addresses: &[&str]) {
         let namespace = Namespace::new(&format!("i{slot}"));
+        if addresses.is_empty() {
+            namespace.set("ipv6/conf/all/disable_ipv6", "1");
+            namespace.set("ipv6/conf/default/disable_ipv6", "1");
+        }
         let end = container_end("inco", Slot(slot));
         run(
             "ip",
@@ -79,10 +105,12 @@ impl World {
         namespace.ip(&format!(
             "neigh add 169.254.1.1 lladdr {gateway} nud permanent dev eth0"
         ));
-        namespace.ip(&format!(
-            "neigh add fe80::1 lladdr {gateway} nud permanent dev eth0"
-        ));
-        namespace.ip("-6 route add default via fe80::1 dev eth0 onlink");
+        if !addresses.is_empty() {
+            namespace.ip(&format!(
+                "neigh add fe80::1 lladdr {gateway} nud permanent dev eth0"
+            ));
+            namespace.ip("-6 route add default via fe80::1 dev eth0 onlink");
+        }
         self.instances.insert(slot, namespace);
     }
 
@@ -111,6 +139,14 @@ fn attach(bed: &mut Bed, slot: u16) {
     });
 }
 
+/// Whether this thread's network has that interface.
+fn is_there(interface: &str) -> bool {
+    let shown = std::process::Command::new("ip")
+        .args(["link", "show", interface])
+        .output();
+    shown.unwrap().status.success()
+}
+
 /// A service at two addresses.
 fn service() -> ServicePlan {
     let addresses = vec![VIP.parse().unwrap(), VIP_V6.parse().unwrap()];
@@ -126,8 +162,9 @@ fn service() -> ServicePlan {
 }
 
 /// A switch on the machine of this thread, with so many places for instances.
-fn switch(workers: usize, places: u16, service: ServicePlan) -> Bed {
+fn switch(workers: usize, places: u16, service: ServicePlan, keep: Option<Keep>) -> Bed {
     Bed::with(workers, 0, vec![service], |config| {
+        config.keep = keep;
         config.uplinks = vec![UplinkConfig {
             name: "wan".to_owned(),
             device: UplinkDevice::Kernel {
@@ -175,7 +212,7 @@ fn downloads_are_exact_in_both_versions_of_ip() {
     };
     for workers in [1, 2] {
         let mut world = World::new();
-        let mut bed = switch(workers, 2, service());
+        let mut bed = switch(workers, 2, service(), None);
         world.add_server(&mut bed, 0);
         world.add_server(&mut bed, 1);
         for address in [format!("{VIP}:80"), format!("[{VIP_V6}]:80")] {
@@ -201,7 +238,7 @@ fn addresses_answer_to_a_ping_and_the_machine_does_not() {
         return;
     }
     let world = World::new();
-    let _bed = switch(1, 1, service());
+    let _bed = switch(1, 1, service(), None);
     let pings = |address: &str| {
         let ping = world
             .net
@@ -228,7 +265,7 @@ fn a_drain_ends_with_the_last_connection_and_the_place_is_used_again() {
         return;
     }
     let mut world = World::new();
-    let mut bed = switch(1, 2, service());
+    let mut bed = switch(1, 2, service(), None);
     world.add_server(&mut bed, 0);
     let address = format!("{VIP}:80");
     let download = {
@@ -277,7 +314,7 @@ fn an_instance_that_dies_is_told_at_once() {
         return;
     }
     let mut world = World::new();
-    let mut bed = switch(1, 1, service());
+    let mut bed = switch(1, 1, service(), None);
     world.add_server(&mut bed, 0);
     world.host.ip("link del inco0");
     bed.until("its port is down", |bed| {
@@ -286,12 +323,33 @@ fn an_instance_that_dies_is_told_at_once() {
 }
 
 #[test]
+fn a_pair_that_goes_before_it_is_attached_is_made_again() {
+    if !available() {
+        return;
+    }
+    let mut world = World::new();
+    let mut bed = switch(1, 1, service(), None);
+    world.start_instance(0, &[&format!("{VIP}/32")]);
+    world.host.ip("link set inco0 down");
+    bed.ask(bed::attach(0, 0, PortSpec::new(PortKind::Kernel, "")));
+    // The program ends at once, and its network with it.
+    world.instances.remove(&0);
+    bed.until("attaching fails", |bed| {
+        bed.saw(|e| matches!(e, SwitchEvent::AttachFailed { slot: Slot(0), .. }))
+    });
+    bed.until("the pair is there again", |_| is_there("incoc0"));
+    bed.events.clear();
+    world.add_server(&mut bed, 0);
+    world.fetch(&format!("{VIP}:80"), 1000).unwrap();
+}
+
+#[test]
 fn an_uplink_goes_and_comes_back() {
     if !available() {
         return;
     }
     let mut world = World::new();
-    let mut bed = switch(1, 1, service());
+    let mut bed = switch(1, 1, service(), None);
     world.add_server(&mut bed, 0);
     let address = format!("{VIP}:80");
     world.fetch(&address, 1000).unwrap();
@@ -329,7 +387,7 @@ fn instances_open_connections_of_their_own() {
         return;
     }
     let mut world = World::new();
-    let mut bed = switch(2, 2, service());
+    let mut bed = switch(2, 2, service(), None);
     world.add_server(&mut bed, 0);
     world.add_server(&mut bed, 1);
     serve(&world.net, "10.0.0.1:8080");
@@ -352,7 +410,7 @@ fn an_instance_cannot_speak_for_another_one() {
         return;
     }
     let mut world = World::new();
-    let mut bed = switch(1, 1, service());
+    let mut bed = switch(1, 1, service(), None);
     world.add_server(&mut bed, 0);
     world.fetch(&format!("{VIP}:80"), 1000).unwrap();
     let instance = &world.instances[&0];
@@ -376,12 +434,60 @@ fn an_instance_cannot_speak_for_another_one() {
 }
 
 #[test]
+fn connections_outlive_a_run_of_the_switch() {
+    if !available() {
+        return;
+    }
+    let kept = Kept::start();
+    let mut world = World::new();
+    let mut bed = switch(1, 3, service(), kept.run());
+    world.add_server(&mut bed, 0);
+    world.add_server(&mut bed, 1);
+    world.add_server(&mut bed, 2);
+    let downloads: Vec<_> = (0..3)
+        .map(|_| {
+            let net = Namespace::clone_of(&world.net);
+            std::thread::spawn(move || net.within(|| fetch(&format!("{VIP}:80"), 200 << 20)))
+        })
+        .collect();
+    bed.until("the downloads have begun", |bed| {
+        bed.reading.slots[..3].iter().all(|of| of.back_packets > 1000)
+    });
+    // The third instance ends meanwhile, and a new one has its place.
+    world.host.ip("link del inco2");
+    world.instances.remove(&2);
+    bed.run_again(|config| config.keep = kept.run());
+    bed.events.clear();
+    for slot in 0..2 {
+        attach(&mut bed, slot);
+        bed.set_state(slot, 0, InstanceState::Active);
+    }
+    bed.publish();
+    bed.until("all flows are there", |bed| {
+        bed.reading.slots[..3].iter().all(|of| of.live_flows == 1)
+    });
+    world.add_server(&mut bed, 2);
+    bed.until("the flow of the one that ended is not", |bed| {
+        bed.reading.slots[2].live_flows == 0
+    });
+    bed.ask(SwitchRequest::OpenUplink(UplinkId(0)));
+    bed.until("two downloads are over", |bed| {
+        bed.reading.slots[..2].iter().all(|of| of.live_flows == 0)
+    });
+    let done: Vec<bool> = downloads
+        .into_iter()
+        .map(|of| of.join().unwrap().is_ok())
+        .collect();
+    assert_eq!(done, [true, true, false]);
+}
+
+#[test]
 fn memif_and_kernel_instances_share_a_service() {
     if !available() {
         return;
     }
     let mut world = World::new();
-    let mut bed = switch(1, 1, service());
+    let mut bed = switch(1, 1, service(), None);
     world.add_server(&mut bed, 0);
     world.fetch(&format!("{VIP}:80"), 1000).unwrap();
     // A function in another slot: it gets every second flow, and sends what it gets out again.
@@ -395,4 +501,150 @@ fn memif_and_kernel_instances_share_a_service() {
     });
     bed.until("all is back", |bed| bed.reading.in_flight() == 0);
     assert_eq!(bed.reading.slots[5].back_packets, 2);
+}
+
+/// The switch as far as its instances have kernel ports.
+struct KernelEnds(Bed);
+
+impl Switch for KernelEnds {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
+            returns: false,
+            ..self.0.switch.capabilities()
+        }
+    }
+
+    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        if let SwitchRequest::Publish(plan) = &request {
+            plan.validate(&self.capabilities())?;
+        }
+        self.0.switch.request(request)
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
+        self.0.switch.set_loads(loads, expected);
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        self.0.switch.read(into);
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        self.0.switch.poll(now, events);
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        self.0.switch.take_longest_gaps()
+    }
+
+    fn stop(&mut self) {
+        self.0.switch.stop();
+    }
+}
+
+struct Conforming {
+    switch: KernelEnds,
+    world: World,
+    wire: PacketSocket,
+    taps: BTreeMap<Slot, PacketSocket>,
+}
+
+/// A packet with the addresses the other way around.
+fn answer_to(tuple: &Tuple) -> Tuple {
+    Tuple {
+        src: tuple.dst,
+        dst: tuple.src,
+        src_port: tuple.dst_port,
+        dst_port: tuple.src_port,
+        ..*tuple
+    }
+}
+
+fn tap(namespace: &Namespace, interface: &str) -> PacketSocket {
+    let config = packet_socket::Config {
+        slots: 1024,
+        frame_bytes: 1514,
+    };
+    namespace.within(|| PacketSocket::open(interface, config).unwrap())
+}
+
+fn send_all(by: &mut PacketSocket, frames: impl Iterator<Item = Vec<u8>>) {
+    let (_, sender) = by.rings();
+    frames.for_each(|frame| sender.put(&frame).unwrap());
+    sender.send().unwrap();
+}
+
+fn receive_all(from: &mut PacketSocket) -> Vec<Tuple> {
+    let mut all = Vec::new();
+    let (receiver, _) = from.rings();
+    receiver.take(usize::MAX, |frame| {
+        all.extend(tuple_of(frame.bytes));
+        ControlFlow::Continue(())
+    });
+    receiver.release();
+    all
+}
+
+impl conformance::Bed for Conforming {
+    fn switch(&mut self) -> &mut dyn Switch {
+        &mut self.switch
+    }
+
+    fn start_instance(&mut self, slot: Slot) -> PortSpec {
+        self.world.start_instance(slot.0, &[]);
+        self.taps
+            .insert(slot, tap(&self.world.instances[&slot.0], "eth0"));
+        PortSpec {
+            deadline: Nanos(bed::PATIENCE.as_nanos() as u64),
+            ..PortSpec::new(PortKind::Kernel, "")
+        }
+    }
+
+    fn kill_instance(&mut self, slot: Slot) {
+        self.taps.remove(&slot);
+        self.world.instances.remove(&slot.0);
+    }
+
+    fn offer(&mut self, packets: &[Tuple]) {
+        send_all(&mut self.wire, packets.iter().map(frame_of));
+    }
+
+    fn take(&mut self, slot: Slot) -> Vec<Tuple> {
+        self.taps.get_mut(&slot).map(receive_all).unwrap_or_default()
+    }
+
+    fn give_back(&mut self, slot: Slot, packets: &[Tuple]) {
+        if let Some(tap) = self.taps.get_mut(&slot) {
+            send_all(tap, packets.iter().map(|packet| frame_of(&answer_to(packet))));
+        }
+    }
+
+    fn received(&mut self) -> Vec<Tuple> {
+        receive_all(&mut self.wire).iter().map(answer_to).collect()
+    }
+
+    fn wait(&mut self) -> Nanos {
+        std::thread::sleep(Duration::from_micros(200));
+        self.switch.0.now()
+    }
+}
+
+#[test]
+fn kernel_ports_conform() {
+    if !available() {
+        return;
+    }
+    for workers in [1, 2] {
+        conformance::run(|| {
+            let world = World::quiet();
+            let places = conformance::SLOTS.len() as u16;
+            Conforming {
+                switch: KernelEnds(switch(workers, places, conformance::service(), None)),
+                wire: tap(&world.net, "net0"),
+                world,
+                taps: BTreeMap::new(),
+            }
+        });
+    }
 }
