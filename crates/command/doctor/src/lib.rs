@@ -87,10 +87,10 @@ struct Purpose {
     workers: Vec<u16>,
     /// Whether uplinks need DPDK.
     needs_dpdk: bool,
-    /// Interfaces that both the switch and this machine's own network receive from, all packets alike.
-    beside_kernel: Vec<String>,
     /// Whether programs in the kernel forward.
     needs_ebpf: bool,
+    /// Interfaces that both the switch and this machine's own network receive from, all packets alike.
+    beside_kernel: Vec<String>,
     /// MiB of the flow tables, where they may lie in hugepages.
     tables_mib: u64,
 }
@@ -102,8 +102,8 @@ impl Default for Purpose {
             docker_host: engine::DEFAULT_HOST.to_owned(),
             workers: Vec::new(),
             needs_dpdk: false,
-            beside_kernel: Vec::new(),
             needs_ebpf: false,
+            beside_kernel: Vec::new(),
             tables_mib: 0,
         }
     }
@@ -117,8 +117,8 @@ impl Purpose {
             docker_host: configuration.engine.host.clone(),
             workers: configuration.switch.workers.clone(),
             needs_dpdk: uplinks.iter().any(|uplink| uplink.device.is_of_dpdk()),
-            beside_kernel: interfaces_beside_kernel(configuration),
             needs_ebpf: orchestrator::loads_programs(configuration),
+            beside_kernel: interfaces_beside_kernel(configuration),
             tables_mib: match configuration.switch.hugepages {
                 Hugepages::Off => 0,
                 Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),

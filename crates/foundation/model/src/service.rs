@@ -116,17 +116,17 @@ pub struct Vip {
 }
 
 impl Vip {
+    /// The ports that instances serve.
+    pub fn instance_ports(&self) -> Vec<RangeInclusive<u16>> {
+        self.target_port
+            .map_or_else(|| self.ports.clone(), |port| vec![port..=port])
+    }
+
     /// Whether a packet is to it.
     pub fn takes(&self, of: &Tuple) -> bool {
         [protocol::TCP, protocol::UDP].contains(&of.protocol)
             && self.addresses.contains(&of.dst)
             && self.ports.iter().any(|ports| ports.contains(&of.dst_port))
-    }
-
-    /// The ports that instances serve.
-    pub fn instance_ports(&self) -> Vec<RangeInclusive<u16>> {
-        self.target_port
-            .map_or_else(|| self.ports.clone(), |port| vec![port..=port])
     }
 
     /// The packets to it, in a VLAN: a match for each address, range of ports and protocol.

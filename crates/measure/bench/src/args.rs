@@ -21,6 +21,8 @@ use super::traffic::Ip;
         "  inco bench blocked                  packets lost when instances are added and removed\n",
         "  inco bench idle                     CPU use of an idle inco\n",
         "  inco bench restart                  pause while the next inco takes over after kill -9\n",
+        "  inco bench hop                      a balancer in the switch, against one in a process of its own\n",
+        "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
@@ -50,6 +52,10 @@ pub enum BenchCommand {
     Idle(IdleArgs),
     /// Restart after kill -9: time until the next inco forwards, by number of flows
     Restart(RestartArgs),
+    /// A balancer in the switch against the same one in an extra process: CPU time per packet, loss at a declared rate
+    Hop(HopArgs),
+    /// Sleeping instances: time from a signal to a fair share of new flows, throughput, forged signals
+    Wake(WakeArgs),
     /// Switch openflow: bursts of new flows, rules at full rate, an interrupted connection, a killed switch
     Openflow(OpenflowArgs),
     /// The process that `steer` measures
@@ -260,6 +266,47 @@ pub struct RestartArgs {
     pub rounds: u32,
     /// File for all rounds
     #[arg(long, value_name = "FILE", default_value = "bench-restart.csv")]
+    pub csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `inco bench hop`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench hop\n  inco bench hop --json --rounds 5")]
+pub struct HopArgs {
+    /// Flows
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1_000,
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
+    pub flows: u32,
+    /// Rounds; the result is the median of their ratios
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// File for all measurements
+    #[arg(long, value_name = "FILE", default_value = "bench-hop.csv")]
+    pub csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `inco bench wake`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  sudo inco bench wake\n  sudo inco bench wake --json --rounds 5\n\nContainers of inco's own \
+                  engine need root."
+)]
+pub struct WakeArgs {
+    /// Runs; the result is their median
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// File for all runs
+    #[arg(long, value_name = "FILE", default_value = "bench-wake.csv")]
     pub csv: PathBuf,
     /// Print JSON
     #[arg(long)]

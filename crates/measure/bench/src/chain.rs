@@ -17,7 +17,7 @@ use super::memory::Memory;
 use super::ovs::{self, Ovs, wait_until};
 use super::raw::Raw;
 use super::steer::{Folder, cpus};
-use super::steering::{Spec, Steering, Way};
+use super::steering::{SCHEDULER, Spec, Steering, Way};
 use crate::args::ChainArgs;
 use display::output;
 use display::table::Table;
@@ -25,9 +25,9 @@ use images::find_inco_nf;
 
 /// Measured time of a contestant's turn. Turns are short and many, so that changes of CPU speed or placement affect
 /// all contestants alike.
-const TURN: Duration = Duration::from_millis(100);
+pub(super) const TURN: Duration = Duration::from_millis(100);
 /// Time under load before the measurement in each turn, to warm caches and branch predictors.
-const WARM_UP: Duration = Duration::from_millis(50);
+pub(super) const WARM_UP: Duration = Duration::from_millis(50);
 /// Turns of each contestant in a round.
 const TURNS: usize = 7;
 /// Turns of each contestant per window size while the best one is searched.
@@ -36,7 +36,7 @@ const TRIAL_TURNS: usize = 2;
 /// time is used.
 const WINDOWS: [u32; 3] = [1_024, 2_048, 3_072];
 /// A rate beyond any generator's capacity, in packets per second: the window limits the load.
-const RATE: f64 = 1e9;
+pub(super) const RATE: f64 = 1e9;
 /// Latency is recorded for one in this many packets; for every packet it would dominate the generator's cost.
 const LATENCY_OF_ONE_IN: u32 = 64;
 /// Duration of a test whether packets return.
@@ -44,9 +44,9 @@ const PROBE_TIME: Duration = Duration::from_millis(20);
 /// Settling time at the end of a run.
 const SETTLE_TIME: Span = Span::from_millis(20);
 /// Maximum time for a link to connect.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Capacity of inco's flow table beyond the bench's flows.
-const SPARE_FLOWS: usize = 10_000;
+pub(super) const SPARE_FLOWS: usize = 10_000;
 /// Source and destination port of all flows.
 const PORTS: (u16, u16) = (1024, 9);
 /// Source address of the first flow, and destination address of all.
@@ -85,27 +85,27 @@ struct Chain {
 
 /// The sum of several turns of a chain.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
+pub(super) struct Sum {
     /// Round trips while measuring.
-    packets: u64,
+    pub(super) packets: u64,
     /// CPU time of the switching thread while measuring, in seconds.
-    cpu_seconds: f64,
+    pub(super) cpu_seconds: f64,
     /// Wall time while measuring, in seconds.
-    seconds: f64,
+    pub(super) seconds: f64,
     /// Packets sent, including the warm-up.
-    offered: u64,
+    pub(super) offered: u64,
     /// Sent packets that did not return.
-    lost: u64,
+    pub(super) lost: u64,
 }
 
 impl Sum {
     /// Millions of round trips per second of CPU time.
-    fn mpps(&self) -> f64 {
+    pub(super) fn mpps(&self) -> f64 {
         self.packets as f64 / self.cpu_seconds.max(1e-9) / 1e6
     }
 
     /// Millions of round trips per second of wall time.
-    fn returned_mpps(&self) -> f64 {
+    pub(super) fn returned_mpps(&self) -> f64 {
         self.packets as f64 / self.seconds.max(1e-9) / 1e6
     }
 
@@ -246,7 +246,7 @@ impl Chain {
             let sent = generate(
                 &mut self.port,
                 profile(args, PROBE_TIME, PROBE_TIME),
-                WINDOWS[0],
+                Some(WINDOWS[0]),
                 |_| {},
             );
             sent.is_ok_and(|report| report.counts.returned_packets > 0)
@@ -276,9 +276,7 @@ impl Chain {
             let look = (interval.at_s, interval.counts.returned_packets);
             match &started {
                 None => started = Some((look, Clock::of(pid))),
-                Some((_, Ok(clock)))
-                    if ended.is_none() && interval.at_s >= (WARM_UP + TURN).as_secs_f64() =>
-                {
+                Some((_, Ok(clock))) if ended.is_none() && is_over(interval, TURN) => {
                     ended = Some((look, clock.elapsed_ns()));
                 }
                 Some(_) => {}
@@ -287,7 +285,7 @@ impl Chain {
         let report = generate(
             &mut self.port,
             profile(args, WARM_UP, 2 * WARM_UP + TURN),
-            window,
+            Some(window),
             observe,
         )?;
         suspend(self.switch.as_ref())?;
@@ -357,26 +355,51 @@ impl Chain {
     }
 }
 
-/// The generator's profile: packets of all flows in turn, with progress every `interval`.
-fn profile(args: &ChainArgs, interval: Duration, duration: Duration) -> Profile {
-    Profile {
-        settle: SETTLE_TIME,
-        interval: Span(interval),
-        // The switch's tests check the bytes. Here the generator would take CPU time from the function.
-        verify: Verify::Off,
-        phases: vec![Phase {
-            duration: Span(duration),
-            flows: args.flows,
-            rate: Some(Rate(RATE)),
-            size: Size::Fixed(args.size),
-            src: IpAddr::V4(ENDS.0),
-            dst: IpAddr::V4(ENDS.1),
-            src_port: PORTS.0,
-            dst_port: PORTS.1,
-            ..Phase::default()
-        }],
-        ..Profile::default()
+/// What a generator sends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    flows: u32,
+    pub(super) size: u16,
+    /// Packets per second.
+    pub(super) rate: f64,
+}
+
+impl Load {
+    pub(super) const fn new(flows: u32, size: u16, rate: f64) -> Load {
+        Load { flows, size, rate }
     }
+
+    /// The generator's profile: packets of all flows in turn, with progress every `interval`.
+    pub(super) fn profile(self, interval: Duration, duration: Duration) -> Profile {
+        Profile {
+            settle: SETTLE_TIME,
+            interval: Span(interval),
+            // The switch's tests check the bytes. Here the generator would take CPU time from the function.
+            verify: Verify::Off,
+            phases: vec![Phase {
+                duration: Span(duration),
+                flows: self.flows,
+                rate: Some(Rate(self.rate)),
+                size: Size::Fixed(self.size),
+                src: IpAddr::V4(ENDS.0),
+                dst: IpAddr::V4(ENDS.1),
+                src_port: PORTS.0,
+                dst_port: PORTS.1,
+                ..Phase::default()
+            }],
+            ..Profile::default()
+        }
+    }
+}
+
+/// Whether the measured time of a turn is over.
+pub(super) fn is_over(interval: &Interval, turn: Duration) -> bool {
+    interval.at_s >= (WARM_UP + turn).as_secs_f64()
+}
+
+/// The chain's profile, as fast as possible.
+fn profile(args: &ChainArgs, interval: Duration, duration: Duration) -> Profile {
+    Load::new(args.flows, args.size, RATE).profile(interval, duration)
 }
 
 /// Source and destination of the generator's flows.
@@ -390,17 +413,19 @@ fn flows(count: u32) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
     })
 }
 
-/// Runs the generator on the CPU for everything else, with `window` packets in flight.
-fn generate(
+/// Runs the generator on the CPU for everything else, with at most `window` packets in flight.
+pub(super) fn generate(
     port: &mut [MemifPort; 1],
     profile: Profile,
-    window: u32,
+    window: Option<u32>,
     observe: impl FnMut(&Interval) + Send,
 ) -> Result<Report> {
     let duration = profile.phases.iter().map(|phase| phase.duration).max();
-    let generator = Generator::new(profile)?
-        .in_closed_loop(window, duration.unwrap_or_default())
-        .with_latency_of_one_in(LATENCY_OF_ONE_IN);
+    let mut generator = Generator::new(profile)?;
+    if let Some(window) = window {
+        generator = generator.in_closed_loop(window, duration.unwrap_or_default());
+    }
+    let generator = generator.with_latency_of_one_in(LATENCY_OF_ONE_IN);
     let (control, _) = cpus()?;
     on_cpu(control, || Ok(generator.run(port, &Control::new(), observe)?))
 }
@@ -419,7 +444,7 @@ fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Resul
 }
 
 /// Starts the function on the CPU for everything else; returns its process and its socket.
-fn start_function(folder: &Path) -> Result<(KilledOnDrop, PathBuf)> {
+pub(super) fn start_function(folder: &Path) -> Result<(KilledOnDrop, PathBuf)> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let socket = folder.join("function.sock");
     let mut command = Command::new(find_inco_nf()?);
@@ -442,6 +467,7 @@ fn start_inco(folder: &Path, args: &ChainArgs, return_counters: bool) -> Result<
     let (control, cpu) = cpus()?;
     let switch = Steering::start(&Spec {
         way: Way::Chain(uplink.clone()),
+        scheduler: SCHEDULER.to_owned(),
         instances: 1,
         active: 1,
         sockets: vec![socket],

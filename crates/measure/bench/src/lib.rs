@@ -17,10 +17,12 @@ mod cleanup;
 mod contestant;
 mod facts;
 mod flood;
+mod hop;
 mod idle;
 mod memif_sinks;
 mod memory;
 mod naive;
+mod observed;
 mod openflow;
 mod ovs;
 mod raw;
@@ -32,6 +34,7 @@ mod steering;
 mod synthetic;
 mod testpmd;
 mod traffic;
+mod wake;
 
 use anyhow::{Context as _, Result};
 
@@ -55,6 +58,8 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Blocked(args) => blocked::run(args),
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Restart(args) => restart::run(args),
+        BenchCommand::Hop(args) => hop::run(args),
+        BenchCommand::Wake(args) => wake::run(args),
         BenchCommand::Openflow(args) => openflow::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)

@@ -1,6 +1,5 @@
 //! Reaction time: from the first packet beyond capacity to the first packet returned by an added instance.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use model::{InstanceId, InstanceState};
 use serde::Serialize;
-use traffic::{Control, Generator, LengthSource, MemifPort, Phase, Port, Profile, Rate, Span, Verify};
+use traffic::{Control, Generator, LengthSource, MemifPort, Phase, Profile, Rate, Span, Verify};
 
 use super::cleanup::Cleanup;
 use super::facts::facts;
+use super::observed::{ObservedPort, Observer};
 use super::raw::Raw;
 use crate::args::{AddedFrom, ReactArgs};
 use display::output;
@@ -197,7 +197,7 @@ fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
     });
     let text = configuration(from, ground.engine_word());
     let mut session = Session::start(&ground, &format!("react-{}", from.name()), &text, 1)?;
-    let mut port = [TimestampingPort::new(session.uplink()?)];
+    let mut port = [ObservedPort::new(session.uplink()?, StepWatch::default())];
     let (mut times, mut false_starts) = (Vec::new(), 0);
     while times.len() < rounds as usize {
         let serving = wait_for_one_instance(&mut session, from)?;
@@ -269,7 +269,7 @@ enum Reaction {
 }
 
 /// Raises the load above the capacity of `serving` until another instance serves.
-fn react(port: &mut [TimestampingPort<MemifPort>; 1], serving: InstanceId) -> Result<Reaction> {
+fn react(port: &mut [ObservedPort<MemifPort, StepWatch>; 1], serving: InstanceId) -> Result<Reaction> {
     let phase = |group: u8, start: Duration, duration: Duration| Phase {
         start: Span(start),
         duration: Span(duration),
@@ -301,10 +301,10 @@ fn react(port: &mut [TimestampingPort<MemifPort>; 1], serving: InstanceId) -> Re
         ],
         ..Profile::default()
     };
-    port[0].watch_for(serving);
+    port[0].observer.watch_for(serving);
     let generator = Generator::new(profile)?;
     let control = Control::new();
-    let seen = Arc::clone(&port[0].seen);
+    let seen = Arc::clone(&port[0].observer.seen);
     // In a thread of its own, so that the nice value applies to it alone.
     std::thread::scope(|scope| {
         let running = scope.spawn(|| -> Result<()> {
@@ -354,23 +354,14 @@ impl StepTimes {
     }
 }
 
-/// A port that records when the first packet of the step is sent and when the first packet of another instance
-/// returns.
-struct TimestampingPort<P> {
-    port: P,
+/// Records when the first packet of the step is sent and when the first packet of another instance returns.
+#[derive(Default)]
+struct StepWatch {
     serving: u32,
     seen: Arc<StepTimes>,
 }
 
-impl<P: Port> TimestampingPort<P> {
-    fn new(port: P) -> TimestampingPort<P> {
-        TimestampingPort {
-            port,
-            serving: 0,
-            seen: Arc::default(),
-        }
-    }
-
+impl StepWatch {
     /// Resets the record.
     fn watch_for(&mut self, serving: InstanceId) {
         self.serving = stamp::instance_mark(serving.0);
@@ -384,61 +375,29 @@ impl<P: Port> TimestampingPort<P> {
     }
 }
 
+impl Observer for StepWatch {
+    fn sent(&mut self, frame: &[u8]) {
+        if is_of_step(frame) {
+            Self::note(&self.seen.beyond_ns);
+        }
+    }
+
+    fn returned(&mut self, frame: &[u8]) {
+        let stamp = stamp::read(frame);
+        if stamp.is_some_and(|stamp| stamp.instance != 0 && stamp.instance != self.serving) {
+            Self::note(&self.seen.served_ns);
+        }
+    }
+}
+
 /// Whether a frame's source address belongs to the step.
 fn is_of_step(frame: &[u8]) -> bool {
     frame.get(27).is_some_and(|group| *group >= STEP_GROUP)
 }
 
-impl<P: Port> Port for TimestampingPort<P> {
-    fn frame_bytes_limit(&self) -> usize {
-        self.port.frame_bytes_limit()
-    }
-    fn free(&mut self) -> usize {
-        self.port.free()
-    }
-    fn slots(&self, frame_bytes: usize) -> usize {
-        self.port.slots(frame_bytes)
-    }
-    fn push(&mut self, frame: &[u8]) -> bool {
-        if is_of_step(frame) {
-            Self::note(&self.seen.beyond_ns);
-        }
-        self.port.push(frame)
-    }
-    fn flush(&mut self) {
-        self.port.flush();
-    }
-    fn receive(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        let len = self.port.receive(buffer)?;
-        let stamp = buffer.get(..len).and_then(stamp::read);
-        if stamp.is_some_and(|stamp| stamp.instance != 0 && stamp.instance != self.serving) {
-            Self::note(&self.seen.served_ns);
-        }
-        Some(len)
-    }
-    fn release(&mut self) {
-        self.port.release();
-    }
-    fn arm(&mut self) -> bool {
-        self.port.arm()
-    }
-    fn disarm(&mut self) {
-        self.port.disarm();
-    }
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.port.wake_fd()
-    }
-    fn maintain(&mut self) {
-        self.port.maintain();
-    }
-    fn is_away(&self) -> bool {
-        self.port.is_away()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use traffic::LoopbackPort;
+    use traffic::{LoopbackPort, Port as _};
 
     use super::*;
 
@@ -493,12 +452,12 @@ mod tests {
             }],
             ..Profile::default()
         };
-        let mut port = [TimestampingPort::new(LoopbackPort::new(64))];
-        port[0].watch_for(InstanceId(3));
-        let send = |port: &mut [TimestampingPort<LoopbackPort>; 1], group| {
+        let mut port = [ObservedPort::new(LoopbackPort::new(64), StepWatch::default())];
+        port[0].observer.watch_for(InstanceId(3));
+        let send = |port: &mut [ObservedPort<LoopbackPort, StepWatch>; 1], group| {
             let generator = Generator::new(profile(group)).unwrap();
             generator.run(port, &Control::new(), |_| {}).unwrap();
-            let seen = &port[0].seen;
+            let seen = &port[0].observer.seen;
             let noted = |place: &AtomicU64| place.load(Relaxed) > 0;
             (noted(&seen.beyond_ns), noted(&seen.served_ns))
         };
@@ -526,7 +485,11 @@ mod tests {
             port[0].flush();
             let mut buffer = [0; 2048];
             port[0].receive(&mut buffer).unwrap();
-            assert_eq!(port[0].seen.is_complete(), is_other, "instance {instance}");
+            assert_eq!(
+                port[0].observer.seen.is_complete(),
+                is_other,
+                "instance {instance}"
+            );
         }
     }
 }

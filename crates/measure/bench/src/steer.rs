@@ -15,7 +15,7 @@ use super::memory::Memory;
 use super::naive::{self, Naive};
 use super::ovs::{self, Ovs};
 use super::raw::Raw;
-use super::steering::{Spec, Steering, Way, captures};
+use super::steering::{SCHEDULER, Spec, Steering, Way, captures};
 use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
 use super::traffic::{Ip, ends, write_capture};
 use crate::args::{SinkPort, SteerArgs};
@@ -389,6 +389,7 @@ impl Comparison {
             SinkPort::NetNull | SinkPort::Null => None,
         };
         let steering = Steering::start(&Spec {
+            scheduler: SCHEDULER.to_owned(),
             way: Way::Sinks {
                 captures: captures.clone(),
                 frames,

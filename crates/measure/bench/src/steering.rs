@@ -41,11 +41,16 @@ impl SinkPort {
     }
 }
 
+/// The scheduler where it does not matter: all flows are established.
+pub(super) const SCHEDULER: &str = "round-robin";
+
 /// The configuration of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     /// Sources and destinations of packets.
     pub(super) way: Way,
+    /// The scheduler's name.
+    pub(super) scheduler: String,
     pub(super) instances: u16,
     /// Instances that take flows; the others are standbys, which are polled too.
     pub(super) active: u16,
@@ -336,6 +341,7 @@ impl Spec {
         }
         for service in &mut plan.services {
             service.return_counters = self.return_counters;
+            service.scheduler = Scheduler::from_name(&self.scheduler)?;
         }
         Ok(plan)
     }
@@ -384,7 +390,7 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
     let service = ServicePlan {
         uplinks,
         fit: 1.0,
-        ..ServicePlan::of_all(SERVICE, Scheduler::from_name("round-robin")?)
+        ..ServicePlan::of_all(SERVICE, Scheduler::from_name(SCHEDULER)?)
     };
     let slot = |instance| SlotPlan {
         instance: InstanceId(instance),

@@ -117,6 +117,38 @@ pub(crate) fn captures(bytes: &[u8]) {
     }
 }
 
+/// What an instance answers to a check: by the first byte a line of HTTP, a line of an agent, or a datagram of DNS. What
+/// is said of it in messages is short and has no control characters.
+pub(crate) fn answers(bytes: &[u8]) {
+    let Some((kind, answer)) = bytes.split_first() else {
+        return;
+    };
+    let verdict = match kind % 3 {
+        0 => health::answers::status(answer),
+        1 => health::answers::agent(answer).map(|report| {
+            assert!(report.percent.is_none_or(|percent| percent <= 100));
+            assert_ne!(report, health::AgentReport::default());
+        }),
+        _ => {
+            let question = health::answers::question(7, "example.com").unwrap();
+            match health::answers::resolved(answer, &question) {
+                None => return,
+                Some(verdict) => {
+                    // It is an answer, and to this question.
+                    assert!(answer.len() >= 12 && answer[..2] == question[..2] && answer[2] & 0x80 != 0);
+                    verdict
+                }
+            }
+        }
+    };
+    if let Err(why) = verdict {
+        assert!(
+            !why.is_empty() && why.len() < 1000 && !why.contains(char::is_control),
+            "{why:?}"
+        );
+    }
+}
+
 /// Frames through the port of an instance, some of them genuine, some of those changed: a gate accepts each signal of
 /// its own instance once, and nothing else changes it.
 pub(crate) fn signals(bytes: &[u8]) {
@@ -168,37 +200,5 @@ pub(crate) fn signals(bytes: &[u8]) {
             }
             Err(_) => {}
         }
-    }
-}
-
-/// What an instance answers to a check: by the first byte a line of HTTP, a line of an agent, or a datagram of DNS. What
-/// is said of it in messages is short and has no control characters.
-pub(crate) fn answers(bytes: &[u8]) {
-    let Some((kind, answer)) = bytes.split_first() else {
-        return;
-    };
-    let verdict = match kind % 3 {
-        0 => health::answers::status(answer),
-        1 => health::answers::agent(answer).map(|report| {
-            assert!(report.percent.is_none_or(|percent| percent <= 100));
-            assert_ne!(report, health::AgentReport::default());
-        }),
-        _ => {
-            let question = health::answers::question(7, "example.com").unwrap();
-            match health::answers::resolved(answer, &question) {
-                None => return,
-                Some(verdict) => {
-                    // It is an answer, and to this question.
-                    assert!(answer.len() >= 12 && answer[..2] == question[..2] && answer[2] & 0x80 != 0);
-                    verdict
-                }
-            }
-        }
-    };
-    if let Err(why) = verdict {
-        assert!(
-            !why.is_empty() && why.len() < 1000 && !why.contains(char::is_control),
-            "{why:?}"
-        );
     }
 }

@@ -14,13 +14,15 @@ use clap::ValueEnum;
 use engine::cgroup::{Hierarchy, ROOT};
 use model::{Action, InstanceState};
 use rustix::mount::{MountFlags, mount};
+use testbed::network::{Link, Namespace};
 use testbed::{Dockerd, DockerdAccess, Interrupt, OpenVSwitch};
 
 use crate::check::{Reading, unaccounted};
 use crate::follower::Follower;
 use crate::footprint::Footprint;
-use crate::network::{Lasting, Network};
+use crate::network::{Lasting, Network, Packets};
 use crate::process::{self, Process};
+use crate::web::{self, Web};
 
 /// The service of every bed.
 pub(crate) const SERVICE: &str = "forward";
@@ -47,6 +49,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Lines of its log quoted in an error.
 const LOG_LINES: usize = 6;
 
+/// nginx as one process, so that a signal reaches all of it. It says which instance it is.
+const NGINX: &str = "daemon off;\nmaster_process off;\nerror_log stderr warn;\npid /tmp/nginx.pid;\nevents {}\nhttp { \
+                     access_log off; client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; fastcgi_temp_path /tmp/f; \
+                     uwsgi_temp_path /tmp/u; scgi_temp_path /tmp/s; keepalive_timeout 1h; keepalive_requests 1000000; \
+                     server { listen 80; location / { return 200 $hostname; } } }\n";
+
 /// The beds: SWITCH-ENGINE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BedName {
@@ -56,11 +64,18 @@ pub enum BedName {
     SoftDocker,
     /// Open vSwitch, embedded engine
     OpenflowOci,
+    /// programs in the kernel, embedded engine: web servers and their clients
+    EbpfOci,
 }
 
 impl BedName {
     /// All of them.
-    pub(crate) const ALL: [BedName; 3] = [BedName::SoftOci, BedName::SoftDocker, BedName::OpenflowOci];
+    pub(crate) const ALL: [BedName; 4] = [
+        BedName::SoftOci,
+        BedName::SoftDocker,
+        BedName::OpenflowOci,
+        BedName::EbpfOci,
+    ];
 
     /// Its name on the command line and in the lines of a run.
     pub(crate) const fn word(self) -> &'static str {
@@ -68,6 +83,7 @@ impl BedName {
             BedName::SoftOci => "soft-oci",
             BedName::SoftDocker => "soft-docker",
             BedName::OpenflowOci => "openflow-oci",
+            BedName::EbpfOci => "ebpf-oci",
         }
     }
 
@@ -77,6 +93,11 @@ impl BedName {
 
     const fn has_open_vswitch(self) -> bool {
         matches!(self, BedName::OpenflowOci)
+    }
+
+    /// Whether its instances are web servers with kernel ports.
+    pub(crate) const fn is_web(self) -> bool {
+        matches!(self, BedName::EbpfOci)
     }
 
     /// The control group of its Docker engine's containers.
@@ -102,6 +123,9 @@ impl BedName {
         if self.has_open_vswitch() {
             OpenVSwitch::check_installed().map_err(without)?;
         }
+        if self.is_web() {
+            testbed::network::run("nginx", &["-v"]).map_err(without)?;
+        }
         Ok(())
     }
 }
@@ -112,6 +136,8 @@ pub(crate) struct Bed {
     directory: PathBuf,
     child: Option<Child>,
     client: Option<Client>,
+    /// The link of its clients, before they start.
+    link: Option<(Namespace, Link)>,
     network: Option<Network>,
     follower: Option<Follower>,
     dockerd: Option<Dockerd>,
@@ -138,6 +164,7 @@ impl Bed {
             directory,
             child: None,
             client: None,
+            link: None,
             network: None,
             follower: None,
             dockerd: None,
@@ -147,7 +174,13 @@ impl Bed {
         };
         bed.make()
             .with_context(|| format!("bed {} does not start", name.word()))?;
-        let network = Network::start(&bed.run_dir().join(UPLINK_SOCKET), seed, duration)?;
+        let network = match bed.link.take() {
+            Some(link) => Network::Web(Box::new(Web::start(link)?)),
+            None => {
+                let socket = bed.run_dir().join(UPLINK_SOCKET);
+                Network::Packets(Box::new(Packets::start(&socket, seed, duration)?))
+            }
+        };
         bed.follower = Some(Follower::start(
             bed.run_dir().join("api.sock"),
             network.control(),
@@ -161,7 +194,10 @@ impl Bed {
     fn make(&mut self) -> Result<()> {
         mount_tmpfs(&self.state_dir(), STORE_MIB)?;
         mount_tmpfs(&self.event_log(), EVENT_LOG_MIB)?;
-        let mut image = vec!["image", "build", "forward"];
+        let mut image = match self.name.is_web() {
+            true => vec!["image", "import", "nginx"],
+            false => vec!["image", "build", "forward"],
+        };
         if let Some(group) = self.name.docker_group() {
             let dockerd = Dockerd::start(&self.directory.join("docker"), &group, DockerdAccess::default())?;
             self.dockerd = Some(dockerd);
@@ -172,15 +208,20 @@ impl Bed {
             .inco()
             .args(image)
             .output()
-            .context("cannot run `inco image build`")?;
+            .context("cannot run `inco image`")?;
         if !made.status.success() {
             bail!(
-                "`inco image build` failed: {}",
+                "`inco image` failed: {}",
                 String::from_utf8_lossy(&made.stderr).trim()
             );
         }
         if self.name.has_open_vswitch() {
             self.open_vswitch = Some(OpenVSwitch::start(self.directory.join("ovs"))?);
+        }
+        if self.name.is_web() {
+            let file = self.directory.join("nginx.conf");
+            fs::write(&file, NGINX).with_context(|| format!("cannot write {}", file.display()))?;
+            self.link = Some(web::link()?);
         }
         self.write_configuration(&self.configuration())?;
         self.run()
@@ -225,6 +266,9 @@ impl Bed {
                 database.display()
             );
         }
+        if self.name.is_web() {
+            return text + &self.web_service();
+        }
         text += &format!("[[uplink]]\nname = \"wan\"\ndevice = \"memif:{UPLINK_SOCKET}\"\n");
         text += &format!(
             "[service.{SERVICE}]\nimage = \"inco/forward\"\ncommand = [\"/inco-nf\", \"forward\", \"--stamp\"]\n\
@@ -237,6 +281,21 @@ impl Bed {
             text += "symmetric = false\n";
         }
         text
+    }
+
+    /// The uplink and the service of web servers.
+    fn web_service(&self) -> String {
+        let uplink = web::names(std::process::id()).1;
+        format!(
+            "driver = \"ebpf\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:{uplink}\"\n[service.{SERVICE}]\nvip = {{ \
+             address = \"{}\", ports = \"80\" }}\nimage = \"nginx\"\ncommand = [\"/usr/sbin/nginx\", \"-c\", \
+             \"/etc/web.conf\"]\nmounts = [\"{}:/etc/web.conf:ro\"]\nmemory = \"{CONTAINER_MIB}MiB\"\ncapacity = \
+             \"20kpps\"\nready_deadline = \"30s\"\ninstances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \
+             \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nready = {{ exec = \
+             [\"/usr/sbin/nginx\", \"-c\", \"/etc/web.conf\", \"-s\", \"reopen\"] }}\n",
+            web::ADDRESS,
+            self.directory.join("nginx.conf").display(),
+        )
     }
 
     /// Writes the configuration file.
@@ -456,6 +515,7 @@ impl Bed {
                     drops: status.drops.clone(),
                     last_drops: self.last_drops.take(),
                     accounting: status.accounting.clone(),
+                    are_requests: self.name.is_web(),
                 };
                 return Ok((reading, status));
             }

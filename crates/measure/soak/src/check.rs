@@ -21,6 +21,8 @@ pub(crate) struct Reading {
     pub(crate) last_drops: Option<(u32, BTreeMap<String, u64>)>,
     /// inco's own accounting, since its start.
     pub(crate) accounting: Accounting,
+    /// Whether requests are counted and not packets: inco does not count those that fail with their instance.
+    pub(crate) are_requests: bool,
 }
 
 impl Reading {
@@ -128,6 +130,7 @@ pub(crate) fn judge(
     let explained_losses = match excuse.losses {
         Losses::All => lost,
         Losses::UnderWay => a.lost_in_restarts - b.lost_in_restarts,
+        Losses::None if !explained.is_empty() && after.are_requests => lost,
         Losses::None if !explained.is_empty() => drops.values().sum(),
         // Flows of an instance that failed by an earlier fault still wait for another one.
         Losses::None if late_moves > 0 => drops.get(DropReason::NoInstance.name()).copied().unwrap_or(0),
@@ -235,6 +238,25 @@ mod tests {
         // The missing ones are of a flow of another instance.
         let after = reading(vec![flow(0, 3, 20, 20), flow(1, 2, 20, 16)], 1, 9);
         assert_eq!(judge(&before, &after, &named, &excuse(&[1])).unaccounted, 4);
+    }
+
+    #[test]
+    fn requests_fail_with_their_instance_alone() {
+        let requests = |of: Reading| Reading {
+            are_requests: true,
+            ..of
+        };
+        let before = requests(reading(vec![flow(0, 1, 10, 10), flow(1, 2, 10, 10)], 0, 0));
+        let after = requests(reading(vec![flow(0, 3, 20, 19), flow(1, 2, 20, 20)], 1, 0));
+        let named = BTreeSet::from([1]);
+        assert!(judge(&before, &after, &named, &excuse(&[1])).is_clean());
+        assert_eq!(
+            judge(&before, &after, &BTreeSet::new(), &excuse(&[1])).unaccounted,
+            1
+        );
+        // One of an instance that goes on.
+        let after = requests(reading(vec![flow(0, 3, 20, 20), flow(1, 2, 20, 19)], 1, 0));
+        assert_eq!(judge(&before, &after, &named, &excuse(&[1])).unaccounted, 1);
     }
 
     #[test]

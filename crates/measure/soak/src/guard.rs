@@ -103,6 +103,14 @@ impl Guard {
         self.tell(&format!("group {name}"))
     }
 
+    /// Announces a network namespace that is removed in the end.
+    ///
+    /// # Errors
+    /// The guard has ended.
+    pub(crate) fn namespace(&mut self, name: &str) -> Result<()> {
+        self.tell(&format!("namespace {name}"))
+    }
+
     /// Announces that the wall clock will be wrong, or that it is right again.
     ///
     /// # Errors
@@ -137,12 +145,13 @@ impl Guard {
 /// # Errors
 /// The directory cannot be removed.
 pub(crate) fn run(directory: &Path) -> Result<()> {
-    let mut groups = Vec::new();
+    let (mut groups, mut namespaces) = (Vec::new(), Vec::new());
     let mut right = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["group", name] => groups.push(name.to_owned()),
+            ["namespace", name] => namespaces.push(name.to_owned()),
             ["clock", wall, monotonic] => {
                 let parsed = wall.parse().ok().zip(monotonic.parse().ok());
                 right = parsed.map(|(wall, monotonic)| RightTime {
@@ -157,11 +166,11 @@ pub(crate) fn run(directory: &Path) -> Result<()> {
         // Nobody else can.
         let _set = right.set(0);
     }
-    clean(directory, &groups)
+    clean(directory, &groups, &namespaces)
 }
 
 /// Removes everything of a run, and prints what was still there.
-fn clean(directory: &Path, groups: &[String]) -> Result<()> {
+fn clean(directory: &Path, groups: &[String], namespaces: &[String]) -> Result<()> {
     let beds: Vec<PathBuf> = BedName::ALL
         .iter()
         .map(|name| directory.join(name.word()))
@@ -189,6 +198,12 @@ fn clean(directory: &Path, groups: &[String]) -> Result<()> {
             let group = hierarchy.group(&format!("{name}/{child}"));
             wait_until(GRACE, || group.kill().unwrap_or(true));
             wait_until(GRACE, || group.remove().unwrap_or(true));
+        }
+    }
+    for name in namespaces {
+        if Path::new("/run/netns").join(name).exists() {
+            found.push(format!("network namespace {name}"));
+            let _gone = testbed::network::run("ip", &["netns", "del", name]);
         }
     }
     for (signal, grace) in [(Signal::TERM, GRACE), (Signal::KILL, GRACE)] {

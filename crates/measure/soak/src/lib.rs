@@ -20,6 +20,7 @@ mod network;
 mod plan;
 mod process;
 mod verdict;
+mod web;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -204,6 +205,9 @@ impl Run<'_> {
         for group in self.args.bed.iter().filter_map(|name| name.docker_group()) {
             guard.group(&group)?;
         }
+        if self.args.bed.iter().any(|name| name.is_web()) {
+            guard.namespace(&web::names(std::process::id()).0)?;
+        }
         let started: Vec<Result<Bed>> = std::thread::scope(|scope| {
             let starting: Vec<_> = self
                 .args
@@ -321,7 +325,7 @@ impl Run<'_> {
             if !found.is_clean() {
                 let drops = in_words(&drops_between(&before[index], &self.readings[index]));
                 wrong.push(format!(
-                    "{}: {found:?}; inco dropped: {drops}; before {:?}, now {:?}, gap {}; events: {}",
+                    "{}: {found:?}; inco dropped: {drops}; before {:?}, now {:?}, gap {}; events: {}; failed: {:?}",
                     bed.name.word(),
                     before[index].accounting,
                     self.readings[index].accounting,
@@ -330,7 +334,8 @@ impl Run<'_> {
                         .iter()
                         .map(|(instance, reason)| format!("instance {instance}: {reason}"))
                         .collect::<Vec<_>>()
-                        .join("; ")
+                        .join("; "),
+                    bed.network()?.causes(),
                 ));
             }
             self.verdict.add(&found);

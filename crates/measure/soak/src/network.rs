@@ -16,6 +16,8 @@ use traffic::{
     Protocol, Rate, Size, Span,
 };
 
+use crate::web::Web;
+
 /// Interval of the generator's observations: the resolution of outages.
 const INTERVAL: Span = Span::from_millis(20);
 /// Maximum time until the uplink accepts the connection.
@@ -206,20 +208,117 @@ fn lasting(interval: &Interval) -> impl Iterator<Item = &FlowNow> {
     interval.flows.iter().filter(|flow| flow.source < LASTING_PHASES)
 }
 
+/// What is before the uplink of a bed: a generator of packets, or clients of web servers.
+pub(crate) enum Network {
+    Packets(Box<Packets>),
+    Web(Box<Web>),
+}
+
+impl Network {
+    /// For the follower of events.
+    pub(crate) fn control(&self) -> Arc<Control> {
+        match self {
+            Network::Packets(of) => Arc::clone(&of.control),
+            // Clients see by themselves whether their connection goes on.
+            Network::Web(_) => Arc::new(Control::new()),
+        }
+    }
+
+    /// The newest observation and its number.
+    pub(crate) fn newest(&self) -> (u64, Interval) {
+        match self {
+            Network::Packets(of) => of.newest(),
+            Network::Web(of) => of.newest(),
+        }
+    }
+
+    /// Pauses sending, or continues.
+    pub(crate) fn hold(&self, hold: bool) {
+        match self {
+            Network::Packets(of) => of.control.hold(hold),
+            Network::Web(of) => of.hold(hold),
+        }
+    }
+
+    /// Whether the peer has taken everything that was sent: a switch that waits for a CPU takes it later.
+    pub(crate) fn is_taken(&self) -> bool {
+        match self {
+            Network::Packets(of) => of.is_taken(),
+            Network::Web(of) => of.is_taken(),
+        }
+    }
+
+    /// At rest: outages are measured anew.
+    pub(crate) fn begin_outages(&self) {
+        match self {
+            Network::Packets(of) => of.begin_outages(),
+            Network::Web(of) => of.begin_outages(),
+        }
+    }
+
+    /// The longest time for which a flow waited for a packet, or a client for an answer, in ms.
+    pub(crate) fn longest_outage_ms(&self) -> u64 {
+        match self {
+            Network::Packets(of) => of.longest_outage_ms(),
+            Network::Web(of) => of.longest_outage_ms(),
+        }
+    }
+
+    /// Why requests have failed since the last rest; nothing where packets are sent.
+    pub(crate) fn causes(&self) -> Vec<String> {
+        match self {
+            Network::Packets(_) => Vec::new(),
+            Network::Web(of) => of.causes(),
+        }
+    }
+
+    /// The network leaves, and connects again after `away`.
+    ///
+    /// # Errors
+    /// The interface cannot be set.
+    pub(crate) fn flap(&self, away: Duration) -> Result<()> {
+        match self {
+            Network::Packets(of) => {
+                of.flap(away);
+                Ok(())
+            }
+            Network::Web(of) => of.flap(away),
+        }
+    }
+
+    /// Sends that many frames of garbage among the others; web clients send none.
+    pub(crate) fn send_garbage(&self, frames: u64) {
+        if let Network::Packets(of) = self {
+            of.orders.garbage.fetch_add(frames, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns an error if sending has ended by itself.
+    ///
+    /// # Errors
+    /// It has.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Network::Packets(of) => of.check(),
+            Network::Web(of) => of.check(),
+        }
+    }
+}
+
 /// A running generator.
-pub(crate) struct Network {
+pub(crate) struct Packets {
     control: Arc<Control>,
     orders: Arc<Orders>,
     seen: Arc<Mutex<Seen>>,
     thread: Option<JoinHandle<Result<traffic::Report, traffic::Error>>>,
 }
 
-impl Network {
+impl Packets {
     /// Connects to the uplink on `socket` and begins to send, for at most `duration`.
     ///
     /// # Errors
     /// The uplink does not answer, or there is no memory for so many flows.
-    pub(crate) fn start(socket: &Path, seed: u64, duration: Duration) -> Result<Network> {
+    pub(crate) fn start(socket: &Path, seed: u64, duration: Duration) -> Result<Packets> {
         let generator = Generator::new(profile(seed, duration))?;
         let memif = MemifPort::connect(socket, 0, CONNECT_LIMIT)
             .with_context(|| format!("the uplink does not answer on {}", socket.display()))?;
@@ -245,7 +344,7 @@ impl Network {
                 }
             })
             .context("cannot start the thread that sends")?;
-        Ok(Network {
+        Ok(Packets {
             control,
             orders,
             seen,
@@ -253,20 +352,10 @@ impl Network {
         })
     }
 
-    /// For the follower of events.
-    pub(crate) fn control(&self) -> Arc<Control> {
-        Arc::clone(&self.control)
-    }
-
     /// The newest observation and its number.
     pub(crate) fn newest(&self) -> (u64, Interval) {
         let seen = lock(&self.seen);
         (seen.serial, seen.interval.clone())
-    }
-
-    /// Pauses sending, or continues.
-    pub(crate) fn hold(&self, hold: bool) {
-        self.control.hold(hold);
     }
 
     /// Whether the peer has taken everything that was sent: a switch that waits for a CPU takes it later.
@@ -292,11 +381,6 @@ impl Network {
         self.orders.away_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// Sends that many frames of garbage among the others.
-    pub(crate) fn send_garbage(&self, frames: u64) {
-        self.orders.garbage.fetch_add(frames, Ordering::Relaxed);
-    }
-
     /// Returns an error if sending has ended by itself.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.thread {
@@ -306,7 +390,7 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for Packets {
     fn drop(&mut self) {
         self.control.stop();
         if let Some(thread) = self.thread.take() {
@@ -402,7 +486,7 @@ mod tests {
             let socket = socket.clone();
             move || MemifPort::listen(&socket, CONNECT_LIMIT).unwrap()
         });
-        let network = Network::start(&socket, 1, Duration::from_secs(60)).unwrap();
+        let network = Packets::start(&socket, 1, Duration::from_secs(60)).unwrap();
         let mut peer = listening.join().unwrap();
         let until = |what: &str, is_so: &mut dyn FnMut() -> bool| {
             let since = Instant::now();
@@ -412,7 +496,7 @@ mod tests {
             }
         };
         until("packets wait", &mut || !network.is_taken());
-        network.hold(true);
+        network.control.hold(true);
         let mut buffer = [0; 2048];
         until("the peer takes them", &mut || {
             while peer.receive(&mut buffer).is_some() {}

@@ -3,11 +3,14 @@
 //! 1. [`Environment`]: the directory of the runs, and an Open vSwitch if that forwards.
 //! 2. [`Dockerd`]: a private Docker engine that can be killed.
 //! 3. [`Session`]: a running inco, controlled over its API. Dropping it stops inco and checks that nothing remains.
+//! 4. [`network`] and [`http`]: networks with clients that count what fails.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod dockerd;
+pub mod http;
+pub mod network;
 mod open_vswitch;
 mod session;
 

@@ -22,6 +22,14 @@ fn actions_have_these_shapes() {
             json!({"action": "scale", "service": "web", "instances": null}),
         ),
         (
+            Action::Range {
+                service: "web".to_owned(),
+                min: Some(2),
+                max: None,
+            },
+            json!({"action": "range", "service": "web", "min": 2}),
+        ),
+        (
             Action::Drain {
                 instance: InstanceId(3),
             },

@@ -334,6 +334,13 @@ proptest! {
             };
             prop_assert!((weight - exact).abs() < 1.0, "{weight} is not {exact}");
         }
+        // They are told with what they were computed from, once for each time.
+        prop_assert!(scheduler.has_weights() && scheduler.weighings() == 1);
+        for (index, (weight, count)) in weights.iter().zip(&counts).enumerate() {
+            let told = scheduler.weighing(&candidates, index).unwrap();
+            prop_assert_eq!((f64::from(told.weight), told.counted), (*weight, f64::from(*count)));
+        }
+        prop_assert!(scheduler.weighing(&candidates, n).is_none());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use packet::offload::{Offload, Partial, Transport};
+use rustix::io::Errno;
 
 /// The header of a slot, `struct tpacket2_hdr`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -425,26 +426,14 @@ impl Sender {
         if !self.is_dirty {
             return Ok(());
         }
-        // SAFETY: no buffer is given: the frames are in the ring.
-        #[expect(unsafe_code)]
-        let sent = unsafe {
-            libc::sendto(
-                self.file.as_raw_fd(),
-                std::ptr::null(),
-                0,
-                libc::MSG_DONTWAIT,
-                std::ptr::null(),
-                0,
-            )
-        };
-        if sent >= 0 {
-            self.is_dirty = false;
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::ENOBUFS) => Ok(()),
-            _ => Err(error),
+        // Nothing is given: the frames are in the ring.
+        match rustix::net::send(&*self.file, &[], rustix::net::SendFlags::DONTWAIT) {
+            Ok(_) => {
+                self.is_dirty = false;
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::NOBUFS) => Ok(()),
+            Err(errno) => Err(errno.into()),
         }
     }
 }

@@ -252,8 +252,10 @@ struct walk {
 
 // Flows that one call looks at: some tenths of a millisecond, in which its CPU does nothing else.
 #define STEP 1024
-// A step in the path of packets is followed by a pause of this many times its duration.
+// A step in the path of packets that removes fewer flows than WALK_YIELD is followed by a pause of WALK_SHARE times its
+// duration. That can be long where the CPU itself was taken away meanwhile.
 #define WALK_SHARE 20
+#define WALK_YIELD 64
 // Places that are kept free: CPUs that take one at once do not overtake the tail.
 #define SPARE_PLACES 1024
 

@@ -71,15 +71,16 @@ CHECKED_ALONE int NAME(walk)(__u32 row, __u64 now)
     return 1;
 }
 
-// The table is full: makes room, unless that was tried a moment ago. Gives whether it did.
-INLINE int NAME(make_room)(struct world *w)
+// The table is full: makes room, unless that was tried a moment ago with little success. Gives whether it did.
+INLINE int NAME(make_room)(struct world *w, const struct counts *c)
 {
     struct order *order = &w->order[FAMILY == 6];
-    __u64 began = bpf_ktime_get_ns();
+    __u64 began = bpf_ktime_get_ns(), ended = c->ended[FAMILY == 6];
     if (began < order->walk_after || !NAME(walk)(bpf_get_smp_processor_id(), began))
         return 0;
     __u64 over = bpf_ktime_get_ns();
-    order->walk_after = over + (over - began) * WALK_SHARE;
+    // Where many flows were over, the next step is not needed before as many new ones have come.
+    order->walk_after = c->ended[FAMILY == 6] - ended < WALK_YIELD ? over + (over - began) * WALK_SHARE : 0;
     return 1;
 }
 
@@ -212,7 +213,7 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         long failed = -ENOMEM;
         if (LIKELY(NAME(has_place)(w)))
             failed = bpf_map_update_elem(&FLOWS, s->key, fresh, BPF_NOEXIST);
-        if (failed && failed != -EEXIST && NAME(make_room)(w))
+        if (failed && failed != -EEXIST && NAME(make_room)(w, c))
             failed = bpf_map_update_elem(&FLOWS, s->key, fresh, BPF_NOEXIST);
         if (failed && failed != -EEXIST) {
             c->table_full++;

@@ -8,7 +8,7 @@ use model::{Event, EventKind, InstanceId, InstanceState};
 use rustix::process::Signal;
 
 use crate::support::{
-    Engine, Inco, Network, PATIENCE, Place, Speaker, available, changes, eventually, example, kill,
+    Engine, Inco, Network, PATIENCE, Place, Session, available, changes, eventually, example, kill,
 };
 
 /// What an image of this machine needs for a program that listens when it is told to.
@@ -452,12 +452,12 @@ impl Servers {
 
 const WEB: &str = "10.0.0.100:80";
 
-fn open(network: &Network, count: usize) -> Vec<Speaker> {
+fn open(network: &Network, count: usize) -> Vec<Session> {
     (0..count).map(|_| network.connect(WEB).unwrap()).collect()
 }
 
 /// They are still where they were.
-fn all_answer(connections: &mut [Speaker]) {
+fn all_answer(connections: &mut [Session]) {
     for connection in connections {
         assert_eq!(connection.ask("still there").unwrap(), "still there");
         assert_eq!(connection.ask("id").unwrap(), connection.id.to_string());

@@ -8,8 +8,10 @@ use model::InstanceState;
 use real_parts::is_full_length;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
+use testbed::http::Connection;
+
 use crate::support::{
-    Connection, Engine, Inco, Load, Network, PATIENCE, Place, available, eventually, kill, launcher_of,
+    Engine, Inco, Load, Network, PATIENCE, Place, available, eventually, kill, launcher_of,
 };
 
 /// The services, each with the address that clients connect to: one whose instances carry it, and one for which it is
@@ -363,7 +365,7 @@ fn downloads_are_whole_across_scaling_and_a_kill_9_of_inco() {
         let changed = started.elapsed();
         for download in downloads {
             let (got, ended) = download.join().unwrap();
-            assert_eq!(got, Ok(bytes), "{}", inco.told());
+            assert_eq!(got.unwrap(), bytes, "{}", inco.told());
             assert!(ended > changed, "it took {ended:?}, and the changes {changed:?}");
         }
         inco

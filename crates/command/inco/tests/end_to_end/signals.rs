@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use api::counters::SignalCounters;
@@ -232,34 +232,34 @@ fn an_instance_can_be_woken_after_inco_was_killed() {
     inco.stop(&place);
 }
 
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
 #[test]
 fn the_manager_wakes_instances_under_load_and_lets_them_sleep_afterwards() {
     if !Engine::Oci.is_here() {
         return;
     }
     let place = Place::quiet();
+    // More than a quota allows, so that an instance is busy however busy the machine is.
     let busy = configuration()
-        .replace("\"--stamp\"]", "\"--stamp\", \"--cost-ns\", \"200000\"]")
+        .replace(
+            "\"--stamp\"]",
+            "\"--stamp\", \"--cost-ns\", \"200000\"]\ncpus = 0.2",
+        )
         .replace("min = 2", "min = 1");
-    let inco = place.run(&format!("{busy}\n"));
+    let inco = place.run(&busy);
     inco.settled(1, 3);
-    let mut manager = manager(
-        &place,
-        &[
-            "manager",
-            "--window-ms",
-            "300",
-            "--hold-ms",
-            "1000",
-            "--up",
-            "0.6",
-            "--down",
-            "0.3",
-        ],
-    )
-    .spawn()
-    .unwrap();
-    // 0.8 of a CPU for one instance.
+    let mut command = manager(&place, &["manager", "--window-ms", "300", "--hold-ms", "1000"]);
+    let _manager = Running(command.spawn().unwrap());
+    // Four times what one instance can do.
     let traffic = place.traffic(
         r#"
 uplink_wait = "5s"
@@ -278,8 +278,6 @@ rate_per_flow = "10pps"
     eventually("one is active, and the others sleep", PATIENCE, || {
         (inco.count(InstanceState::Active) == 1 && inco.count(InstanceState::Standby) == 3).then_some(())
     });
-    manager.kill().unwrap();
-    manager.wait().unwrap();
     let counted = signals(&inco);
     assert!(
         counted.accepted["wake"] >= 1 && counted.accepted["sleep"] >= 1,

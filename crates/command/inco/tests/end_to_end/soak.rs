@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Engine, Ovs, Place, eventually, kill, mounts_under, text};
+use crate::support::{Engine, Ovs, Place, available, eventually, kill, mounts_under, text};
 
 /// What start and clean-up may take beside the minutes.
 const MARGIN: Duration = Duration::from_secs(90);
@@ -64,6 +64,32 @@ fn a_minute_of_faults_breaks_no_promise() {
     let lines = said.lines().filter(|line| line.contains("  outage ")).count() as u64;
     assert_eq!(lines, faults, "{said}");
     assert!(took < Duration::from_secs(60) + MARGIN, "{took:?}\n{said}");
+}
+
+/// Web servers behind the driver `ebpf`, whose clients notice every request that fails. `descriptors` is left out: after
+/// it, no command runs in a container any more, and by one this bed knows that nginx listens.
+#[test]
+fn a_minute_of_faults_fails_no_request_of_the_driver_ebpf() {
+    let has_nginx = ["/usr/sbin", "/usr/bin"]
+        .iter()
+        .any(|path| Path::new(path).join("nginx").exists());
+    let missing = (!has_nginx).then(|| "nginx is not installed".to_owned());
+    if !available("servers", missing) || !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let output = place.output(&[
+        "soak",
+        "--minutes=1",
+        "--seed=8",
+        "--json",
+        "--without=clock-jump,cpu-contention,descriptors",
+        "--bed=ebpf-oci",
+    ]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", text(&output.stderr));
+    let verdict: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(verdict["ok"], Value::from(true), "{said}");
 }
 
 /// Its guard removes what a killed one leaves.

@@ -10,7 +10,7 @@ use rustix::net::{
 };
 
 use super::{Fault, Injected};
-use crate::bed::{Bed, UPLINK_SOCKET};
+use crate::bed::{Bed, BedName, UPLINK_SOCKET};
 use crate::guard::Guard;
 use crate::plan::{below, milliseconds};
 
@@ -29,6 +29,10 @@ impl Fault for Frames {
 
     fn about(&self) -> &'static str {
         "sends 500 to 2,000 frames of random bytes into the uplink"
+    }
+
+    fn suits(&self, bed: BedName) -> bool {
+        !bed.is_web()
     }
 
     fn inject(&self, bed: &mut Bed, random: &mut Random, _guard: &mut Guard) -> Result<Injected> {

@@ -23,7 +23,7 @@ impl Fault for Flap {
 
     fn inject(&self, bed: &mut Bed, random: &mut Random, _guard: &mut Guard) -> Result<Injected> {
         let away = milliseconds(random, 5, 500);
-        bed.network()?.flap(away);
+        bed.network()?.flap(away)?;
         let mut injected = Injected::alone(format!("the network was away for {} ms", away.as_millis()));
         injected.excuse.losses = Losses::UnderWay;
         injected.lasts = away;

@@ -37,8 +37,8 @@ impl Driver for Ebpf {
         let switch = EbpfSwitch::start(&config)?;
         Ok(Started {
             switch: Box::new(switch),
-            places: places(configuration, &config.prefix)?,
             ports: ports(configuration, &config.prefix)?,
+            places: places(configuration, &config.prefix)?,
         })
     }
 

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use clock::monotonic;
 use ebpf_switch::EbpfSwitch;
-use model::{Nanos, Slot, Tuple};
+use model::{InstanceState, Nanos, Slot, Tuple};
+use scheduling::Scheduler;
 use switch::conformance::{self, SLOTS, frame_of, tuple_of};
 use switch::{PortKind, PortSpec, Switch};
 
-use crate::bed::{World, available};
+use crate::bed::{Bed, World, available};
+use crate::steering::service;
 
 struct Conforming {
     switch: EbpfSwitch,
@@ -125,4 +127,22 @@ fn a_start_that_fails_leaves_nothing() {
     world.host.enter();
     assert!(EbpfSwitch::start(&world.config).is_err());
     is_clean(&world);
+}
+
+#[test]
+fn the_weights_of_active_instances_are_read() {
+    if !available() {
+        return;
+    }
+    let mut service = service();
+    service.scheduler = Scheduler::from_name("weighted").unwrap();
+    let mut bed = Bed::new(World::new(2), service);
+    bed.add(0..2, &[]);
+    let weights = |bed: &Bed| [0, 1].map(|slot| bed.reading.slots[slot].weight);
+    bed.until("both have weights", |bed| {
+        let [first, second] = weights(bed);
+        first > 0 && second > 0 && first + second == 256
+    });
+    bed.set_state(Slot(0), Some(InstanceState::Draining));
+    bed.until("one has all", |bed| weights(bed) == [0, 256]);
 }

@@ -3,8 +3,10 @@
 use flow_table::EntryIndex;
 use model::{DropReason, Nanos, Slot, UplinkId};
 use packet::Parsed;
+use rtrb::Producer;
 
 use crate::BURST_FRAMES;
+use crate::counters::WorkerCounters;
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::id_map::SlotMap;
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
@@ -141,11 +143,10 @@ impl<M: FrameMemory> Returns<M> {
         instance.broken.is_it |= received.bad > 0;
         // The port of an instance that no plan has had is looked at, too: it may ask to be woken.
         if way.is_none_or(|way| way.signals) {
-            self.take_signals(slot, cx);
+            self.take_signals(slot, cx.now, (&mut cx.events, &mut cx.memory), &cx.counters);
         }
-        let end = cx.ports.instances[slot].as_ref().and_then(|it| it.end.as_ref());
-        let is_end = end.is_some();
-        if let Some(end) = end {
+        let is_end = instance.end.is_some();
+        if let Some(end) = &instance.end {
             // Those that are not to leave go; the others are readied.
             for frame in &mut self.frames {
                 if let Err(reason) = end.leave(frame) {
@@ -183,25 +184,35 @@ impl<M: FrameMemory> Returns<M> {
     }
 
     /// Takes signals out of the burst, and tells of one in [`signal::INTERVAL_NS`].
-    fn take_signals(&mut self, slot: Slot, cx: &mut Context<M>) {
+    fn take_signals(
+        &mut self,
+        slot: Slot,
+        now: Nanos,
+        (events, memory): (&mut Producer<WorkerEvent<M>>, &mut M),
+        counters: &WorkerCounters,
+    ) {
         for frame in self
             .frames
             .extract_if(.., |frame| signal::is_signal(frame.bytes()))
         {
             let last = &mut self.signals_at[slot];
             let mut reason = DropReason::SignalRate;
-            if *last == Nanos::ZERO || cx.now.since(*last).0 >= signal::INTERVAL_NS {
-                *last = cx.now;
+            // Half of the ring is for the answers to commands.
+            let has_room = events.slots() > events.buffer().capacity() / 2;
+            let is_due = *last == Nanos::ZERO || now.since(*last).0 >= signal::INTERVAL_NS;
+            if has_room && is_due {
+                *last = now;
                 let received = signal::Received::new(frame.bytes());
                 let event = WorkerEvent::Signal {
                     slot,
                     frame: received,
                 };
-                if cx.events.push(event).is_ok() {
+                if events.push(event).is_ok() {
                     reason = DropReason::Signal;
                 }
             }
-            cx.discard(frame, reason);
+            memory.give(frame);
+            counters.drop_packets(reason, 1);
         }
     }
 

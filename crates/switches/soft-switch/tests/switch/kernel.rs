@@ -474,11 +474,8 @@ fn connections_outlive_a_run_of_the_switch() {
     bed.until("two downloads are over", |bed| {
         bed.reading.slots[..2].iter().all(|of| of.live_flows == 0)
     });
-    let done: Vec<bool> = downloads
-        .into_iter()
-        .map(|of| of.join().unwrap().is_ok())
-        .collect();
-    assert_eq!(done, [true, true, false]);
+    let done = downloads.into_iter().filter_map(|of| of.join().unwrap().ok());
+    assert_eq!(done.count(), 2, "all but the one whose instance has ended");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use model::{DropReason, Fallback, InstanceState, Match, Prefix, UplinkId};
 use packet::TcpFlags;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
 use scheduling::Scheduler;
-use switch::{FlowFilter, Recovery, SwitchRequest};
+use switch::{FlowFilter, Recovery, ServicePlan, SwitchRequest};
 
 use crate::bed::{Bed, cross, echo, service, stamp, udp_flows, udp_packet, unstamped};
 
@@ -516,4 +516,29 @@ fn connections_that_were_lost_go_to_the_same_instances_in_each_run() {
     assert!(is_in_turn(&new) && recovered == 0, "{new:?}");
     let (known, recovered) = instances_of_tcp(ACK, None, [1, 2, 3, 4]);
     assert!(is_in_turn(&known) && recovered == 0, "{known:?}");
+}
+
+#[test]
+fn the_weights_of_active_instances_are_shown() {
+    let weighted = ServicePlan {
+        scheduler: Scheduler::from_name("weighted").unwrap(),
+        ..service(0, &[0], Match::default())
+    };
+    let mut bed = Bed::new(1, 1, vec![weighted]);
+    for slot in 0..3 {
+        bed.add(slot, 0, 1, echo);
+    }
+    let weights = |bed: &Bed| [0, 1, 2].map(|slot| bed.slot(slot).weight);
+    bed.until("all have weights", |bed| {
+        let of = weights(bed);
+        of.iter().sum::<u64>() == 256 && of.iter().all(|weight| *weight > 0)
+    });
+    // One that takes no new flows has none.
+    bed.set_state(1, 0, InstanceState::Draining);
+    bed.publish();
+    bed.until("the others have all", |bed| {
+        let [first, second, third] = weights(bed);
+        second == 0 && first + third == 256
+    });
+    bed.finish();
 }

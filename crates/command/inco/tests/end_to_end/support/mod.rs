@@ -27,10 +27,10 @@ pub(crate) use function::{FileFunction, Function};
 pub(crate) use keys::{ApiOverTls, Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer};
-pub(crate) use network::{Network, Speaker};
+pub(crate) use network::{Network, Session};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
-pub(crate) use requests::{Connection, Load};
+pub(crate) use requests::Load;
 pub(crate) use systemd::Systemd;
 use turn::Turn;
 

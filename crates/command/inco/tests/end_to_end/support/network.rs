@@ -109,27 +109,27 @@ impl Network {
     }
 
     /// A connection of the client to a server of `server.pl`, which says whose it is.
-    pub(crate) fn connect(&self, to: &str) -> io::Result<Speaker> {
+    pub(crate) fn connect(&self, to: &str) -> io::Result<Session> {
         let to = to.parse().map_err(io::Error::other)?;
         let stream = self.client.within(|| TcpStream::connect_timeout(&to, WAIT))?;
         stream.set_read_timeout(Some(WAIT))?;
-        let mut connection = Speaker {
+        let mut session = Session {
             stream: BufReader::new(stream),
             id: 0,
         };
-        connection.id = connection.ask("id")?.parse().map_err(io::Error::other)?;
-        Ok(connection)
+        session.id = session.ask("id")?.parse().map_err(io::Error::other)?;
+        Ok(session)
     }
 }
 
-/// A connection to a server of `server.pl`, which answers each line.
-pub(crate) struct Speaker {
+/// A connection to an instance.
+pub(crate) struct Session {
     stream: BufReader<TcpStream>,
     /// The instance's id.
     pub(crate) id: u32,
 }
 
-impl Speaker {
+impl Session {
     /// Sends a line, and takes the one that comes back.
     pub(crate) fn ask(&mut self, line: &str) -> io::Result<String> {
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;

@@ -1,98 +1,22 @@
-//! HTTP requests over connections of a test's own. Each answer is checked, and each failure is kept with its cause.
+//! HTTP requests of a test's own clients. Each answer is checked, and each failure is kept with its cause.
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use testbed::http::Connection;
+
 use super::Network;
 
-/// A request without an answer for so long has failed. A lost packet is sent again after 0.2 s, a lost SYN after 1 s.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// The longest header of an answer, in bytes.
-const HEADER_LIMIT: usize = 4096;
 /// Failures of which the cause is kept.
 const CAUSES_LIMIT: usize = 20;
 /// Requests of the connections of a client, one after the other: short ones, and some that outlast a scale change.
 const REQUESTS: [u32; 6] = [1, 1, 30, 1, 4, 120];
 /// The pause between two requests of a connection.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// A connection to a server.
-pub(crate) struct Connection {
-    stream: TcpStream,
-}
-
-impl Connection {
-    pub(crate) fn open(to: SocketAddr) -> Result<Connection, String> {
-        let failed = |error: std::io::Error| format!("no connection to {to}: {error}");
-        let stream = TcpStream::connect_timeout(&to, ANSWER_LIMIT).map_err(failed)?;
-        stream.set_read_timeout(Some(ANSWER_LIMIT)).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        Ok(Connection { stream })
-    }
-
-    /// Asks for a path, and gives the body. The server closes the connection after the last one.
-    pub(crate) fn get(&mut self, path: &str, is_last: bool) -> Result<String, String> {
-        let mut body = Vec::new();
-        self.fetch(path, is_last, |part| body.extend_from_slice(part))?;
-        String::from_utf8(body).map_err(|error| error.to_string())
-    }
-
-    /// The same, for a body that is taken in parts. Gives its length.
-    pub(crate) fn fetch(
-        &mut self,
-        path: &str,
-        is_last: bool,
-        mut take: impl FnMut(&[u8]),
-    ) -> Result<u64, String> {
-        let failed = |error: std::io::Error| format!("no answer: {error}");
-        let after = if is_last { "Connection: close\r\n" } else { "" };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: web\r\n{after}\r\n");
-        self.stream.write_all(request.as_bytes()).map_err(failed)?;
-        let mut part = vec![0; 1 << 16];
-        let mut header = Vec::new();
-        let body = loop {
-            let count = self.stream.read(&mut part).map_err(failed)?;
-            header.extend_from_slice(&part[..count]);
-            if let Some(end) = header.windows(4).position(|four| four == b"\r\n\r\n") {
-                break header.split_off(end + 4);
-            }
-            if count == 0 || header.len() > HEADER_LIMIT {
-                return Err(format!(
-                    "the connection ends after {} bytes of a header",
-                    header.len()
-                ));
-            }
-        };
-        let header = String::from_utf8_lossy(&header).into_owned();
-        let mut lines = header.lines();
-        let length = lines
-            .clone()
-            .find_map(|line| line.strip_prefix("Content-Length: "));
-        let (Some("HTTP/1.1 200 OK"), Some(length)) = (lines.next(), length) else {
-            return Err(format!("the answer is {header:?}"));
-        };
-        let length: u64 = length.trim().parse().map_err(|_| format!("{header:?}"))?;
-        let mut got = body.len() as u64;
-        take(&body);
-        while got < length {
-            let count = self.stream.read(&mut part).map_err(failed)?;
-            if count == 0 {
-                return Err(format!("the connection ends after {got} of {length} bytes"));
-            }
-            got += count as u64;
-            take(&part[..count]);
-        }
-        match got == length {
-            true => Ok(got),
-            false => Err(format!("{got} bytes came instead of {length}")),
-        }
-    }
-}
 
 /// What came of the requests.
 #[derive(Default)]
@@ -190,12 +114,12 @@ fn client(tally: &Tally, to: SocketAddr, number: usize) {
 /// A connection with so many requests, all of which one server answers.
 fn converse(tally: &Tally, to: SocketAddr, requests: u32) -> Result<(), String> {
     let mut began = Instant::now();
-    let mut connection = Connection::open(to)?;
+    let mut connection = Connection::open(to).map_err(|error| format!("{error:#}"))?;
     let mut first: Option<String> = None;
     for number in 1..=requests {
         let server = connection
             .get("/", number == requests)
-            .map_err(|cause| format!("request {number} of {requests}, of {first:?}: {cause}"))?;
+            .map_err(|cause| format!("request {number} of {requests}, of {first:?}: {cause:#}"))?;
         tally.requests.fetch_add(1, Relaxed);
         tally
             .longest

@@ -1,0 +1,335 @@
+//! SmartLB's second experiment: a balancer in the switch, against the same balancer in a process of its own behind the
+//! switch. Both pick with the scheduler `weighted`, for the same functions.
+//!
+//! ```text
+//! switch    generator - switch with the balancer ------------ functions
+//! process   generator - switch - process with the balancer -- functions
+//! ```
+//! Everything is connected by memif, and each hop is the same code: the switch before the extra process gives all
+//! packets to one instance, which is that process. So the difference is the hop.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+use traffic::{MemifPort, Report};
+
+use super::chain::{Load, RATE, SPARE_FLOWS, Sum, TIMEOUT, TURN, WARM_UP, generate, is_over, start_function};
+use super::contestant::{Clock, Contestant as _, KilledOnDrop, median, resume, suspend};
+use super::facts::facts;
+use super::ovs::wait_until;
+use super::raw::Raw;
+use super::steer::{Folder, cpus};
+use super::steering::{Spec, Steering, Way};
+use crate::args::HopArgs;
+use display::output;
+use display::table::Table;
+
+/// Functions behind the balancer.
+const FUNCTIONS: u16 = 2;
+/// Packets in flight.
+const WINDOW: u32 = 2_048;
+/// Turns of each path in a round.
+const TURNS: usize = 7;
+/// The packet sizes, in bytes on the wire: as fast as possible, and at a declared rate.
+const SMALL: u16 = 64;
+const LARGE: u16 = 1_500;
+/// The declared rate, as a share of what the slower path carries.
+const DECLARED: f64 = 0.8;
+/// Duration of the run at the declared rate.
+const AT_RATE: Duration = Duration::from_secs(2);
+
+/// One row of the result.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    balancer: &'static str,
+    size: u16,
+    /// The declared rate in packets per second; absent: as many as it carries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    declared_pps: Option<f64>,
+    /// Millions of round trips per second of CPU time of all switching threads.
+    mpps: f64,
+    /// CPU time of all switching threads per round trip, in nanoseconds.
+    cpu_ns_per_packet: f64,
+    /// Packets per second that came back.
+    returned_pps: f64,
+    lost: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Outcome {
+    rows: Vec<Row>,
+    /// In the switch ÷ in a process, at 64 bytes, per CPU time: the median of the rounds' ratios.
+    ratio_small: f64,
+    /// The same for packets per second. Generator and functions share the other CPU, which may be the limit.
+    ratio_small_returned: f64,
+    /// How far the two are apart at the declared rate, as a share.
+    apart_at_declared: f64,
+}
+
+/// A generator, switches and functions.
+struct Hops {
+    name: &'static str,
+    /// The switch, then the balancer in a process of its own, if there is one.
+    switches: Vec<Steering>,
+    port: [MemifPort; 1],
+    _functions: Vec<KilledOnDrop>,
+}
+
+/// Runs the bench.
+pub(super) fn run(args: &HopArgs) -> Result<()> {
+    let outcome = measure(args)?;
+    if args.json {
+        return output::json(&outcome, output::is_terminal());
+    }
+    let mut table = Table::new(&[
+        "balancer",
+        ">size",
+        ">declared pps",
+        ">Mpps",
+        ">CPU ns/packet",
+        ">returned pps",
+        ">lost",
+    ]);
+    for row in &outcome.rows {
+        table.row([
+            row.balancer.to_owned(),
+            row.size.to_string(),
+            row.declared_pps.map_or("-".to_owned(), |pps| format!("{pps:.0}")),
+            format!("{:.2}", row.mpps),
+            format!("{:.0}", row.cpu_ns_per_packet),
+            format!("{:.0}", row.returned_pps),
+            row.lost.to_string(),
+        ]);
+    }
+    output::text(&table.text())?;
+    output::line(format!(
+        "Mpps per CPU second of all switching threads. In the switch ÷ in a process at {SMALL} B: {:.2} (packets per \
+         second: {:.2}). Apart at the declared rate: {:.1} %. All measurements: {}",
+        outcome.ratio_small,
+        outcome.ratio_small_returned,
+        100.0 * outcome.apart_at_declared,
+        args.csv.display()
+    ))
+}
+
+fn measure(args: &HopArgs) -> Result<Outcome> {
+    let folder = Folder::new()?;
+    let columns = [
+        "balancer",
+        "size",
+        "declared_pps",
+        "round",
+        "offered",
+        "lost",
+        "returned",
+        "seconds",
+        "cpu_seconds",
+    ];
+    let mut raw = Raw::new(&facts(false), &columns);
+    let mut paths = [
+        Hops::start("switch", &folder.path.join("switch"), args, false)?,
+        Hops::start("process", &folder.path.join("process"), args, true)?,
+    ];
+    for path in &mut paths {
+        path.wait_until_it_forwards(args)?;
+        path.suspend()?;
+    }
+    let small = Load::new(args.flows, SMALL, RATE);
+    let large = Load::new(args.flows, LARGE, RATE);
+    let fast = paths_in_turn(&mut paths, small, args, &mut raw)?;
+    let most = paths_in_turn(&mut paths, large, args, &mut raw)?;
+    let carried = |rounds: &[Sum]| median(rounds.iter().map(|sum| sum.returned_mpps() * 1e6));
+    let declared = DECLARED
+        * most
+            .iter()
+            .map(|rounds| carried(rounds))
+            .fold(f64::INFINITY, f64::min);
+    let mut rows = Vec::new();
+    for (path, rounds) in paths.iter().zip(&fast) {
+        rows.push(path.row(SMALL, None, rounds));
+    }
+    for (path, rounds) in paths.iter().zip(&most) {
+        rows.push(path.row(LARGE, None, rounds));
+    }
+    let at_rate = Load::new(args.flows, LARGE, declared);
+    let mut returned = Vec::new();
+    for path in &mut paths {
+        let sum = path.send(at_rate, None, AT_RATE)?;
+        path.note(&mut raw, at_rate, "declared", &sum);
+        returned.push(sum.returned_mpps());
+        rows.push(path.row(LARGE, Some(declared), &[sum]));
+    }
+    raw.write(&args.csv)?;
+    let [in_switch, in_process] = &fast;
+    let ratio = |of: fn(&Sum) -> f64| {
+        let rounds = in_switch.iter().zip(in_process);
+        median(rounds.map(|(ours, theirs)| of(ours) / of(theirs)))
+    };
+    let highest = returned.iter().copied().fold(0.0, f64::max);
+    let lowest = returned.iter().copied().fold(f64::INFINITY, f64::min);
+    Ok(Outcome {
+        rows,
+        ratio_small: ratio(Sum::mpps),
+        ratio_small_returned: ratio(Sum::returned_mpps),
+        apart_at_declared: 1.0 - lowest / highest.max(1e-9),
+    })
+}
+
+/// Measures both paths in turn, in several rounds.
+fn paths_in_turn(paths: &mut [Hops; 2], load: Load, args: &HopArgs, raw: &mut Raw) -> Result<[Vec<Sum>; 2]> {
+    let mut rounds = [Vec::new(), Vec::new()];
+    for round in 1..=args.rounds {
+        let mut sums = [Sum::default(); 2];
+        for _ in 0..TURNS {
+            for (path, sum) in paths.iter_mut().zip(&mut sums) {
+                *sum += path.send(load, Some(WINDOW), TURN)?;
+            }
+        }
+        for ((path, sum), rounds) in paths.iter().zip(sums).zip(&mut rounds) {
+            if sum.packets == 0 || sum.cpu_seconds == 0.0 {
+                bail!(
+                    "{}: no packet returned in round {round}; the machine may be too busy",
+                    path.name
+                );
+            }
+            path.note(raw, load, &round.to_string(), &sum);
+            rounds.push(sum);
+        }
+        raw.write(&args.csv)?;
+    }
+    Ok(rounds)
+}
+
+impl Hops {
+    fn start(name: &'static str, folder: &Path, args: &HopArgs, is_extra: bool) -> Result<Hops> {
+        let mut functions = Vec::new();
+        let mut sockets = Vec::new();
+        for number in 0..FUNCTIONS {
+            let (function, socket) = start_function(&folder.join(number.to_string()))?;
+            functions.push(function);
+            sockets.push(socket);
+        }
+        let balancer = folder.join("balancer.sock");
+        let mut switches = vec![switch(&balancer, sockets, args)?];
+        let mut uplink = balancer;
+        if is_extra {
+            let before = folder.join("switch.sock");
+            switches.insert(0, switch(&before, vec![uplink], args)?);
+            uplink = before;
+        }
+        Ok(Hops {
+            name,
+            switches,
+            port: [MemifPort::connect(&uplink, 0, TIMEOUT)?],
+            _functions: functions,
+        })
+    }
+
+    fn wait_until_it_forwards(&mut self, args: &HopArgs) -> Result<()> {
+        let load = Load::new(args.flows, SMALL, RATE);
+        wait_until("the path through the functions", || {
+            let time = Duration::from_millis(20);
+            let sent = generate(&mut self.port, load.profile(time, time), Some(32), |_| {});
+            sent.is_ok_and(|report| report.counts.returned_packets > 0)
+        })
+        .with_context(|| format!("balancer in {}", self.name))
+    }
+
+    fn suspend(&self) -> Result<()> {
+        self.switches.iter().try_for_each(|switch| suspend(switch))
+    }
+
+    /// One turn: with so many packets in flight, or without such a limit.
+    fn send(&mut self, load: Load, window: Option<u32>, turn: Duration) -> Result<Sum> {
+        self.switches.iter().try_for_each(|switch| resume(switch))?;
+        let pids: Vec<u32> = self.switches.iter().map(|switch| switch.pid()).collect();
+        let clocks = || pids.iter().map(|pid| Clock::of(*pid)).collect::<Result<Vec<_>>>();
+        let (mut started, mut ended) = (None, None);
+        let profile = load.profile(WARM_UP, 2 * WARM_UP + turn);
+        let report = generate(&mut self.port, profile, window, |interval| {
+            let look = (interval.at_s, interval.counts.returned_packets);
+            match &started {
+                None => started = Some((look, clocks())),
+                Some((_, Ok(clocks))) if ended.is_none() && is_over(interval, turn) => {
+                    let spent: Result<u64> = clocks.iter().map(Clock::elapsed_ns).sum();
+                    ended = Some((look, spent));
+                }
+                Some(_) => {}
+            }
+        })?;
+        self.suspend()?;
+        self.check(&report)?;
+        let mut sum = Sum {
+            offered: report.counts.offered_packets,
+            lost: report.lost,
+            ..Sum::default()
+        };
+        // Without both readings the generator had no CPU in that time; the turn is discarded.
+        if let (Some(((from, before), clocks)), Some(((to, after), spent))) = (started, ended) {
+            clocks?;
+            sum.packets = after - before;
+            sum.seconds = to - from;
+            sum.cpu_seconds = spent? as f64 / 1e9;
+        }
+        Ok(sum)
+    }
+
+    fn check(&self, report: &Report) -> Result<()> {
+        let counts = &report.counts;
+        if counts.reordered + counts.duplicated + counts.altered + counts.foreign > 0 {
+            bail!("balancer in {}: packets were disturbed: {counts:?}", self.name);
+        }
+        Ok(())
+    }
+
+    fn note(&self, raw: &mut Raw, load: Load, round: &str, sum: &Sum) {
+        raw.row(&[
+            self.name.to_owned(),
+            load.size.to_string(),
+            if load.rate == RATE {
+                String::new()
+            } else {
+                format!("{:.0}", load.rate)
+            },
+            round.to_owned(),
+            sum.offered.to_string(),
+            sum.lost.to_string(),
+            sum.packets.to_string(),
+            format!("{:.6}", sum.seconds),
+            format!("{:.6}", sum.cpu_seconds),
+        ]);
+    }
+
+    fn row(&self, size: u16, declared_pps: Option<f64>, rounds: &[Sum]) -> Row {
+        let mpps = median(rounds.iter().map(Sum::mpps));
+        Row {
+            balancer: self.name,
+            size,
+            declared_pps,
+            mpps,
+            cpu_ns_per_packet: 1e3 / mpps.max(1e-9),
+            returned_pps: median(rounds.iter().map(|sum| sum.returned_mpps() * 1e6)),
+            lost: rounds.iter().map(|sum| sum.lost).sum(),
+        }
+    }
+}
+
+/// A switch between an uplink and instances on those sockets.
+fn switch(uplink: &Path, sockets: Vec<PathBuf>, args: &HopArgs) -> Result<Steering> {
+    let (control, cpu) = cpus()?;
+    let instances = sockets.len() as u16;
+    Steering::start(&Spec {
+        way: Way::Chain(uplink.to_owned()),
+        scheduler: "weighted".to_owned(),
+        instances,
+        active: instances,
+        sockets,
+        cpus: vec![cpu],
+        control_cpu: control,
+        table_flows: args.flows as usize + SPARE_FLOWS,
+        return_counters: false,
+        is_dealt: false,
+    })
+}

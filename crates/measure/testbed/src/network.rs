@@ -1,0 +1,137 @@
+//! Network namespaces and links, made with iproute2 and removed with everything in them.
+
+use std::os::fd::AsFd as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// Runs a program; its output is read only if it fails.
+///
+/// # Errors
+/// The program is not installed, or it failed: with what it said.
+pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    output(Command::new(program).args(arguments)).map(drop)
+}
+
+/// Runs a command and returns what it wrote to its standard output.
+///
+/// # Errors
+/// The program is not installed, or it failed: with what it said.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = format!("{command:?}");
+    let ended = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {name}; is it installed?"))?;
+    if !ended.status.success() {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        bail!("{name}: {}: {}", ended.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+}
+
+/// A network namespace. Dropping it removes it with all its interfaces.
+#[derive(Debug)]
+pub struct Namespace(String);
+
+impl Namespace {
+    /// Makes a namespace of that name, in which the loopback interface is up.
+    ///
+    /// # Errors
+    /// The kernel or iproute2 refuses it.
+    pub fn new(name: impl Into<String>) -> Result<Namespace> {
+        let namespace = Namespace(name.into());
+        run("ip", &["netns", "add", &namespace.0])?;
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        Ok(namespace)
+    }
+
+    /// Does something in it, on a thread of its own. Threads that are started there stay there.
+    ///
+    /// # Errors
+    /// The kernel refuses it, or what was done failed.
+    pub fn within<T: Send>(&self, run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let namespace = std::fs::File::open(format!("/run/netns/{}", self.0))?;
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                    .context("cannot enter a network namespace")?;
+                run()
+            });
+            let panicked = |_| anyhow::anyhow!("a thread in a network namespace panicked");
+            thread.join().map_err(panicked)?
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// A command that runs in it. The file systems stay as they are.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.0)).arg(program);
+        command
+    }
+
+    /// Runs `ip` in it.
+    ///
+    /// # Errors
+    /// `ip` failed.
+    pub fn ip(&self, arguments: &[&str]) -> Result<()> {
+        output(self.command("ip").args(arguments)).map(drop)
+    }
+
+    /// Lets it forward packets.
+    ///
+    /// # Errors
+    /// `sysctl` failed.
+    pub fn forward(&self) -> Result<()> {
+        output(self.command("sysctl").args(["-qw", "net.ipv4.ip_forward=1"])).map(drop)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = run("ip", &["netns", "del", &self.0]);
+    }
+}
+
+/// A veth pair with the end `near` in the namespace of this process. Dropping it removes both ends.
+#[derive(Debug)]
+pub struct Link(String);
+
+impl Link {
+    /// Makes a pair from this namespace into another one, where its end is `far`.
+    ///
+    /// # Errors
+    /// `ip` failed.
+    pub fn into(near: &str, namespace: &Namespace, far: &str) -> Result<Link> {
+        run(
+            "ip",
+            &[
+                "link",
+                "add",
+                near,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                far,
+                "netns",
+                namespace.name(),
+            ],
+        )?;
+        Ok(Link(near.to_owned()))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Where the other namespace is removed first, the pair is gone already.
+        let _ = run("ip", &["link", "del", &self.0]);
+    }
+}
