@@ -33,7 +33,7 @@ pub(crate) fn service(engine: Engine, name: &str, ports: &str) -> String {
     )
 }
 
-fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
+fn an_instance_is_ready_when_its_program_listens(engine: Engine, driver: &str) {
     if !are_here(engine, &PROGRAMS) {
         return;
     }
@@ -55,7 +55,10 @@ fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
         service(engine, "late", "80,53,8000-8099"),
         flag.display()
     );
-    let inco = network.run(&place, &text);
+    let inco = network.run(
+        &place,
+        &text.replace("driver = \"ebpf\"", &format!("driver = \"{driver}\"")),
+    );
     eventually("what is missing is shown", PATIENCE, || {
         let rows = inco.instances();
         let waits = |row: &api::types::InstanceRow| {
@@ -78,12 +81,17 @@ fn an_instance_is_ready_when_its_program_listens(engine: Engine) {
 
 #[test]
 fn an_instance_is_ready_when_its_program_listens_oci() {
-    an_instance_is_ready_when_its_program_listens(Engine::Oci);
+    an_instance_is_ready_when_its_program_listens(Engine::Oci, "ebpf");
+}
+
+#[test]
+fn an_instance_is_ready_when_its_program_listens_soft() {
+    an_instance_is_ready_when_its_program_listens(Engine::Oci, "soft");
 }
 
 #[test]
 fn an_instance_is_ready_when_its_program_listens_docker() {
-    an_instance_is_ready_when_its_program_listens(Engine::Docker);
+    an_instance_is_ready_when_its_program_listens(Engine::Docker, "ebpf");
 }
 
 /// Changes the number of instances while somebody asks again and again. No question may fail.
