@@ -147,23 +147,41 @@ impl Usage {
     }
 }
 
-/// The control group of a process.
-fn group_of(pid: u32) -> Option<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    Some(Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/')))
+/// Where the control groups of this machine are.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// A control group of a process: that of the controller, in version 1, else the only one.
+fn group_of(groups: &str, controller: &str) -> Option<PathBuf> {
+    let rows = || {
+        groups
+            .lines()
+            .filter_map(|line| line.splitn(3, ':').skip(1).collect::<Vec<_>>().try_into().ok())
+    };
+    let has = |[names, _]: &[&str; 2]| names.split(',').any(|name| name == controller);
+    let [names, path] = rows()
+        .find(has)
+        .or_else(|| rows().find(|[names, _]| names.is_empty()))?;
+    Some(Path::new(GROUPS).join(names).join(path.trim_start_matches('/')))
 }
 
-/// CPU time that a control group has used, as a share of its quota.
-fn group_time(group: &Path) -> Option<f64> {
+/// The number in a file.
+fn number(file: &Path) -> Option<f64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// CPU time in nanoseconds that a control group has used, as a share of its quota.
+fn group_time(groups: &str) -> Option<f64> {
+    let group = group_of(groups, "cpuacct")?;
+    if let Some(used_ns) = number(&group.join("cpuacct.usage")) {
+        let of = group_of(groups, "cpu")?;
+        let limit = |file: &str| fs::read_to_string(of.join(file)).unwrap_or_default();
+        let (quota_us, period_us) = (limit("cpu.cfs_quota_us"), limit("cpu.cfs_period_us"));
+        return Some(used_ns / quota(&format!("{quota_us} {period_us}")));
+    }
     let stat = fs::read_to_string(group.join("cpu.stat")).ok()?;
-    let used_us: f64 = stat
-        .lines()
-        .find_map(|line| line.strip_prefix("usage_usec "))?
-        .parse()
-        .ok()?;
+    let used_us = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
     let limit = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
-    Some(used_us * 1e3 / quota(&limit))
+    Some(used_us.parse::<f64>().ok()? * 1e3 / quota(&limit))
 }
 
 /// The CPUs of a quota: `50000 100000` is half a CPU. One CPU without a quota.
@@ -176,8 +194,14 @@ fn quota(text: &str) -> f64 {
 }
 
 /// The time in which the CPUs of a control group were busy, divided by their number.
-fn cpus_time(group: &Path) -> Option<f64> {
-    let cpus = cpu_list(&fs::read_to_string(group.join("cpuset.cpus.effective")).ok()?);
+fn cpus_time(groups: &str) -> Option<f64> {
+    let group = group_of(groups, "cpuset")?;
+    let files = ["cpuset.cpus.effective", "cpuset.effective_cpus"].iter();
+    let cpus = cpu_list(
+        &files
+            .flat_map(|file| fs::read_to_string(group.join(file)))
+            .next()?,
+    );
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let busy: Vec<f64> = cpus.iter().filter_map(|cpu| busy_ticks(&stat, *cpu)).collect();
     // A tick is a hundredth of a second on every Linux.
@@ -273,10 +297,10 @@ impl Manage<'_> {
 
     fn member(&mut self, row: &InstanceRow, now: u64) -> Option<Member> {
         let state = State::of(&row.state)?;
-        let group = group_of(row.pid?)?;
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", row.pid?)).ok()?;
         let used = match self.options.watch {
-            Watch::Group => group_time(&group),
-            Watch::Cpus => cpus_time(&group),
+            Watch::Group => group_time(&groups),
+            Watch::Cpus => cpus_time(&groups),
         };
         let window_ns = self.options.window_ms * 1_000_000;
         let usage = self.usage.entry(row.id).or_default();

@@ -80,12 +80,14 @@ fn a_signal_wakes_an_instance_and_another_one_sends_it_back_and_no_flow_moves() 
 uplink_wait = "5s"
 settle = "1s"
 [[phase]]
-duration = "2s"
+duration = "10s"
 flows = 40
 rate_per_flow = "50pps"
 [[phase]]
-duration = "6s"
-flows = 80
+start = "5s"
+duration = "5s"
+flows = 40
+src = "10.1.0.1"
 rate_per_flow = "50pps"
 "#,
     );
@@ -100,9 +102,11 @@ rate_per_flow = "50pps"
     eventually("it has flows", PATIENCE, || {
         (inco.instance(asleep)?.live_flows >= 5).then_some(())
     });
-    let flows = inco.instance(asleep).unwrap().live_flows;
     send(&place, "sleep", asleep);
     until_state(&inco, asleep, InstanceState::Draining, Duration::from_secs(2));
+    // Every worker knows by then.
+    std::thread::sleep(Duration::from_millis(200));
+    let flows = inco.instance(asleep).unwrap().live_flows;
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(
         inco.instance(asleep).unwrap().live_flows,
@@ -258,7 +262,7 @@ fn the_manager_wakes_instances_under_load_and_lets_them_sleep_afterwards() {
     let inco = place.run(&busy);
     inco.settled(1, 3);
     let mut command = manager(&place, &["manager", "--window-ms", "300", "--hold-ms", "1000"]);
-    let _manager = Running(command.spawn().unwrap());
+    let manager = Running(command.spawn().unwrap());
     // Four times what one instance can do.
     let traffic = place.traffic(
         r#"
@@ -278,6 +282,7 @@ rate_per_flow = "10pps"
     eventually("one is active, and the others sleep", PATIENCE, || {
         (inco.count(InstanceState::Active) == 1 && inco.count(InstanceState::Standby) == 3).then_some(())
     });
+    drop(manager);
     let counted = signals(&inco);
     assert!(
         counted.accepted["wake"] >= 1 && counted.accepted["sleep"] >= 1,
