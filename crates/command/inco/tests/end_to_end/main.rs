@@ -46,6 +46,7 @@ mod service;
 mod services;
 mod small_machines;
 mod soak;
+mod strangers;
 mod support;
 mod testpmd;
 mod upgrade;
