@@ -141,7 +141,7 @@ fn haproxy_reaches_a_server_outside() {
     place.must(&["image", "import", "haproxy"]);
     let file = place.file(
         "haproxy.cfg",
-        "global\n  maxconn 100\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 5s\n  timeout server \
+        "global\n  maxconn 100\ndefaults\n  mode http\n  timeout connect 1s\n  retries 0\n  timeout client 5s\n  timeout server \
          5s\nlisten web\n  bind :80\n  server outside 10.0.0.2:8000\n",
     );
     let (tell, told) = std::sync::mpsc::channel();
