@@ -63,6 +63,15 @@ pub enum BenchCommand {
     Contestant(ContestantArgs),
 }
 
+/// The switch that `inco bench steer` measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SteerDriver {
+    /// inco's own switch
+    Soft,
+    /// programs in the kernel
+    Ebpf,
+}
+
 /// Arguments of `inco bench steer`.
 #[derive(Debug, Args)]
 #[command(
@@ -71,10 +80,16 @@ pub enum BenchCommand {
         "  inco bench steer\n",
         "  inco bench steer --full --csv all.csv\n",
         "  inco bench steer --json --flows 32,1000 --rounds 5\n",
-        "  inco bench steer --ip ipv6 --flows 10000 --no-ovs",
+        "  inco bench steer --ip ipv6 --flows 10000 --no-ovs\n",
+        "  inco bench steer --driver ebpf      the programs' cost per packet: established, new, a flood of SYNs",
+
     )
 )]
 pub struct SteerArgs {
+    /// The switch that steers; `ebpf` has rows of its own, and of the options --flows (at most 10,000), --rounds, --csv
+    /// and --json
+    #[arg(long, value_enum, default_value = "soft")]
+    pub driver: SteerDriver,
     /// Numbers of flows, each measured separately
     #[arg(
         long,

@@ -25,6 +25,7 @@ mod naive;
 mod observed;
 mod openflow;
 mod ovs;
+mod programs;
 mod raw;
 mod react;
 mod restart;
@@ -38,6 +39,7 @@ mod wake;
 
 use anyhow::{Context as _, Result};
 
+use args::SteerDriver;
 pub use args::{BenchArgs, BenchCommand};
 
 /// Runs a bench.
@@ -50,7 +52,10 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         cleanup::on_signals()?;
     }
     match command {
-        BenchCommand::Steer(args) => steer::run(args),
+        BenchCommand::Steer(args) => match args.driver {
+            SteerDriver::Soft => steer::run(args),
+            SteerDriver::Ebpf => programs::run(args),
+        },
         BenchCommand::Setup(args) => setup::run(args),
         BenchCommand::Flood(args) => flood::run(args),
         BenchCommand::Chain(args) => chain::run(args),

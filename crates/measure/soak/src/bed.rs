@@ -291,8 +291,7 @@ impl Bed {
              address = \"{}\", ports = \"80\" }}\nimage = \"nginx\"\ncommand = [\"/usr/sbin/nginx\", \"-c\", \
              \"/etc/web.conf\"]\nmounts = [\"{}:/etc/web.conf:ro\"]\nmemory = \"{CONTAINER_MIB}MiB\"\ncapacity = \
              \"20kpps\"\nready_deadline = \"30s\"\ninstances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \
-             \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nready = {{ exec = \
-             [\"/usr/sbin/nginx\", \"-c\", \"/etc/web.conf\", \"-s\", \"reopen\"] }}\n",
+             \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\n",
             web::ADDRESS,
             self.directory.join("nginx.conf").display(),
         )

@@ -423,6 +423,29 @@ fn reactions_are_measured() {
 }
 
 #[test]
+fn the_bench_of_the_driver_ebpf_counts_what_programs_cost() {
+    if !real_parts("root") {
+        return;
+    }
+    let _turn = Place::new();
+    let arguments = [
+        "steer", "--driver", "ebpf", "--flows", "32", "--rounds", "1", "--json",
+    ];
+    let mut bench = Demo::of("bench", &arguments);
+    let status = bench.wait();
+    assert_eq!(status, Some(0), "{}\n{}", bench.said("out"), bench.said("err"));
+    let rows: Value = serde_json::from_str(&bench.said("out")).unwrap();
+    let rows = rows.as_array().unwrap();
+    let cases: Vec<&str> = rows.iter().filter_map(|row| row["case"].as_str()).collect();
+    assert_eq!(cases, ["established", "new", "flood"]);
+    for row in rows {
+        let of = |key: &str| row[key].as_f64().unwrap();
+        assert!(of("as_expected") > 0.95 && of("pps") > 1000.0, "{row}");
+        assert!((10.0..1e6).contains(&of("program_ns")), "{row}");
+    }
+}
+
+#[test]
 fn no_request_fails_while_web_servers_come_and_go() {
     let lacks = |program: &str| {
         let paths = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];

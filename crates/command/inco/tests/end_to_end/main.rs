@@ -48,6 +48,7 @@ mod services;
 mod signals;
 mod small_machines;
 mod soak;
+mod strangers;
 mod support;
 mod testpmd;
 mod upgrade;

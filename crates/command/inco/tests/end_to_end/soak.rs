@@ -66,8 +66,7 @@ fn a_minute_of_faults_breaks_no_promise() {
     assert!(took < Duration::from_secs(60) + MARGIN, "{took:?}\n{said}");
 }
 
-/// Web servers behind the driver `ebpf`, whose clients notice every request that fails. `descriptors` is left out: after
-/// it, no command runs in a container any more, and by one this bed knows that nginx listens.
+/// Web servers behind the driver `ebpf`, whose clients notice every request that fails.
 #[test]
 fn a_minute_of_faults_fails_no_request_of_the_driver_ebpf() {
     let has_nginx = ["/usr/sbin", "/usr/bin"]
@@ -83,7 +82,7 @@ fn a_minute_of_faults_fails_no_request_of_the_driver_ebpf() {
         "--minutes=1",
         "--seed=8",
         "--json",
-        "--without=clock-jump,cpu-contention,descriptors",
+        "--without=clock-jump,cpu-contention",
         "--bed=ebpf-oci",
     ]);
     let said = text(&output.stdout);

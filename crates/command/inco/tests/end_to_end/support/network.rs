@@ -93,6 +93,11 @@ impl Network {
         command
     }
 
+    /// `ip` on inco's machine, a command a line.
+    pub(crate) fn ip(&self, commands: &str) {
+        self.router.ip(commands);
+    }
+
     /// Does something on the client's side. Threads and programs that are started there stay there.
     pub(crate) fn as_client<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
         self.client.within(run)
