@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clock::monotonic;
-use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort, Statistics, container_end};
+use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort, Statistics};
+use interfaces::container_end;
 use model::{
     Generation, InstanceId, InstanceState, Nanos, PortKind, ServiceId, Slot, Timeouts, Vip, VipMode,
 };
