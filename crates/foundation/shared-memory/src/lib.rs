@@ -237,6 +237,15 @@ impl OwnMemory {
         unsafe { &*self.mapping.address().as_ptr().cast() }
     }
 
+    /// All words.
+    #[inline(always)]
+    pub fn all_words(&self) -> &[AtomicU64] {
+        // SAFETY: as in `words`, for as many as the mapping has.
+        unsafe {
+            std::slice::from_raw_parts(self.mapping.address().as_ptr().cast(), self.mapping.bytes() / 8)
+        }
+    }
+
     /// The bytes, to be changed.
     #[inline(always)]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
