@@ -237,11 +237,10 @@ impl OwnMemory {
         unsafe { &*self.mapping.address().as_ptr().cast() }
     }
 
-    /// All words, for what is not written otherwise.
+    /// All words.
     #[inline(always)]
     pub fn all_words(&self) -> &[AtomicU64] {
-        // SAFETY: a mapping begins at a page and is that long; the words are accessed as atomics, or as bytes by who
-        // has the only reference.
+        // SAFETY: as in `words`, for as many as the mapping has.
         unsafe {
             std::slice::from_raw_parts(self.mapping.address().as_ptr().cast(), self.mapping.bytes() / 8)
         }

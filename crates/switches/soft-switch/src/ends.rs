@@ -39,6 +39,8 @@ const KEY_AT: usize = 1;
 const UPLINKS_AT: usize = 4;
 const UPLINK_WORDS: usize = WAYS + NEIGHBOURS;
 const BYTES: usize = 8 * (UPLINKS_AT + UplinkId::LIMIT * UPLINK_WORDS);
+/// For the places of addresses: odd numbers without a pattern.
+const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
 /// The name under which it is kept.
 pub(crate) const NAME: &str = "neighbours/all";
 
@@ -85,7 +87,8 @@ impl Ends {
         if let Some(file) = before {
             let memory = OwnMemory::open(file.as_fd())?;
             let is_known = |memory: &OwnMemory| word(memory, LAYOUT_AT).load(Ordering::Relaxed) == LAYOUT;
-            ends.neighbours = Some(memory).filter(|memory| memory.bytes().len() >= BYTES && is_known(memory));
+            ends.neighbours =
+                Some(memory).filter(|memory| 8 * memory.all_words().len() >= BYTES && is_known(memory));
         }
         if ends.neighbours.is_none() {
             let (file, memory) = OwnMemory::create("inco-neighbours", BYTES, false)?;
@@ -227,9 +230,13 @@ fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> ([usize; WAYS], u6
         IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
         IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
     };
-    let product = u128::from(high ^ first).wrapping_mul(u128::from(low ^ second | 1));
-    let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    // The highest bits of a product depend on all of what was multiplied.
+    let fold = |a: u64, b: u64| {
+        let product = u128::from(a) * u128::from(b);
+        product as u64 ^ (product >> 64) as u64
+    };
+    // No key makes a factor small.
+    let mixed = fold(low ^ first ^ MIX[0], high ^ second ^ MIX[1]);
+    let mixed = fold(mixed ^ MIX[1], first ^ MIX[0]);
     let set = (mixed >> 32) as usize % (NEIGHBOURS / WAYS);
     let first = router(uplink) + WAYS + set * WAYS;
     (std::array::from_fn(|way| first + way), mixed >> MAC_BITS)

@@ -18,7 +18,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::keep::{Keep, KeptAs};
 use crate::message::Command;
 use crate::plan::home;
-use crate::port::{Connection, Control, Port, connector, memif};
+use crate::port::{Connection, Control, Losses, Port, connector, memif};
 
 /// The instances of all slots.
 pub(super) struct Instances<M: FrameMemory> {
@@ -29,8 +29,16 @@ pub(super) struct Instances<M: FrameMemory> {
     report: mpsc::Sender<Report<M>>,
     keep: Option<Keep>,
     ends: Arc<Ends>,
-    /// Packets that were lost between a worker and an instance's network, by slot: sent ones.
-    failed: SlotMap<u64>,
+    /// Packets that were lost between workers and instances' networks, by slot.
+    lost: SlotMap<Lost>,
+}
+
+/// What was lost between workers and the network of an instance.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lost {
+    all: Losses,
+    /// Packets that were sent and delivered, as told last.
+    told: [u64; 2],
 }
 
 /// An instance that is attached, being attached or being removed.
@@ -83,7 +91,7 @@ impl<M: FrameMemory> Instances<M> {
             report,
             keep,
             ends,
-            failed: SlotMap::default(),
+            lost: SlotMap::default(),
         }
     }
 
@@ -360,19 +368,32 @@ impl<M: FrameMemory> Instances<M> {
     pub(super) fn watch(&mut self) {
         for (slot, place) in (0..).map(Slot).zip(&mut self.places) {
             for control in place.iter_mut().flat_map(|of| &mut of.controls) {
-                self.failed[slot] += control.take_losses().failed;
+                self.lost[slot].all += control.take_losses();
             }
         }
     }
 
-    /// Adds that: what was not delivered after all was dropped in front of the instance.
-    pub(super) fn add_to(&self, into: &mut SwitchReading) {
+    /// Adds that. What did not get into an instance's network after all was dropped in front of it; what did not get out
+    /// of it was its own.
+    pub(super) fn add_to(&mut self, into: &mut SwitchReading) {
         let mut all = 0;
-        for (failed, sum) in self.failed.iter().zip(&mut into.slots) {
-            sum.to_packets = sum.to_packets.saturating_sub(*failed);
-            sum.delivered = sum.delivered.saturating_sub(*failed);
+        for (lost, sum) in self.lost.iter_mut().zip(&mut into.slots) {
+            let Losses { missed, failed } = lost.all;
+            if missed + failed == 0 {
+                continue;
+            }
+            for (count, told) in [&mut sum.to_packets, &mut sum.delivered]
+                .into_iter()
+                .zip(&mut lost.told)
+            {
+                // What was told before stays so: counters only grow.
+                *told = count.saturating_sub(failed).max(*told);
+                *count = *told;
+            }
             sum.ring_drops += failed;
-            all += failed;
+            sum.back_packets += missed;
+            sum.originated += missed;
+            all += missed + failed;
         }
         if let Some(sum) = into.drops.get_mut(DropReason::InstanceRingFull.index()) {
             *sum += all;

@@ -2,19 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use interfaces::{GATEWAY_MAC, container_end};
-use model::{DropReason, InstanceState, Nanos, ServiceId, Slot, Tuple, UplinkId, Vip, VipMode};
-use packet_socket::PacketSocket;
+use model::{DropReason, InstanceState, Slot, UplinkId, Vip, VipMode};
 use real_parts::{Namespace, fetch, run, serve};
 use soft_switch::{Keep, KernelPlace, KernelPorts, UplinkConfig, UplinkDevice};
-use switch::conformance::{self, frame_of, tuple_of};
-use switch::{
-    Capabilities, PortKind, PortSpec, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
-    SwitchRequest,
-};
+use switch::{PortKind, PortSpec, ServicePlan, SwitchEvent, SwitchRequest};
 
 use crate::bed::{self, Bed, echo};
 use crate::kept::Kept;
@@ -25,17 +19,17 @@ const NET_MAC: &str = "02:00:00:00:00:01";
 const UPLINK_MAC: &str = "02:00:00:00:00:02";
 
 /// Whether this machine has what these tests need.
-fn available() -> bool {
+pub(crate) fn available() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let missing = (!is_root).then(|| "network namespaces need root".to_owned());
     real_parts::available("root", missing)
 }
 
 /// A machine with an uplink, the network there, and the namespaces of instances.
-struct World {
-    host: Namespace,
-    net: Namespace,
-    instances: BTreeMap<u16, Namespace>,
+pub(crate) struct World {
+    pub(crate) host: Namespace,
+    pub(crate) net: Namespace,
+    pub(crate) instances: BTreeMap<u16, Namespace>,
 }
 
 impl World {
@@ -48,7 +42,7 @@ impl World {
     }
 
     /// The same, where no kernel sends anything by itself.
-    fn quiet() -> World {
+    pub(crate) fn quiet() -> World {
         World::make(|namespace| {
             namespace.set("ipv6/conf/all/disable_ipv6", "1");
             namespace.set("ipv6/conf/default/disable_ipv6", "1");
@@ -74,7 +68,7 @@ impl World {
     }
 
     /// Moves the other end of a pair into a container, and sets it up as an engine does.
-    fn start_instance(&mut self, slot: u16, addresses: &[&str]) {
+    pub(crate) fn start_instance(&mut self, slot: u16, addresses: &[&str]) {
         let namespace = Namespace::new(&format!("i{slot}"));
         if addresses.is_empty() {
             namespace.set("ipv6/conf/all/disable_ipv6", "1");
@@ -162,7 +156,7 @@ fn service() -> ServicePlan {
 }
 
 /// A switch on the machine of this thread, with so many places for instances.
-fn switch(workers: usize, places: u16, service: ServicePlan, keep: Option<Keep>) -> Bed {
+pub(crate) fn switch(workers: usize, places: u16, service: ServicePlan, keep: Option<Keep>) -> Bed {
     Bed::with(workers, 0, vec![service], |config| {
         config.keep = keep;
         config.uplinks = vec![UplinkConfig {
@@ -498,150 +492,4 @@ fn memif_and_kernel_instances_share_a_service() {
     });
     bed.until("all is back", |bed| bed.reading.in_flight() == 0);
     assert_eq!(bed.reading.slots[5].back_packets, 2);
-}
-
-/// The switch as far as its instances have kernel ports.
-struct KernelEnds(Bed);
-
-impl Switch for KernelEnds {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
-            returns: false,
-            ..self.0.switch.capabilities()
-        }
-    }
-
-    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
-        if let SwitchRequest::Publish(plan) = &request {
-            plan.validate(&self.capabilities())?;
-        }
-        self.0.switch.request(request)
-    }
-
-    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
-        self.0.switch.set_loads(loads, expected);
-    }
-
-    fn read(&mut self, into: &mut SwitchReading) {
-        self.0.switch.read(into);
-    }
-
-    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
-        self.0.switch.poll(now, events);
-    }
-
-    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
-        self.0.switch.take_longest_gaps()
-    }
-
-    fn stop(&mut self) {
-        self.0.switch.stop();
-    }
-}
-
-struct Conforming {
-    switch: KernelEnds,
-    world: World,
-    wire: PacketSocket,
-    taps: BTreeMap<Slot, PacketSocket>,
-}
-
-/// A packet with the addresses the other way around.
-fn answer_to(tuple: &Tuple) -> Tuple {
-    Tuple {
-        src: tuple.dst,
-        dst: tuple.src,
-        src_port: tuple.dst_port,
-        dst_port: tuple.src_port,
-        ..*tuple
-    }
-}
-
-fn tap(namespace: &Namespace, interface: &str) -> PacketSocket {
-    let config = packet_socket::Config {
-        slots: 1024,
-        frame_bytes: 1514,
-    };
-    namespace.within(|| PacketSocket::open(interface, config).unwrap())
-}
-
-fn send_all(by: &mut PacketSocket, frames: impl Iterator<Item = Vec<u8>>) {
-    let (_, sender) = by.rings();
-    frames.for_each(|frame| sender.put(&frame).unwrap());
-    sender.send().unwrap();
-}
-
-fn receive_all(from: &mut PacketSocket) -> Vec<Tuple> {
-    let mut all = Vec::new();
-    let (receiver, _) = from.rings();
-    receiver.take(usize::MAX, |frame| {
-        all.extend(tuple_of(frame.bytes));
-        ControlFlow::Continue(())
-    });
-    receiver.release();
-    all
-}
-
-impl conformance::Bed for Conforming {
-    fn switch(&mut self) -> &mut dyn Switch {
-        &mut self.switch
-    }
-
-    fn start_instance(&mut self, slot: Slot) -> PortSpec {
-        self.world.start_instance(slot.0, &[]);
-        self.taps
-            .insert(slot, tap(&self.world.instances[&slot.0], "eth0"));
-        PortSpec {
-            deadline: Nanos(bed::PATIENCE.as_nanos() as u64),
-            ..PortSpec::new(PortKind::Kernel, "")
-        }
-    }
-
-    fn kill_instance(&mut self, slot: Slot) {
-        self.taps.remove(&slot);
-        self.world.instances.remove(&slot.0);
-    }
-
-    fn offer(&mut self, packets: &[Tuple]) {
-        send_all(&mut self.wire, packets.iter().map(frame_of));
-    }
-
-    fn take(&mut self, slot: Slot) -> Vec<Tuple> {
-        self.taps.get_mut(&slot).map(receive_all).unwrap_or_default()
-    }
-
-    fn give_back(&mut self, slot: Slot, packets: &[Tuple]) {
-        if let Some(tap) = self.taps.get_mut(&slot) {
-            send_all(tap, packets.iter().map(|packet| frame_of(&answer_to(packet))));
-        }
-    }
-
-    fn received(&mut self) -> Vec<Tuple> {
-        receive_all(&mut self.wire).iter().map(answer_to).collect()
-    }
-
-    fn wait(&mut self) -> Nanos {
-        std::thread::sleep(Duration::from_micros(200));
-        self.switch.0.now()
-    }
-}
-
-#[test]
-fn kernel_ports_conform() {
-    if !available() {
-        return;
-    }
-    for workers in [1, 2] {
-        conformance::run(|| {
-            let world = World::quiet();
-            let places = conformance::SLOTS.len() as u16;
-            Conforming {
-                switch: KernelEnds(switch(workers, places, conformance::service(), None)),
-                wire: tap(&world.net, "net0"),
-                world,
-                taps: BTreeMap::new(),
-            }
-        });
-    }
 }

@@ -16,6 +16,7 @@ mod fragments;
 #[path = "../kept/mod.rs"]
 mod kept;
 mod kernel;
+mod kernel_contract;
 mod load;
 mod many;
 #[path = "../../../../ports/memif/tests/raw/mod.rs"]

@@ -1,0 +1,162 @@
+//! Kernel ports of the soft switch keep the contract of every switch.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use model::{Nanos, ServiceId, Slot, Tuple};
+use packet_socket::PacketSocket;
+use real_parts::Namespace;
+use switch::conformance::{self, frame_of, tuple_of};
+use switch::{
+    Capabilities, PortKind, PortSpec, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
+};
+
+use crate::bed::{self, Bed};
+use crate::kernel::{World, available, switch};
+
+/// The switch as far as its instances have kernel ports.
+struct KernelEnds(Bed);
+
+impl Switch for KernelEnds {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
+            returns: false,
+            ..self.0.switch.capabilities()
+        }
+    }
+
+    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        if let SwitchRequest::Publish(plan) = &request {
+            plan.validate(&self.capabilities())?;
+        }
+        self.0.switch.request(request)
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
+        self.0.switch.set_loads(loads, expected);
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        self.0.switch.read(into);
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        self.0.switch.poll(now, events);
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        self.0.switch.take_longest_gaps()
+    }
+
+    fn stop(&mut self) {
+        self.0.switch.stop();
+    }
+}
+
+struct Conforming {
+    switch: KernelEnds,
+    world: World,
+    wire: PacketSocket,
+    taps: BTreeMap<Slot, PacketSocket>,
+}
+
+/// A packet with the addresses the other way around.
+fn answer_to(tuple: &Tuple) -> Tuple {
+    Tuple {
+        src: tuple.dst,
+        dst: tuple.src,
+        src_port: tuple.dst_port,
+        dst_port: tuple.src_port,
+        ..*tuple
+    }
+}
+
+fn tap(namespace: &Namespace, interface: &str) -> PacketSocket {
+    let config = packet_socket::Config {
+        slots: 1024,
+        frame_bytes: 1514,
+    };
+    namespace.within(|| PacketSocket::open(interface, config).unwrap())
+}
+
+fn send_all(by: &mut PacketSocket, frames: impl Iterator<Item = Vec<u8>>) {
+    let (_, sender) = by.rings();
+    frames.for_each(|frame| sender.put(&frame).unwrap());
+    sender.send().unwrap();
+}
+
+fn receive_all(from: &mut PacketSocket) -> Vec<Tuple> {
+    let mut all = Vec::new();
+    let (receiver, _) = from.rings();
+    receiver.take(usize::MAX, |frame| {
+        all.extend(tuple_of(frame.bytes));
+        ControlFlow::Continue(())
+    });
+    receiver.release();
+    all
+}
+
+impl conformance::Bed for Conforming {
+    fn switch(&mut self) -> &mut dyn Switch {
+        &mut self.switch
+    }
+
+    fn start_instance(&mut self, slot: Slot) -> PortSpec {
+        self.world.start_instance(slot.0, &[]);
+        self.taps
+            .insert(slot, tap(&self.world.instances[&slot.0], "eth0"));
+        PortSpec {
+            deadline: Nanos(bed::PATIENCE.as_nanos() as u64),
+            ..PortSpec::new(PortKind::Kernel, "")
+        }
+    }
+
+    fn kill_instance(&mut self, slot: Slot) {
+        self.taps.remove(&slot);
+        self.world.instances.remove(&slot.0);
+    }
+
+    fn offer(&mut self, packets: &[Tuple]) {
+        send_all(&mut self.wire, packets.iter().map(frame_of));
+    }
+
+    fn take(&mut self, slot: Slot) -> Vec<Tuple> {
+        self.taps.get_mut(&slot).map(receive_all).unwrap_or_default()
+    }
+
+    fn give_back(&mut self, slot: Slot, packets: &[Tuple]) {
+        if let Some(tap) = self.taps.get_mut(&slot) {
+            send_all(tap, packets.iter().map(|packet| frame_of(&answer_to(packet))));
+        }
+    }
+
+    fn received(&mut self) -> Vec<Tuple> {
+        receive_all(&mut self.wire).iter().map(answer_to).collect()
+    }
+
+    fn wait(&mut self) -> Nanos {
+        std::thread::sleep(Duration::from_micros(200));
+        self.switch.0.now()
+    }
+}
+
+#[test]
+fn kernel_ports_conform() {
+    if !available() {
+        return;
+    }
+    for workers in [1, 2] {
+        conformance::run(|| {
+            let world = World::quiet();
+            let places = conformance::SLOTS.len() as u16;
+            Conforming {
+                switch: KernelEnds(switch(workers, places, conformance::service(), None)),
+                wire: tap(&world.net, "net0"),
+                world,
+                taps: BTreeMap::new(),
+            }
+        });
+    }
+}
