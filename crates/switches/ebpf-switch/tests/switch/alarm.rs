@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use model::Slot;
+use model::{InstanceState, Slot};
+use scheduling::Scheduler;
 use switch::Switch as _;
 
 use crate::bed::{Bed, available};
@@ -83,4 +84,45 @@ fn used_picks_wake_it_up() {
     assert_eq!(bed.reading.services[0].unprepared, 0);
     assert!(bed.reading.slots[Slot(0).index()].new_flows > 30);
     bed.switch.stop();
+}
+
+/// Picks that are prepared know of each other: a burst between two turns of the control loop is spread as if each flow
+/// had been picked when it came, also right after an instance was activated or drains.
+#[test]
+fn prepared_picks_do_not_overshoot() {
+    if !available() {
+        return;
+    }
+    let mut bed = Bed::with_two(|_, service| {
+        service.scheduler = Scheduler::from_name("least-connections").unwrap();
+    });
+    let mut port = 4000;
+    // All in one moment, without a turn.
+    let mut burst = |bed: &mut Bed, count: u16| {
+        let before = live(bed).iter().sum::<u64>();
+        for _ in 0..count {
+            bed.world.wire.send(&packet(port));
+            port += 1;
+        }
+        let mut now = [0; 3];
+        bed.until("all are pinned", |bed| {
+            now = live(bed);
+            now.iter().sum::<u64>() == before + u64::from(count)
+        });
+        now
+    };
+    assert_eq!(burst(&mut bed, 60), [30, 30, 0]);
+    bed.world.start_instance(Slot(2), &[]);
+    bed.activate(Slot(2));
+    // It gets what it lacks, and not one more than the others.
+    assert_eq!(burst(&mut bed, 60), [40, 40, 40]);
+    bed.set_state(Slot(0), Some(InstanceState::Draining));
+    assert_eq!(burst(&mut bed, 60), [40, 70, 70]);
+    assert_eq!(bed.reading.services[0].unprepared, 0);
+    bed.switch.stop();
+}
+
+/// Flows by slot.
+fn live(bed: &Bed) -> [u64; 3] {
+    [0, 1, 2].map(|slot| bed.reading.slots[slot].live_flows)
 }
