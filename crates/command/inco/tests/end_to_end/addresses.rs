@@ -57,7 +57,9 @@ fn an_instance_is_ready_when_its_program_listens(engine: Engine, driver: &str) {
     );
     let inco = network.run(
         &place,
-        &text.replace("driver = \"ebpf\"", &format!("driver = \"{driver}\"")),
+        &text
+            .replace("driver = \"ebpf\"", &format!("driver = \"{driver}\""))
+            .replace("memory = ", "port = \"kernel\"\nmemory = "),
     );
     eventually("what is missing is shown", PATIENCE, || {
         let rows = inco.instances();
