@@ -147,7 +147,7 @@ mod tests {
             return;
         }
         let config = TableConfig {
-            ipv4_flows: 1_000_000,
+            ipv4_flows: 4_000_000,
             ipv6_flows: 0,
             return_counters: false,
             pin_times: false,

@@ -120,11 +120,9 @@ pub fn event_sentence(event: &Event) -> String {
             format!("{action} by {by}: {refused}{result}")
         }
     };
-    let plain: String = what
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    format!("{about}{plain}")
+    // Also the name of a service: an event may come from a file.
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    about.chars().chain(what.chars()).map(plain).collect()
 }
 
 /// The time of day in UTC, from milliseconds since 1970.
@@ -166,6 +164,8 @@ mod tests {
             to: InstanceState::Active,
             reason: "scaled\nout".to_owned(),
         };
+        let two_lines = event(Some("we\nb"), None, started(0, 0));
+        assert_eq!(event_sentence(&two_lines), "we b: inco started");
         assert_eq!(
             event_text(&event(Some("web"), Some(InstanceId(3)), state)),
             "01:02:03.004Z     12 web/3: standby -> active (scaled out)"
