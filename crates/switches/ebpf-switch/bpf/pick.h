@@ -210,17 +210,20 @@ NOINLINE int share_slot(const struct shared *key, __u32 slot)
     return PIN_SLOT(was == before ? pin.pin : was);
 }
 
-// Picks for a flow that shares its slot with others. On its own because stack is short: Linux 6.1 adds up more of it
-// than later versions do.
-NOINLINE int pick_shared(const struct question *q, __u32 service, __u64 hash, __u32 by, int notes)
+// The same two for a flow of a service. On their own because stack is short: Linux 6.1 adds up more of it than later
+// versions do.
+NOINLINE int slot_shared_with(const struct question *q, __u32 service)
 {
     struct shared shared = {};
     share(&shared, q, service, q->world->services[service & (SERVICES - 1)].shared_by);
-    int slot = shared_slot(&shared);
-    if (slot >= 0)
-        return slot;
-    slot = pick(service, hash, by);
-    return slot >= 0 && notes ? share_slot(&shared, slot) : slot;
+    return shared_slot(&shared);
+}
+
+NOINLINE int share_slot_with(const struct question *q, __u32 service, __u32 slot)
+{
+    struct shared shared = {};
+    share(&shared, q, service, q->world->services[service & (SERVICES - 1)].shared_by);
+    return share_slot(&shared, slot);
 }
 
 // A connection is opened, or is so no more.

@@ -163,7 +163,12 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
             by = by == PICK_PREPARED ? PICK_BY_FLOW : by;
         if (is_tcp && s->tcp != TCP_HANDSHAKE && !s->is_error)
             c->services[service].recovered++;
-        slot = shared_by ? pick_shared(&q, service, hash, by, !floods && !s->is_error) : pick(service, hash, by);
+        slot = shared_by ? slot_shared_with(&q, service) : -1;
+        if (slot < 0) {
+            slot = pick(service, hash, by);
+            if (slot >= 0 && shared_by && !floods && !s->is_error)
+                slot = share_slot_with(&q, service, slot);
+        }
         if (slot >= 0 && floods)
             c->services[service].flooded++;
         if (slot >= 0 && (floods || s->is_error))
