@@ -201,6 +201,8 @@ fn the_only_instance_serves_while_it_drains() {
 #[test]
 fn a_failing_service_shows_its_failure_in_every_view() {
     use std::io::{Read as _, Write as _};
+    /// Of its own: tests beside this one import the other with other programs.
+    const IMAGE: &str = "inco-test/failing";
     if !Engine::Oci.is_here() {
         return;
     }
