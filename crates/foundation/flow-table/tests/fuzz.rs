@@ -1,25 +1,19 @@
-//! The seeds of the fuzz target `table`, replayed: no persisted table, whatever its bytes, makes the one who attaches
+//! The inputs of the fuzz target `table`, replayed: no persisted table, whatever its bytes, makes the one who attaches
 //! or converts it panic.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
-
-use std::path::Path;
 
 use proptest::prelude::*;
 
 mod persisted;
 
 #[test]
-fn the_seeds_do_no_harm() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/corpora/table");
-    let mut inputs = 0;
-    for file in std::fs::read_dir(&folder).unwrap() {
-        let path = file.unwrap().path();
-        let input = std::fs::read(&path).unwrap();
-        eprintln!("{}", path.display());
-        persisted::run(&input);
-        inputs += 1;
+fn the_inputs_do_no_harm() {
+    let inputs = real_parts::fuzz_inputs("table");
+    assert!(inputs.len() >= 8, "{} inputs", inputs.len());
+    for (input, bytes) in inputs {
+        eprintln!("{input}");
+        persisted::run(&bytes);
     }
-    assert!(inputs >= 8, "{inputs} inputs in {}", folder.display());
 }
 
 proptest! {

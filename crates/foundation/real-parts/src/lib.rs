@@ -10,12 +10,14 @@
     reason = "a test fails by it, and says why it skips"
 )]
 
+mod corpora;
 mod downloads;
 mod namespaces;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+pub use corpora::fuzz_inputs;
 pub use downloads::{fetch, serve};
 pub use namespaces::{Namespace, run};
 

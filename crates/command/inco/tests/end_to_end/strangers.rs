@@ -37,7 +37,8 @@ fn a_container_can_be_nobody_else(engine: Engine) {
     }
     let (place, network) = (Place::new(), Network::new());
     place.import_image(IMAGE, &PROGRAMS);
-    let service = format!("image = \"{IMAGE}\"\ncommand = [\"/bin/sleep\", \"1000\"]\nready = \"connected\"\n");
+    let service =
+        format!("image = \"{IMAGE}\"\ncommand = [\"/bin/sleep\", \"1000\"]\nready = \"connected\"\n");
     let inco = network.run(&place, &configuration(engine, &service));
     let row = inco.settled(1, 0).remove(0);
     let exec = |command: &[&str]| {
