@@ -30,14 +30,18 @@ enum Phase {
     /// It is to be connected by then.
     Attaching(Instant),
     Up,
-    /// Its pair is being made again.
+    /// Its pair is being made again, and then it is free.
     Leaving,
+    /// Its pair has gone while no instance was attached, and is being made again.
+    Missing,
 }
 
 /// A port and its instance.
 struct Port {
     of: PreparedPort,
     link: Link,
+    /// What the kernel has told of the pair while it was being made again.
+    newer: Option<Link>,
     phase: Phase,
     is_failed: bool,
     /// Whether a plan of this run has had it.
@@ -105,6 +109,7 @@ impl Instances {
             let port = Port {
                 of: of.clone(),
                 link,
+                newer: None,
                 phase: Phase::Free,
                 is_failed: false,
                 was_planned: false,
@@ -186,18 +191,25 @@ impl Instances {
     }
 
     /// Disconnects an instance, or tells that there is none.
-    pub(crate) fn detach(&mut self, slot: Slot, events: &mut Vec<SwitchEvent>) {
+    pub(crate) fn detach(&mut self, slot: Slot, links: &mut Links, events: &mut Vec<SwitchEvent>) {
         let detached = SwitchEvent::Detached { slot, outstanding: 0 };
         let Some(port) = self.ports.get_mut(&slot) else {
             events.push(detached);
             return;
         };
-        if port.phase == Phase::Leaving {
-            return;
+        match port.phase {
+            Phase::Leaving => return,
+            Phase::Missing => {
+                port.phase = Phase::Leaving;
+                return;
+            }
+            Phase::Free | Phase::Attaching(_) | Phase::Up => {}
         }
         free(&self.shared, slot);
         port.is_inherited = false;
-        if port.link.peer_is_away || port.link.is_gone {
+        // What the kernel tells of it may be still to come.
+        let is_away = links.find(&port.link.name).map_or(true, |link| link.peer_is_away);
+        if is_away {
             port.phase = Phase::Leaving;
             self.remaker.remake(slot);
         } else {
@@ -242,8 +254,11 @@ impl Instances {
         let Some(port) = self.ports.get_mut(&slot) else {
             return;
         };
-        // One that is being made again is told of when it is there.
-        if port.phase == Phase::Leaving || link.is_gone && link.index != port.link.index {
+        if matches!(port.phase, Phase::Leaving | Phase::Missing) {
+            port.newer = Some(link.clone());
+            return;
+        }
+        if link.is_gone && link.index != port.link.index {
             return;
         }
         let was_up = port.link.has_carrier && !port.link.is_gone;
@@ -265,10 +280,13 @@ impl Instances {
             };
             match made {
                 Ok(link) => {
-                    port.link = link;
+                    let newer = port.newer.take().filter(|newer| newer.index == link.index);
+                    port.link = newer.unwrap_or(link);
+                    if port.phase == Phase::Leaving {
+                        events.push(SwitchEvent::Detached { slot, outstanding: 0 });
+                    }
                     port.phase = Phase::Free;
                     port.write(row(&self.shared, slot));
-                    events.push(SwitchEvent::Detached { slot, outstanding: 0 });
                 }
                 Err(error) => {
                     port.retry = Some(now + RETRY);
@@ -287,6 +305,10 @@ impl Instances {
         for (slot, port) in &mut self.ports {
             if port.retry.is_some_and(|at| now >= at) {
                 port.retry = None;
+                self.remaker.remake(*slot);
+            }
+            if port.phase == Phase::Free && port.link.is_gone {
+                port.phase = Phase::Missing;
                 self.remaker.remake(*slot);
             }
             if let Phase::Attaching(deadline) = port.phase {

@@ -487,7 +487,9 @@ impl Switch for EbpfSwitch {
                     return Err(SwitchError::SlotInUse { slot });
                 }
             }
-            SwitchRequest::Detach(slot) => self.instances.detach(slot, &mut self.events),
+            SwitchRequest::Detach(slot) => {
+                self.instances.detach(slot, &mut self.links, &mut self.events);
+            }
             SwitchRequest::Fail(slot) => self.instances.fail(slot),
             SwitchRequest::PurgeSlot(slot) => self.instances.purge(slot),
             SwitchRequest::OpenUplink(_) => {}

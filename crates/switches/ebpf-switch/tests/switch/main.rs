@@ -14,6 +14,7 @@ mod flood;
 mod frames;
 mod many;
 mod namespaces;
+mod pairs;
 mod restart;
 mod sharing;
 mod signals;
