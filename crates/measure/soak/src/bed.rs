@@ -66,15 +66,18 @@ pub enum BedName {
     OpenflowOci,
     /// programs in the kernel, embedded engine: web servers and their clients
     EbpfOci,
+    /// inco's own switch between interfaces of the kernel, embedded engine: the same
+    SoftKernelOci,
 }
 
 impl BedName {
     /// All of them.
-    pub(crate) const ALL: [BedName; 4] = [
+    pub(crate) const ALL: [BedName; 5] = [
         BedName::SoftOci,
         BedName::SoftDocker,
         BedName::OpenflowOci,
         BedName::EbpfOci,
+        BedName::SoftKernelOci,
     ];
 
     /// Its name on the command line and in the lines of a run.
@@ -84,6 +87,7 @@ impl BedName {
             BedName::SoftDocker => "soft-docker",
             BedName::OpenflowOci => "openflow-oci",
             BedName::EbpfOci => "ebpf-oci",
+            BedName::SoftKernelOci => "soft-kernel-oci",
         }
     }
 
@@ -97,7 +101,7 @@ impl BedName {
 
     /// Whether its instances are web servers with kernel ports.
     pub(crate) const fn is_web(self) -> bool {
-        matches!(self, BedName::EbpfOci)
+        matches!(self, BedName::EbpfOci | BedName::SoftKernelOci)
     }
 
     /// The control group of its Docker engine's containers.
@@ -175,7 +179,7 @@ impl Bed {
         bed.make()
             .with_context(|| format!("bed {} does not start", name.word()))?;
         let network = match bed.link.take() {
-            Some(link) => Network::Web(Box::new(Web::start(link)?)),
+            Some(link) => Network::Web(Box::new(Web::start(name, link)?)),
             None => {
                 let socket = bed.run_dir().join(UPLINK_SOCKET);
                 Network::Packets(Box::new(Packets::start(&socket, seed, duration)?))
@@ -221,7 +225,7 @@ impl Bed {
         if self.name.is_web() {
             let file = self.directory.join("nginx.conf");
             fs::write(&file, NGINX).with_context(|| format!("cannot write {}", file.display()))?;
-            self.link = Some(web::link()?);
+            self.link = Some(web::link(self.name)?);
         }
         self.write_configuration(&self.configuration())?;
         self.run()
@@ -285,9 +289,13 @@ impl Bed {
 
     /// The uplink and the service of web servers.
     fn web_service(&self) -> String {
-        let uplink = web::names(std::process::id()).1;
+        let uplink = web::names(self.name).1;
+        let (driver, port) = match self.name {
+            BedName::EbpfOci => ("ebpf", ""),
+            _ => ("soft", "port = \"kernel\"\n"),
+        };
         format!(
-            "driver = \"ebpf\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:{uplink}\"\n[service.{SERVICE}]\nvip = {{ \
+            "driver = \"{driver}\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:{uplink}\"\n[service.{SERVICE}]\n{port}vip = {{ \
              address = \"{}\", ports = \"80\" }}\nimage = \"nginx\"\ncommand = [\"/usr/sbin/nginx\", \"-c\", \
              \"/etc/web.conf\"]\nmounts = [\"{}:/etc/web.conf:ro\"]\nmemory = \"{CONTAINER_MIB}MiB\"\ncapacity = \
              \"20kpps\"\nready_deadline = \"30s\"\ninstances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \

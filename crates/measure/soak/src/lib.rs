@@ -205,8 +205,8 @@ impl Run<'_> {
         for group in self.args.bed.iter().filter_map(|name| name.docker_group()) {
             guard.group(&group)?;
         }
-        if self.args.bed.iter().any(|name| name.is_web()) {
-            guard.namespace(&web::names(std::process::id()).0)?;
+        for name in self.args.bed.iter().filter(|name| name.is_web()) {
+            guard.namespace(&web::names(*name).0)?;
         }
         let started: Vec<Result<Bed>> = std::thread::scope(|scope| {
             let starting: Vec<_> = self

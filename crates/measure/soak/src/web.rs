@@ -15,6 +15,8 @@ use testbed::http::Connection;
 use testbed::network::{Link, Namespace, run};
 use traffic::{Counts, FlowNow, Interval};
 
+use crate::bed::BedName;
+
 /// The service's address.
 pub(crate) const ADDRESS: &str = "10.79.0.100";
 /// The client's.
@@ -56,11 +58,13 @@ pub(crate) struct Web {
     _client: Namespace,
 }
 
-/// The name of the client's namespace, and that of the uplink, of a bed of a soak.
-pub(crate) fn names(process: u32) -> (String, String) {
+/// The name of the client's namespace, and that of the uplink, of a bed of this soak.
+pub(crate) fn names(bed: BedName) -> (String, String) {
+    let process = std::process::id();
+    let bed = bed as u8;
     (
-        format!("inco-soak-{process}"),
-        format!("incos{}", process % 1_000_000),
+        format!("inco-soak-{process}-{bed}"),
+        format!("incos{}-{bed}", process % 1_000_000),
     )
 }
 
@@ -68,8 +72,8 @@ pub(crate) fn names(process: u32) -> (String, String) {
 ///
 /// # Errors
 /// iproute2 fails.
-pub(crate) fn link() -> Result<(Namespace, Link)> {
-    let (name, uplink) = names(std::process::id());
+pub(crate) fn link(bed: BedName) -> Result<(Namespace, Link)> {
+    let (name, uplink) = names(bed);
     let client = Namespace::new(name)?;
     let link = Link::into(&uplink, &client, "eth0")?;
     run("ip", &["link", "set", &uplink, "up"])?;
@@ -83,7 +87,7 @@ impl Web {
     ///
     /// # Errors
     /// There are no threads.
-    pub(crate) fn start((client, link): (Namespace, Link)) -> Result<Web> {
+    pub(crate) fn start(bed: BedName, (client, link): (Namespace, Link)) -> Result<Web> {
         let to: SocketAddr = format!("{ADDRESS}:80").parse()?;
         let shared = Arc::new(Shared::default());
         lock(&shared).flows = (0..LASTING)
@@ -105,7 +109,7 @@ impl Web {
             shared,
             clients,
             started: Instant::now(),
-            uplink: names(std::process::id()).1,
+            uplink: names(bed).1,
             _link: link,
             _client: client,
         })

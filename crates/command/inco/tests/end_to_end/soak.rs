@@ -18,6 +18,13 @@ fn beds() -> String {
     let mut beds = vec!["soft-oci"];
     beds.extend(Engine::Docker.is_here().then_some("soft-docker"));
     beds.extend(Ovs::is_here().then_some("openflow-oci"));
+    let has_nginx = ["/usr/sbin", "/usr/bin"]
+        .iter()
+        .any(|path| Path::new(path).join("nginx").exists());
+    let missing = (!has_nginx).then(|| "nginx is not installed".to_owned());
+    if available("servers", missing) {
+        beds.extend(["ebpf-oci", "soft-kernel-oci"]);
+    }
     beds.join(",")
 }
 
@@ -64,31 +71,6 @@ fn a_minute_of_faults_breaks_no_promise() {
     let lines = said.lines().filter(|line| line.contains("  outage ")).count() as u64;
     assert_eq!(lines, faults, "{said}");
     assert!(took < Duration::from_secs(60) + MARGIN, "{took:?}\n{said}");
-}
-
-/// Web servers behind the driver `ebpf`, whose clients notice every request that fails.
-#[test]
-fn a_minute_of_faults_fails_no_request_of_the_driver_ebpf() {
-    let has_nginx = ["/usr/sbin", "/usr/bin"]
-        .iter()
-        .any(|path| Path::new(path).join("nginx").exists());
-    let missing = (!has_nginx).then(|| "nginx is not installed".to_owned());
-    if !available("servers", missing) || !Engine::Oci.is_here() {
-        return;
-    }
-    let place = Place::new();
-    let output = place.output(&[
-        "soak",
-        "--minutes=1",
-        "--seed=8",
-        "--json",
-        "--without=clock-jump,cpu-contention",
-        "--bed=ebpf-oci",
-    ]);
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", text(&output.stderr));
-    let verdict: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
-    assert_eq!(verdict["ok"], Value::from(true), "{said}");
 }
 
 /// Its guard removes what a killed one leaves.
