@@ -1,7 +1,7 @@
 //! Drops the capabilities that a running inco does not need. `CapabilityBoundingSet` of `inco.service` has the same
 //! list.
 
-use configuration::{Configuration, Device};
+use configuration::{Configuration, SwitchDriver};
 use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
@@ -29,10 +29,11 @@ const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SYS_CHROOT)
     .union(CapabilitySet::SYS_PTRACE);
 
-/// For drivers of network devices in this process, and for programs in the kernel.
-const FOR_DEVICES: CapabilitySet = CapabilitySet::SYS_RAWIO
-    .union(CapabilitySet::BPF)
-    .union(CapabilitySet::PERFMON);
+/// For programs in the kernel.
+const FOR_PROGRAMS: CapabilitySet = CapabilitySet::BPF.union(CapabilitySet::PERFMON);
+
+/// For DPDK's drivers of network devices in this process. Some load programs into the kernel.
+const FOR_DEVICES: CapabilitySet = FOR_PROGRAMS.union(CapabilitySet::SYS_RAWIO);
 
 /// Drops all other capabilities of this thread, and of the threads and programs that it starts, for good. Call it
 /// before the first other thread starts. Returns the dropped ones.
@@ -40,16 +41,17 @@ const FOR_DEVICES: CapabilitySet = CapabilitySet::SYS_RAWIO
 /// # Errors
 /// The system refuses it.
 pub(crate) fn drop_unneeded(configuration: &Configuration) -> Result<CapabilitySet, Errno> {
-    let has_devices = configuration
+    let mut kept = NEEDED;
+    if configuration
         .uplinks
         .iter()
-        .any(|uplink| !matches!(uplink.device, Device::Memif(_)));
-    let kept = NEEDED
-        | if has_devices {
-            FOR_DEVICES
-        } else {
-            CapabilitySet::empty()
-        };
+        .any(|uplink| uplink.device.is_of_dpdk())
+    {
+        kept |= FOR_DEVICES;
+    }
+    if configuration.switch.driver == SwitchDriver::Ebpf {
+        kept |= FOR_PROGRAMS;
+    }
     let has = capabilities(None)?;
     if has.permitted.contains(CapabilitySet::SETPCAP) {
         for unneeded in kept.complement().iter() {

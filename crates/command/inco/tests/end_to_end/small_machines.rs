@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::support::{Engine, FORWARD, PATIENCE, Place, assert_clean, eventually};
+use crate::support::{Engine, FORWARD, Inco, Network, PATIENCE, Place, assert_clean, eventually};
 
 const LOAD: &str = r#"
 tick = "500us"
@@ -134,6 +134,31 @@ fn a_running_inco_keeps_only_the_capabilities_that_it_needs() {
         "{FORWARD}\ncapacity = \"100kpps\"\nautoscaler = \"fixed\"\n"
     ));
     inco.settled(1, 1);
+    // CAP_SYS_MODULE, RAWIO, BOOT, TIME, CAP_MAC_ADMIN, CAP_SYSLOG, CAP_PERFMON, CAP_BPF.
+    assert_lacks(&inco, &[16, 17, 22, 25, 33, 34, 38, 39]);
+    inco.stop(&place);
+    // With interfaces of the kernel it needs no more; for programs in the kernel, the last two.
+    let network = Network::new();
+    let image = "inco-test/idle";
+    place.import_image(image, &["sleep"]);
+    for (driver, lacks) in [
+        ("soft", &[16, 17, 22, 25, 33, 34, 38, 39][..]),
+        ("ebpf", &[16, 17, 22, 25, 33, 34][..]),
+    ] {
+        let text = format!(
+            "[switch]\ndriver = \"{driver}\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\n[service.idle]\n\
+             port = \"kernel\"\nvip = {{ address = \"10.0.0.100\", ports = \"80\" }}\nimage = \"{image}\"\ncommand = \
+             [\"/bin/sleep\", \"1000\"]\nready = \"connected\"\ninstances = 1\nautoscaler = \"fixed\"\n"
+        );
+        let inco = network.run(&place, &text);
+        inco.settled(1, 0);
+        assert_lacks(&inco, lacks);
+        inco.stop(&place);
+    }
+}
+
+/// No thread has these capabilities; all keep CAP_SYS_ADMIN.
+fn assert_lacks(inco: &Inco, capabilities: &[u32]) {
     let mut threads = 0;
     for task in std::fs::read_dir(format!("/proc/{}/task", inco.pid())).unwrap() {
         let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
@@ -141,18 +166,13 @@ fn a_running_inco_keeps_only_the_capabilities_that_it_needs() {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
         };
-        // CAP_SYS_ADMIN (21) stays. CAP_SYS_MODULE, RAWIO, BOOT, TIME, CAP_MAC_ADMIN, CAP_SYSLOG, CAP_BPF do not.
         for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
             let has = |capability: u32| mask(set) >> capability & 1 == 1;
             assert!(has(21), "{set} {status}");
-            assert!(
-                ![16, 17, 22, 25, 33, 34, 39].into_iter().any(has),
-                "{set} {status}"
-            );
+            assert!(!capabilities.iter().any(|of| has(*of)), "{set} {status}");
         }
         assert_eq!(mask("CapInh:"), 0);
         threads += 1;
     }
     assert!(threads > 2, "{threads} threads");
-    inco.stop(&place);
 }
