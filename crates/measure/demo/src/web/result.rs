@@ -93,8 +93,8 @@ impl Web {
                 ));
             }
             match run.instances {
-                Some(of) if (of.start, of.peak) == (1, MAX as usize) => {}
-                other => broken.push(format!("{name}: instances did not go 1, {MAX}: {other:?}")),
+                Some(of) if (of.start, of.peak, of.end) == (1, MAX as usize, 1) => {}
+                other => broken.push(format!("{name}: instances did not go 1, {MAX}, 1: {other:?}")),
             }
             broken.extend(
                 run.left_behind
