@@ -35,6 +35,11 @@ fn lacks(program: &str) -> Option<String> {
 }
 
 fn runs_as_it_stands(page: &str) {
+    runs(page, &["bash"]);
+}
+
+/// `shell` runs the script.
+fn runs(page: &str, shell: &[&str]) {
     if !Engine::Oci.is_here() || !available("jq", lacks("jq")) {
         return;
     }
@@ -54,7 +59,8 @@ fn runs_as_it_stands(page: &str) {
     // Whatever fails, the inco that was started ends, and its containers with it.
     let whole =
         format!("set -euo pipefail\ntrap 'inco stop > /dev/null 2>&1 || true; wait' EXIT\nset -x\n{script}");
-    let mut child = Command::new("bash")
+    let mut child = Command::new(shell[0])
+        .args(&shell[1..])
         .args(["-c", &whole])
         .current_dir(&folder)
         .env("PATH", format!("{}:{path}", programs.display()))
@@ -103,6 +109,17 @@ fn the_page_about_policies_runs() {
     runs_as_it_stands("tasks/policy.md");
 }
 
+/// In a network namespace of its own.
+#[test]
+fn the_page_about_web_servers_runs() {
+    let missing = ["nginx", "curl", "ip"].into_iter().find_map(lacks);
+    if !available("servers", missing) {
+        return;
+    }
+    let _deleted = Command::new("ip").args(["netns", "delete", "lab"]).output();
+    runs("tasks/web.md", &["unshare", "--net", "bash"]);
+}
+
 #[test]
 fn the_tutorial_runs() {
     let missing = lacks("dpdk-testpmd")
@@ -131,7 +148,7 @@ fn no_example_is_forgotten_and_every_link_leads_somewhere() {
                 .display()
                 .to_string();
             assert!(
-                script(&page).is_empty() || here.contains(&format!("(\"{name}\")")),
+                script(&page).is_empty() || here.contains(&format!("(\"{name}\"")),
                 "{name} has examples that no test runs"
             );
             for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
