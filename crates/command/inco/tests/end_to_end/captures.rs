@@ -88,7 +88,7 @@ fn comes_back_unchanged(engine: Engine) {
     let files = captures(&data);
     assert!(files.len() > 20, "{files:?}");
     let packets: u64 = files.iter().map(|file| packets_in(file)).sum();
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let inco = place.run(&configuration(engine));
     inco.settled(3, 0);
     let report = place.traffic(&profile(&files)).report();
@@ -133,7 +133,7 @@ fn refused_and_ended_connections_are_no_mis_steers() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../measure/traffic/tests/captures/refused-connections.pcap");
     let packets = packets_in(&file) * REPEAT;
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let inco = place.run(&configuration(Engine::Oci));
     inco.settled(3, 0);
     let text = profile(std::slice::from_ref(&file));
@@ -159,7 +159,7 @@ fn what_is_not_configured_is_dropped_by_name() {
         return;
     }
     let Some(data) = data() else { return };
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let text = configuration(Engine::Oci)
         .replace("other = \"wan\"", "")
         .replace("max_frame = 9022", "")

@@ -138,7 +138,7 @@ fn flows_of_a_purged_instance_move_and_are_expected_to() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let inco = place.run(&configuration(Engine::Oci));
     let rows = inco.settled(3, 1);
     let traffic = place.traffic(LOAD);

@@ -354,7 +354,7 @@ fn many_requests_and_streams_lose_no_packet() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let inco = place.run(&CONFIGURATION.replace("FORWARD\n", FORWARD));
     inco.settled(2, 0);
     let traffic = place.traffic(

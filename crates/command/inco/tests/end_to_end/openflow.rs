@@ -79,7 +79,7 @@ fn instances_come_and_go_and_no_packet_notices() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     let inco = place.run(&configuration(&ovs, "{ min = 3, max = 8, standby = 1 }", ""));
     inco.settled(3, 1);
@@ -159,7 +159,7 @@ fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(mut ovs) = Ovs::start() else { return };
     // No flow ends while the switch is away.
     let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
@@ -213,7 +213,7 @@ fn after_kill_9_rules_and_flows_are_taken_over() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     // No flow ends meanwhile.
     let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
@@ -310,7 +310,7 @@ fn an_instance_that_is_killed_leaves_no_packet_uncounted() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     no_packet_is_uncounted(&place, &ovs, Signal::KILL);
 }
@@ -321,7 +321,7 @@ fn an_instance_that_hangs_is_noticed_and_leaves_no_packet_uncounted() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     let why = no_packet_is_uncounted(&place, &ovs, Signal::STOP);
     assert!(why.starts_with("it stalled"), "{why}");
@@ -333,7 +333,7 @@ fn an_instance_that_hangs_after_kill_9_is_noticed() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
     let inco = place.run(&text);
@@ -369,7 +369,7 @@ fn refused_rules_are_reported_and_move_no_flow() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     let inco = place.run(&configuration(&ovs, "3", ""));
     inco.settled(3, 0);
@@ -421,7 +421,7 @@ fn a_reactive_switch_sends_each_flow_to_one_instance() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
     // As on a card: the switch is told to hand its flows to the hardware, and the hardware here takes none.
     ovs.set("hw-offload=true");
@@ -501,7 +501,7 @@ fn the_bench_reports_no_packet_on_a_wrong_instance() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     if !Ovs::is_here() {
         return;
     }
@@ -537,7 +537,7 @@ fn bursts_of_new_flows_keep_their_order_and_a_restart_loses_what_is_counted() {
     if !real_parts::is_full_length() || !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     if !Ovs::is_here() {
         return;
     }

@@ -27,7 +27,7 @@ fn a_switch_is_steered_over_tls_and_one_of_another_authority_is_refused() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start_here() else { return };
     let ours = Authority::new("an authority");
     let (database, control) = (free_port(), free_port());

@@ -42,7 +42,7 @@ fn a_drain_of_a_relaxed_service_moves_its_flows_in_order() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
     inco.settled(1, 0);
     place.must(&["scale", "forward", "2"]);

@@ -151,7 +151,7 @@ fn no_flow_notices(engine: Engine, ends: &[End]) {
     if !engine.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let text = configuration(engine, &[service("dns", 53, "warm")]).replace("capacity = \"10kpps\"", "");
     let mut inco = place.run(&text);
     inco.settled(2, 1);
@@ -263,7 +263,7 @@ fn instances_that_are_connected_anew_keep_their_flows() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let with = |workers: &str, queues: u8| {
         let service =
             service("dns", 53, "warm").replace("ring = {", &format!("queues = {queues}\nring = {{"));
@@ -328,7 +328,7 @@ fn connections_are_recovered_after_a_kill_9_of_inco_and_the_launcher_together() 
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::alone();
+    let place = Place::with_a_cpu();
     let udp = service("web", 80, "warm");
     let text = configuration(Engine::Oci, &[udp.replace("proto = \"udp\"", "proto = \"tcp\"")]);
     let mut inco = place.run(&text);

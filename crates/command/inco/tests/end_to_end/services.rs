@@ -122,7 +122,7 @@ fn no_connection_notices_scaling(engine: Engine) {
         return;
     }
     let changes = if is_full_length() { 200 } else { 8 };
-    let (place, network) = (Place::alone(), Network::new());
+    let (place, network) = (Place::with_a_cpu(), Network::new());
     let inco = network.run(&place, &configuration(&place, engine, "0", ONE));
     inco.settled(2, 0);
     let loads: Vec<Load> = (0..SERVICES.len())
@@ -246,7 +246,7 @@ fn many_connections_outlast_scaling_and_a_kill_9_of_inco() {
         ..limit
     };
     setrlimit(Resource::Nofile, files).unwrap();
-    let (place, network) = (Place::alone(), Network::new());
+    let (place, network) = (Place::with_a_cpu(), Network::new());
     let text = configuration(&place, Engine::Oci, "0", ONE);
     let mut inco = network.run(&place, &text);
     inco.settled(2, 0);
@@ -319,7 +319,7 @@ fn downloads_are_whole_across_scaling_and_a_kill_9_of_inco() {
     })
     .take(PATTERN)
     .collect();
-    let (place, network) = (Place::alone(), Network::new());
+    let (place, network) = (Place::with_a_cpu(), Network::new());
     let text = configuration(&place, Engine::Oci, rate, ONE);
     let mut file = std::io::BufWriter::new(std::fs::File::create(place.path("srv").join("data")).unwrap());
     let mut left = bytes as usize;
@@ -452,7 +452,7 @@ fn an_idle_inco_rests() {
     if !are_here(Engine::Oci) {
         return;
     }
-    let (place, network) = (Place::alone(), Network::new());
+    let (place, network) = (Place::with_a_cpu(), Network::new());
     let inco = network.run(&place, &configuration(&place, Engine::Oci, "0", ONE));
     inco.settled(2, 0);
     let in_a_second = || {

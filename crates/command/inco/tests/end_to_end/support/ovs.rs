@@ -82,8 +82,8 @@ impl Ovs {
         let cpus = std::thread::available_parallelism().unwrap().get();
         let dpdk = format!(
             "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m 512 \
-             --file-prefix=inco-test-{}\"",
-            std::process::id()
+             --file-prefix={}\"",
+            ovs.folder.path().file_name().unwrap().display()
         );
         run(ovs.vsctl().args(["--no-wait", "init"]));
         run(ovs

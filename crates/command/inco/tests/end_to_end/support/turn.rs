@@ -5,12 +5,14 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Tests at a time. Most wait; more of them would be late for what they wait for on a machine with two CPUs.
-const TESTS_LIMIT: usize = 2;
+/// Places for tests. Most tests wait; more of them would be late for what they wait for on a machine with two CPUs.
+const PLACES: usize = 4;
+/// What a test takes that uses a CPU, or that cannot be late.
+const PLACES_OF_A_CPU: usize = 2;
 /// The variable with the file that other suites lock, shared, while they run.
 const QUIET_FILE: &str = "INCO_QUIET_FILE";
 
-static FREE: Mutex<usize> = Mutex::new(TESTS_LIMIT);
+static FREE: Mutex<usize> = Mutex::new(PLACES);
 static GIVEN_BACK: Condvar = Condvar::new();
 
 /// The right to run, for as long as it is there.
@@ -20,24 +22,24 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// For a test that others do not disturb, nor it them.
+    /// For a test that mostly waits.
     pub(super) fn beside_others() -> Turn {
         Turn::of(1, None)
     }
 
-    /// For a test that no other one of this program may disturb.
-    pub(super) fn alone() -> Turn {
-        Turn::of(TESTS_LIMIT, None)
+    /// For a test that uses a CPU, or that cannot be late: few run beside it.
+    pub(super) fn with_a_cpu() -> Turn {
+        Turn::of(PLACES_OF_A_CPU, None)
     }
 
-    /// For a test that measures: it waits for the other suites, too.
+    /// For a test that measures: it waits for the other tests and suites.
     pub(super) fn quiet() -> Turn {
         let file = std::env::var_os(QUIET_FILE).map(|path| {
             let file = File::options().create(true).append(true).open(path).unwrap();
             flock(&file, FlockOperation::LockExclusive).unwrap();
             file
         });
-        Turn::of(TESTS_LIMIT, file)
+        Turn::of(PLACES, file)
     }
 
     /// That of another place of the same test.
