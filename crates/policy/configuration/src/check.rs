@@ -248,6 +248,11 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             reader.report(key, ValueError::new(what, "write \"drop\" or an uplink's name"));
         }
     }
+    if switch.ebpf.half_open.is_some() && switch.driver != SwitchDriver::Ebpf {
+        let what = format!("the driver {} has no such limit", switch.driver.name());
+        let write = "remove it, or write driver = \"ebpf\" in [switch]";
+        reader.report("switch.ebpf.half_open", ValueError::new(what, write));
+    }
     let (can, name, drivers) = (&switch.can, switch.driver.name(), reader.drivers);
     // Suggests another driver that has the capability.
     let or_other = |does: &dyn Fn(&Capabilities) -> bool| {

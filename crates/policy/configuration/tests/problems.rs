@@ -1261,6 +1261,12 @@ fn an_address_that_is_translated_needs_those_of_instances() {
         let problems = problems_of(&text(vip, ebpf, "")).join("\n");
         assert!(problems.contains(said), "{said}\n{problems}");
     }
+    let soft = format!("{SHORT}[switch]\nebpf = {{ half_open = 100 }}\n");
+    let problems = problems_of(&soft).join("\n");
+    assert!(
+        problems.contains("the driver soft has no such limit"),
+        "{problems}"
+    );
     // Other drivers do neither.
     for (line, said) in [
         (

@@ -493,9 +493,34 @@ impl Inco {
         self.traces.clone()
     }
 
+    /// A flow has moved only if an instance has failed, its flows were taken from it, or an operator acted.
+    fn assert_moves_have_a_cause(&self) {
+        let Ok(status) = self.client().status() else {
+            return;
+        };
+        let is_cause = |event: &Event| {
+            matches!(
+                event.kind,
+                EventKind::Unpinned { .. }
+                    | EventKind::Action { .. }
+                    | EventKind::State {
+                        to: InstanceState::Failed,
+                        ..
+                    }
+            )
+        };
+        assert!(
+            status.accounting.expected_moves == 0 || self.events().iter().any(is_cause),
+            "{} flows have moved: {}",
+            status.accounting.expected_moves,
+            self.told()
+        );
+    }
+
     /// `inco stop`, and how it ended.
     pub(crate) fn stop_with(mut self, place: &Place, arguments: &[&str]) -> (String, Traces) {
         self.note_traces();
+        self.assert_moves_have_a_cause();
         let mut all = vec!["stop"];
         all.extend(arguments);
         place.must(&all);
