@@ -218,7 +218,7 @@ const NGINX: &str = "daemon off;\nmaster_process off;\nuser root;\nerror_log std
                      listen 80; root /srv; } }\n";
 
 /// A service of such servers. `/srv` is the folder `srv` of the place.
-fn nginx(place: &Place, engine: Engine, more: &str) -> String {
+pub(crate) fn nginx(place: &Place, engine: Engine, more: &str) -> String {
     place.must(&["image", "import", "nginx"]);
     let configuration = place.file("nginx.conf", NGINX);
     let srv = place.path("srv");

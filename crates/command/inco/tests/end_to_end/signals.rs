@@ -10,8 +10,9 @@ use api::counters::SignalCounters;
 use model::{InstanceId, InstanceState};
 use signal::{Key, Signal, Wish};
 
+use crate::addresses::{are_here, nginx};
 use crate::support::{
-    Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, assert_nothing_moved, eventually, text,
+    Engine, FORWARD, Inco, Network, PATIENCE, Place, assert_clean, assert_nothing_moved, eventually, text,
 };
 
 fn configuration() -> String {
@@ -127,6 +128,51 @@ rate_per_flow = "50pps"
     assert!(counted.refused.values().all(|count| *count == 0), "{counted:?}");
     inco.stop(&place);
     assert!(!place.run_dir().join("signals").exists());
+}
+
+/// The manager's signal comes out of the container's own network.
+fn a_signal_passes_a_kernel_port(driver: &str) {
+    if !are_here(Engine::Oci, &["nginx", "curl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let text = nginx(
+        &place,
+        Engine::Oci,
+        "port = \"kernel\"\ninstances = { min = 1, max = 2, sleep = true }\nsignals = true\n",
+    );
+    let inco = network.run(&place, &text.replace("\"ebpf\"", &format!("{driver:?}")));
+    let all = inco.settled(1, 1);
+    let asleep = all
+        .iter()
+        .find(|row| row.state == InstanceState::Standby)
+        .unwrap();
+    send(&place, "wake", asleep.id);
+    until_state(&inco, asleep.id, InstanceState::Active, Duration::from_secs(2));
+    for _ in 0..20 {
+        assert_eq!(network.get("http://10.0.0.100/").unwrap(), "served\n");
+    }
+    assert!(
+        inco.instance(asleep.id).unwrap().to_packets > 0,
+        "{}",
+        inco.told()
+    );
+    send(&place, "sleep", asleep.id);
+    until_state(&inco, asleep.id, InstanceState::Standby, PATIENCE);
+    let counted = signals(&inco);
+    assert_eq!((counted.accepted["wake"], counted.accepted["sleep"]), (1, 1));
+    assert!(counted.refused.values().all(|count| *count == 0), "{counted:?}");
+    inco.stop(&place);
+}
+
+#[test]
+fn a_signal_passes_a_kernel_port_ebpf() {
+    a_signal_passes_a_kernel_port("ebpf");
+}
+
+#[test]
+fn a_signal_passes_a_kernel_port_soft() {
+    a_signal_passes_a_kernel_port("soft");
 }
 
 #[test]
