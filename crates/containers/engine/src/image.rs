@@ -2,7 +2,8 @@
 //! built from files or imported; layers are merged on import. The crate `registry` downloads what is imported here.
 //!
 //! Containers share the root file system of their image, read-only. An image may be replaced or removed while
-//! containers run: they keep the files that they have open, and new containers get the new image.
+//! containers run: they keep its files, which go with the first build after the last of them, and new containers get
+//! the new image.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layers::{Layered, Settings};
 use crate::unpack::{self, Limits, Tree};
-use crate::{EngineError, ImageRef, LeftOut, Owner};
+use crate::{EngineError, ImageRef, LeftOut, Owner, users};
 
 /// The longest name of an image, in bytes.
 pub const MAX_IMAGE_NAME_BYTES: usize = 200;
@@ -382,7 +383,7 @@ impl Store {
             std::io::ErrorKind::NotFound => missing(),
             _ => EngineError::io("remove", &dir, &error),
         })?;
-        remove_all(&aside)
+        discard(&aside)
     }
 
     /// The root file system of an image, and what it is.
@@ -442,8 +443,8 @@ impl Store {
             }
             match renameat_with(CWD, work, CWD, dir, RenameFlags::EXCHANGE) {
                 Ok(()) => {
-                    // Under the name of a temporary directory, a later run removes what is left of the old image.
-                    let _ = remove_all(work);
+                    // Under the name of a temporary directory, a later build removes what is left of the old image.
+                    let _ = discard(work);
                     return Ok(());
                 }
                 // It was removed meanwhile.
@@ -527,8 +528,8 @@ impl Store {
         Ok(Work { dir, _lock: file })
     }
 
-    /// Removes the leftovers of builds and removals that were killed. One that still runs holds a lock on its
-    /// directory.
+    /// Removes the leftovers of builds and removals that were killed, and images that no container has any more. A
+    /// build that still runs holds a lock on its directory.
     fn remove_leftovers(&self) -> Result<(), EngineError> {
         let entries = fs::read_dir(&self.dir).map_err(|error| EngineError::io("read", &self.dir, &error))?;
         for dir in entries.flatten().map(|entry| entry.path()) {
@@ -536,11 +537,7 @@ impl Store {
             if ![".new-", ".old-"].iter().any(|mark| name.starts_with(mark)) {
                 continue;
             }
-            let in_use = File::open(&dir)
-                .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err());
-            if !in_use {
-                remove_all(&dir)?;
-            }
+            discard(&dir)?;
         }
         Ok(())
     }
@@ -637,6 +634,10 @@ fn remove_all(dir: &Path) -> Result<(), EngineError> {
         }
         _ => Ok(()),
     }
+}
+
+fn discard(dir: &Path) -> Result<(), EngineError> {
+    users::discard(dir).map_err(|error| EngineError::io("remove", dir, &error))
 }
 
 fn make_dir(path: &Path) -> Result<(), EngineError> {

@@ -989,7 +989,7 @@ fn try_make(
     filter: &Rc<Filters>,
 ) -> Result<(u32, u64, Vec<OwnedFd>), String> {
     let stage = Stage::of_bundle(Path::new(bundle))?;
-    stage.set_up()?;
+    stage.set_up(Path::new(bundle))?;
     // Open for reading, too: a write waits where nobody reads, and never ends the program.
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let output = rustix::fs::open(Path::new(bundle).join(OUTPUT), flags, Mode::empty());

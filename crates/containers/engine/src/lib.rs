@@ -45,6 +45,7 @@ mod program;
 mod seccomp;
 mod stage;
 mod unpack;
+mod users;
 mod wire;
 
 pub use container::{

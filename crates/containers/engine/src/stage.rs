@@ -12,7 +12,7 @@
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde::{Deserialize, Serialize};
 
 use crate::seccomp::Calls;
-use crate::{EngineError, Owner};
+use crate::{EngineError, Owner, users};
 
 /// Ids of the host that a container has to itself: as many as images use.
 pub(crate) const IDS: u32 = 65_536;
@@ -175,19 +175,26 @@ impl Stage {
         self.raise()
     }
 
-    /// Lays everything out. As [`Stage::cover`].
-    pub(crate) fn set_up(&self) -> Result<(), String> {
+    /// Lays everything out for the container of that bundle. As [`Stage::cover`].
+    pub(crate) fn set_up(&self, bundle: &Path) -> Result<(), String> {
         let user = self.first_id.map(user_namespace).transpose()?;
         own_mounts()?;
         // All of it before the place is covered: it may lie there.
-        let rootfs = show(&self.rootfs, false, user.as_ref())
+        let cannot = |why: &dyn std::fmt::Display| format!("show {}: {why}", self.rootfs.display());
+        let (Some(image), Some(root)) = (self.rootfs.parent(), self.rootfs.file_name()) else {
+            return Err(cannot(&"it is no image's"));
+        };
+        // Held until the end: the note is what keeps its files from then on.
+        let image = users::take(image, bundle).map_err(|error| cannot(&error))?;
+        let root = Path::new(root);
+        let rootfs = show(image.as_fd(), root, false, user.as_ref())
             // Not every file system can map owners. World-readable files can be read without that.
-            .or_else(|_| show(&self.rootfs, false, None))
-            .map_err(|errno| format!("show {}: {errno}", self.rootfs.display()))?;
+            .or_else(|_| show(image.as_fd(), root, false, None))
+            .map_err(|errno| cannot(&errno))?;
         let mut shown = Vec::new();
         for of in &self.shown {
             let path = of.source.display();
-            let tree = show(&of.source, of.read_only, user.as_ref().filter(|_| of.mapped)).map_err(
+            let tree = show(CWD, &of.source, of.read_only, user.as_ref().filter(|_| of.mapped)).map_err(
                 |errno| match errno {
                     Errno::INVAL if of.mapped => format!(
                         "show {path}: its file system cannot map owners (it takes Linux 5.12, for memory 6.3); write \
@@ -318,9 +325,14 @@ fn own_mounts() -> Result<(), String> {
 
 /// A detached copy of an existing mount, file or directory, with nosuid and nodev; owners are mapped by that
 /// namespace.
-fn show(source: &Path, read_only: bool, user: Option<&OwnedFd>) -> Result<OwnedFd, Errno> {
+fn show(
+    from: BorrowedFd<'_>,
+    source: &Path,
+    read_only: bool,
+    user: Option<&OwnedFd>,
+) -> Result<OwnedFd, Errno> {
     let tree = open_tree(
-        CWD,
+        from,
         source,
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
     )?;

@@ -22,7 +22,7 @@ use engine::{
 };
 use model::{Mount, Nanos};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use support::{PATIENCE, Place, Told, available, launcher, oci_missing, spec};
+use support::{IMAGE, PATIENCE, Place, Told, available, build_image, launcher, oci_missing, spec};
 
 fn pid(raw: u32) -> Pid {
     Pid::from_raw(raw as i32).unwrap()
@@ -244,6 +244,43 @@ fn one_run_directory_has_one_engine() {
     assert!(error.to_string().contains("another inco"), "{error}");
     drop(first);
     drop(OciEngine::start(config(&place), launcher(&place.run_dir())).unwrap());
+}
+
+/// Whoever replaces or removes an image, its containers keep its files. They go with the first build after the last of
+/// them.
+#[test]
+fn an_image_that_is_replaced_stays_for_its_containers() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let mut told = Told::new(Box::new(place.engine()));
+    let images = || {
+        std::fs::read_dir(place.dir.path().join("images"))
+            .unwrap()
+            .count()
+    };
+    let has_files = |pid: u32| Path::new(&format!("/proc/{pid}/root/probe")).exists();
+    let first = told.create(&spec("inco-replaced-1", &["sleep"]));
+    build_image(&place.store());
+    assert!(has_files(first));
+    assert_eq!(images(), 2);
+    let second = told.create(&spec("inco-replaced-2", &["sleep"]));
+    place.store().remove(&ImageRef::from(IMAGE)).unwrap();
+    assert!(has_files(first) && has_files(second));
+    build_image(&place.store());
+    assert_eq!(images(), 3);
+    told.remove("inco-replaced-1").unwrap();
+    build_image(&place.store());
+    assert!(has_files(second));
+    assert_eq!(
+        images(),
+        2,
+        "that of the first one is gone, that of the second is not"
+    );
+    told.remove("inco-replaced-2").unwrap();
+    build_image(&place.store());
+    assert_eq!(images(), 1);
 }
 
 #[test]
