@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use display::output;
 use images::EngineName;
 use testbed::wrk::{Connections, Load, Requests, Wrk};
-use testbed::{Environment, Interrupt, SwitchName};
+use testbed::{CpuTime, Environment, Interrupt, SwitchName};
 
 use super::args::DemoArgs;
 use super::live::Live;
@@ -112,28 +112,6 @@ fn show(ground: &Environment, interrupt: &Interrupt, balancers: &[Balancer], liv
     Ok(web)
 }
 
-/// CPU time of the whole machine that was not idle, in seconds.
-///
-/// # Errors
-/// `/proc/stat` cannot be read.
-fn busy_cpu_s() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let ticks = text
-        .lines()
-        .next()
-        .into_iter()
-        .flat_map(|line| line.split_whitespace().skip(1))
-        .map(|word| word.parse::<f64>().unwrap_or(0.0));
-    // user, nice, system, idle, iowait, irq, softirq; steal and guests are not this machine's work.
-    let of_interest = [true, true, true, false, false, true, true];
-    let busy: f64 = ticks
-        .zip(of_interest)
-        .filter(|(_, counts)| *counts)
-        .map(|(ticks, _)| ticks)
-        .sum();
-    Ok(busy / rustix::param::clock_ticks_per_second() as f64)
-}
-
 fn speed(
     ground: &Environment,
     interrupt: &Interrupt,
@@ -151,10 +129,10 @@ fn speed(
     wait(interrupt, || warm_up.is_over())?;
     warm_up.end()?;
     live.print_line(&format!("{}, {}: speed ...", balancer.name(), connections.name()));
-    let before = busy_cpu_s()?;
+    let before = CpuTime::now()?;
     let mut wrk = start(SPEED_TIME)?;
     wait(interrupt, || wrk.is_over())?;
-    let cpu_s = busy_cpu_s()? - before;
+    let cpu_s = (CpuTime::now()? - before).busy_s;
     let load = wrk.end()?;
     let left = bed.stop()?;
     let mut run = Run::of_speed(balancer, connections, &load, cpu_s);
