@@ -298,8 +298,8 @@ pub struct RestartArgs {
         "  sudo inco bench balance\n",
         "  sudo inco bench balance --json --rounds 5 --seconds 36 > balance.json\n",
         "  sudo inco bench balance --balancer rss,weighted,weighted-alone\n\n",
-        "Containers of inco's own engine need root. It starts nginx, wrk and haproxy (apt-get install nginx-light wrk\n",
-        "haproxy) in network namespaces of its own. Stops cleanly with Ctrl-C.",
+        "Containers of inco's own engine need root. It starts nginx, wrk and haproxy in network namespaces\n",
+        "of its own (apt-get install nginx-light wrk haproxy). Stops cleanly with Ctrl-C.",
     )
 )]
 pub struct BalanceArgs {
