@@ -122,7 +122,10 @@ pub(crate) fn run(options: &Forward) -> Result<()> {
         work: Work {
             cross: options.cross,
             stamp: options.stamp.then_some(options.instance_id),
-            cost_ns: options.cost_ns,
+            cost: Cost {
+                packet_ns: options.cost_ns,
+                byte_ns: options.cost_ns_per_byte,
+            },
             ports: [PortCounters::default(); 2],
             busy_ns: 0,
             packet: vec![0; PACKET_BYTES_LIMIT].into_boxed_slice(),
@@ -191,10 +194,23 @@ struct Runner {
 struct Work {
     cross: bool,
     stamp: Option<u32>,
-    cost_ns: u64,
+    cost: Cost,
     ports: [PortCounters; 2],
     busy_ns: u64,
     packet: Box<[u8]>,
+}
+
+/// The simulated work for a packet, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    packet_ns: u64,
+    byte_ns: f64,
+}
+
+impl Cost {
+    fn of(self, bytes: usize) -> u64 {
+        self.packet_ns + (self.byte_ns * bytes as f64) as u64
+    }
 }
 
 impl Runner {
@@ -487,7 +503,7 @@ impl Work {
             {
                 counters[port].stamped += 1;
             }
-            spin(self.cost_ns);
+            spin(self.cost.of(packet.len()));
             match tx.as_mut().map(|tx| tx.push(packet)) {
                 Some(Ok(())) => {
                     counters[out].packets_out += 1;
@@ -526,7 +542,7 @@ impl Work {
             {
                 self.ports[port].stamped += 1;
             }
-            spin(self.cost_ns);
+            spin(self.cost.of(packet.len()));
             if to.send(packet) {
                 self.ports[out].packets_out += 1;
                 self.ports[out].bytes_out += len as u64;

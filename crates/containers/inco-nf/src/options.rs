@@ -76,6 +76,9 @@ pub(crate) struct Forward {
     /// Simulated work per packet, in nanoseconds of spinning.
     #[arg(long, env = "INCO_COST_NS", default_value_t = 0, value_name = "NS")]
     pub(crate) cost_ns: u64,
+    /// Simulated work per byte of a packet, in nanoseconds of spinning, such as 12.4.
+    #[arg(long, env = "INCO_COST_NS_PER_BYTE", default_value_t = 0.0, value_name = "NS", value_parser = ns_per_byte)]
+    pub(crate) cost_ns_per_byte: f64,
     /// Stay just below this share of a CPU, which should be the container's quota: the kernel throttles a
     /// function that exceeds its quota for tens of milliseconds. A limit set by the host in the page takes
     /// precedence.
@@ -198,6 +201,16 @@ fn slots(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(slots) if slots.is_power_of_two() && (least..=most).contains(&slots) => Ok(slots),
         _ => Err(format!("a power of two, {least} to {most}")),
+    }
+}
+
+/// A packet of the longest length then takes at most some tens of milliseconds.
+const NS_PER_BYTE_LIMIT: f64 = 1_000.0;
+
+fn ns_per_byte(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ns) if (0.0..=NS_PER_BYTE_LIMIT).contains(&ns) => Ok(ns),
+        _ => Err(format!("nanoseconds, 0 to {NS_PER_BYTE_LIMIT}")),
     }
 }
 

@@ -263,6 +263,26 @@ fn a_paced_function_stays_below_its_share_under_overload() {
 }
 
 #[test]
+fn work_is_declared_per_packet_and_per_byte() {
+    let function = Function::start(&["--cost-ns", "3000", "--cost-ns-per-byte", "250.5"]);
+    let page = function.page();
+    let mut link = function.link(0);
+    let frames = [64_usize, 1000, 1514, 9000];
+    for len in frames {
+        let frame = vec![7; len];
+        assert_eq!(exchange(&mut link, None, &frame), frame);
+    }
+    until("the counters", || {
+        page.read().unwrap().total().packets_out == frames.len() as u64
+    });
+    let bytes: usize = frames.iter().sum();
+    let declared = 3000 * frames.len() as u64 + (250.5 * bytes as f64) as u64;
+    let busy = page.read().unwrap().busy_ns;
+    // Rounded down for each packet.
+    assert!(busy + frames.len() as u64 >= declared, "{busy} of {declared} ns");
+}
+
+#[test]
 fn sigterm_ends_it_at_once_and_removes_its_sockets() {
     let mut function = Function::start(&["--pace-cpus", "0.1"]);
     let _page = function.page();

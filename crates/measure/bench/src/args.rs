@@ -21,6 +21,7 @@ use super::traffic::Ip;
         "  inco bench blocked                  packets lost when instances are added and removed\n",
         "  inco bench idle                     CPU use of an idle inco\n",
         "  inco bench restart                  pause while the next inco takes over after kill -9\n",
+        "  inco bench balance                  light and heavy downloads through four functions, by balancer\n",
         "  inco bench hop                      a balancer in the switch, against one in a process of its own\n",
         "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
@@ -52,6 +53,8 @@ pub enum BenchCommand {
     Idle(IdleArgs),
     /// Restart after kill -9: time until the next inco forwards, by number of flows
     Restart(RestartArgs),
+    /// Light and heavy downloads through four functions: fairness and latency by balancer, against RSS and HAProxy
+    Balance(BalanceArgs),
     /// A balancer in the switch against the same one in an extra process: CPU time per packet, loss at a declared rate
     Hop(HopArgs),
     /// Sleeping instances: time from a signal to a fair share of new flows, throughput, forged signals
@@ -285,6 +288,77 @@ pub struct RestartArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `inco bench balance`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  sudo inco bench balance\n",
+        "  sudo inco bench balance --json --rounds 5 --seconds 36 > balance.json\n",
+        "  sudo inco bench balance --balancer rss,weighted,weighted-alone\n\n",
+        "Containers of inco's own engine need root. It starts nginx, wrk and haproxy in network namespaces\n",
+        "of its own (apt-get install nginx-light wrk haproxy). Stops cleanly with Ctrl-C.",
+    )
+)]
+pub struct BalanceArgs {
+    /// Measure only these; default: all but weighted-alone
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
+    pub balancer: Vec<Balancer>,
+    /// Duration of each turn, in seconds
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u64).range(2..=600))]
+    pub seconds: u64,
+    /// Turns of each balancer; requests are added up, other figures are the median
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// File for all turns
+    #[arg(long, value_name = "FILE", default_value = "bench-balance.csv")]
+    pub csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What balances in `inco bench balance`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Balancer {
+    /// inco with the scheduler rss, as a network card
+    Rss,
+    /// inco with the scheduler weighted
+    Weighted,
+    /// The same without spill: SmartLB's algorithm alone
+    WeightedAlone,
+    /// inco with the scheduler that it has by default
+    Default,
+    /// HAProxy, by the number of connections (leastconn)
+    Haproxy,
+}
+
+impl Balancer {
+    /// Those that are measured unless others are asked for.
+    pub(super) const USUAL: [Balancer; 4] = [
+        Balancer::Rss,
+        Balancer::Weighted,
+        Balancer::Default,
+        Balancer::Haproxy,
+    ];
+
+    /// Its name in results.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Balancer::Rss => "rss",
+            Balancer::Weighted => "weighted",
+            Balancer::WeightedAlone => "weighted-alone",
+            Balancer::Default => "default",
+            Balancer::Haproxy => "haproxy",
+        }
+    }
+
+    /// Whether the others are compared with it.
+    pub(super) fn is_peer(self) -> bool {
+        matches!(self, Balancer::Rss | Balancer::Haproxy)
+    }
 }
 
 /// Arguments of `inco bench hop`.

@@ -9,14 +9,15 @@
 //! packets to one instance, which is that process. So the difference is the hop.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
+use testbed::CpuTime;
 use traffic::{MemifPort, Report};
 
 use super::chain::{Load, RATE, SPARE_FLOWS, Sum, TIMEOUT, TURN, WARM_UP, generate, is_over, start_function};
-use super::contestant::{Clock, Contestant as _, KilledOnDrop, median, resume, suspend};
+use super::contestant::{Clock, Contestant as _, KilledOnDrop, median, process_ns, resume, suspend};
 use super::facts::facts;
 use super::ovs::wait_until;
 use super::raw::Raw;
@@ -37,6 +38,10 @@ const SMALL: u16 = 64;
 const LARGE: u16 = 1_500;
 /// The declared rate, as a share of what the slower path carries.
 const DECLARED: f64 = 0.8;
+/// CPUs that other programs may use without being a reason for loss: what this machine does by itself.
+const OTHERS: f64 = 0.1;
+/// Packets that a ring holds.
+const RING_SLOTS: f64 = 4096.0;
 /// Duration of the run at the declared rate.
 const AT_RATE: Duration = Duration::from_secs(2);
 
@@ -55,6 +60,102 @@ struct Row {
     /// Packets per second that came back.
     returned_pps: f64,
     lost: u64,
+    /// At a declared rate.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
+}
+
+/// What else than the path may lose packets at a declared rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Beside {
+    /// CPUs that other programs, and the host of a virtual machine, used meanwhile.
+    other_cpus: f64,
+    /// How late the generator was at most, in milliseconds. Packets then come close together.
+    generator_late_ms: f64,
+    /// Why packets were lost; none if all came back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<Limit>,
+}
+
+/// What lost packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Limit {
+    /// Other programs took the CPUs.
+    Machine,
+    /// It sent more at once than a ring holds.
+    Generator,
+    /// Neither: the path itself does not carry the rate.
+    Path,
+}
+
+impl Beside {
+    fn of(lost: u64, declared_pps: f64, other_cpus: f64, generator_late_ms: f64) -> Beside {
+        let limit = if lost == 0 {
+            None
+        } else if other_cpus > OTHERS {
+            Some(Limit::Machine)
+        } else if generator_late_ms / 1e3 * declared_pps > RING_SLOTS {
+            Some(Limit::Generator)
+        } else {
+            Some(Limit::Path)
+        };
+        Beside {
+            other_cpus,
+            generator_late_ms,
+            limit,
+        }
+    }
+
+    /// A sentence about what was lost.
+    fn text(&self, path: &str, lost: u64) -> Option<String> {
+        let why = match self.limit? {
+            Limit::Machine => format!(
+                "the machine was the limit: other programs used {:.2} CPUs meanwhile",
+                self.other_cpus
+            ),
+            Limit::Generator => format!(
+                "the generator was the limit: it was up to {:.1} ms late, and then sent more than a ring holds",
+                self.generator_late_ms
+            ),
+            Limit::Path => "neither other programs nor the generator were in the way".to_owned(),
+        };
+        Some(format!(
+            "{path}: {lost} packets lost at the declared rate; {why}."
+        ))
+    }
+}
+
+/// CPU time of the machine and of one's own processes, from a moment on.
+struct OtherPrograms {
+    since: Instant,
+    machine: CpuTime,
+    own_s: f64,
+}
+
+impl OtherPrograms {
+    /// From now on; `pids` are this bench's processes.
+    fn watch(pids: &[u32]) -> Result<OtherPrograms> {
+        Ok(OtherPrograms {
+            since: Instant::now(),
+            machine: CpuTime::now()?,
+            own_s: own_cpu_s(pids)?,
+        })
+    }
+
+    /// CPUs that others have used since, and the host of a virtual machine.
+    fn cpus(&self, pids: &[u32]) -> Result<f64> {
+        let machine = CpuTime::now()? - self.machine;
+        let own_s = own_cpu_s(pids)? - self.own_s;
+        let others_s = (machine.busy_s - own_s).max(0.0) + machine.stolen_s;
+        Ok(others_s / self.since.elapsed().as_secs_f64())
+    }
+}
+
+/// CPU time of this process, with threads that have ended, and of others.
+fn own_cpu_s(pids: &[u32]) -> Result<f64> {
+    let others: u64 = pids.iter().map(|pid| process_ns(*pid)).sum::<Result<u64>>()?;
+    Ok((clock::process_cpu().0 + others) as f64 / 1e9)
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -74,7 +175,7 @@ struct Hops {
     /// The switch, then the balancer in a process of its own, if there is one.
     switches: Vec<Steering>,
     port: [MemifPort; 1],
-    _functions: Vec<KilledOnDrop>,
+    functions: Vec<KilledOnDrop>,
 }
 
 /// Runs the bench.
@@ -104,6 +205,11 @@ pub(super) fn run(args: &HopArgs) -> Result<()> {
         ]);
     }
     output::text(&table.text())?;
+    for row in &outcome.rows {
+        if let Some(text) = row.beside.and_then(|beside| beside.text(row.balancer, row.lost)) {
+            output::line(text)?;
+        }
+    }
     output::line(format!(
         "Mpps per CPU second of all switching threads. In the switch ÷ in a process at {SMALL} B: {:.2} (packets per \
          second: {:.2}). Apart at the declared rate: {:.1} %. All measurements: {}",
@@ -156,10 +262,16 @@ fn measure(args: &HopArgs) -> Result<Outcome> {
     let at_rate = Load::new(args.flows, LARGE, declared);
     let mut returned = Vec::new();
     for path in &mut paths {
-        let sum = path.send(at_rate, None, AT_RATE)?;
+        let pids = path.pids();
+        let others = OtherPrograms::watch(&pids)?;
+        let (sum, late_ms) = path.send(at_rate, None, AT_RATE)?;
+        let beside = Beside::of(sum.lost, declared, others.cpus(&pids)?, late_ms);
         path.note(&mut raw, at_rate, "declared", &sum);
         returned.push(sum.returned_mpps());
-        rows.push(path.row(LARGE, Some(declared), &[sum]));
+        rows.push(Row {
+            beside: Some(beside),
+            ..path.row(LARGE, Some(declared), &[sum])
+        });
     }
     raw.write(&args.csv)?;
     let [in_switch, in_process] = &fast;
@@ -184,7 +296,7 @@ fn paths_in_turn(paths: &mut [Hops; 2], load: Load, args: &HopArgs, raw: &mut Ra
         let mut sums = [Sum::default(); 2];
         for _ in 0..TURNS {
             for (path, sum) in paths.iter_mut().zip(&mut sums) {
-                *sum += path.send(load, Some(WINDOW), TURN)?;
+                *sum += path.send(load, Some(WINDOW), TURN)?.0;
             }
         }
         for ((path, sum), rounds) in paths.iter().zip(sums).zip(&mut rounds) {
@@ -223,7 +335,7 @@ impl Hops {
             name,
             switches,
             port: [MemifPort::connect(&uplink, 0, TIMEOUT)?],
-            _functions: functions,
+            functions,
         })
     }
 
@@ -241,8 +353,17 @@ impl Hops {
         self.switches.iter().try_for_each(|switch| suspend(switch))
     }
 
-    /// One turn: with so many packets in flight, or without such a limit.
-    fn send(&mut self, load: Load, window: Option<u32>, turn: Duration) -> Result<Sum> {
+    /// Its processes.
+    fn pids(&self) -> Vec<u32> {
+        let switches = self.switches.iter().map(|switch| switch.pid());
+        switches
+            .chain(self.functions.iter().map(KilledOnDrop::pid))
+            .collect()
+    }
+
+    /// One turn: with so many packets in flight, or without such a limit. Gives also how late the generator was at most,
+    /// in milliseconds.
+    fn send(&mut self, load: Load, window: Option<u32>, turn: Duration) -> Result<(Sum, f64)> {
         self.switches.iter().try_for_each(|switch| resume(switch))?;
         let pids: Vec<u32> = self.switches.iter().map(|switch| switch.pid()).collect();
         let clocks = || pids.iter().map(|pid| Clock::of(*pid)).collect::<Result<Vec<_>>>();
@@ -273,7 +394,7 @@ impl Hops {
             sum.seconds = to - from;
             sum.cpu_seconds = spent? as f64 / 1e9;
         }
-        Ok(sum)
+        Ok((sum, report.generator.max_lateness_us / 1e3))
     }
 
     fn check(&self, report: &Report) -> Result<()> {
@@ -312,6 +433,7 @@ impl Hops {
             cpu_ns_per_packet: 1e3 / mpps.max(1e-9),
             returned_pps: median(rounds.iter().map(|sum| sum.returned_mpps() * 1e6)),
             lost: rounds.iter().map(|sum| sum.lost).sum(),
+            beside: None,
         }
     }
 }
@@ -332,4 +454,21 @@ fn switch(uplink: &Path, sockets: Vec<PathBuf>, args: &HopArgs) -> Result<Steeri
         return_counters: false,
         is_dealt: false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_the_paths_only_if_nothing_else_was_in_the_way() {
+        let limit = |lost, other_cpus, late_ms| Beside::of(lost, 1e6, other_cpus, late_ms).limit;
+        assert_eq!(limit(0, 1.5, 90.0), None);
+        assert_eq!(limit(1, 0.4, 0.0), Some(Limit::Machine));
+        // A ring of 4,096 packets is 4.1 ms at that rate.
+        assert_eq!(limit(1, 0.05, 4.2), Some(Limit::Generator));
+        assert_eq!(limit(1, 0.05, 4.0), Some(Limit::Path));
+        let text = Beside::of(7, 1e6, 0.43, 0.0).text("process", 7).unwrap();
+        assert!(text.contains("7 packets") && text.contains("0.43 CPUs"), "{text}");
+    }
 }

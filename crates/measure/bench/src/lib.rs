@@ -11,6 +11,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod balance;
 mod blocked;
 mod chain;
 mod cleanup;
@@ -47,8 +48,8 @@ pub use args::{BenchArgs, BenchCommand};
 /// # Errors
 /// Returns an error if a contestant cannot be started or fails a check.
 pub fn run(command: &BenchCommand) -> Result<()> {
-    // A contestant ends with its parent.
-    if !matches!(command, BenchCommand::Contestant(_)) {
+    // A contestant ends with its parent, and `balance` looks at signals itself.
+    if !matches!(command, BenchCommand::Contestant(_) | BenchCommand::Balance(_)) {
         cleanup::on_signals()?;
     }
     match command {
@@ -63,6 +64,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Blocked(args) => blocked::run(args),
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Restart(args) => restart::run(args),
+        BenchCommand::Balance(args) => balance::run(args),
         BenchCommand::Hop(args) => hop::run(args),
         BenchCommand::Wake(args) => wake::run(args),
         BenchCommand::Openflow(args) => openflow::run(args),

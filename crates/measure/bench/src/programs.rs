@@ -96,18 +96,7 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
     let process = std::process::id();
     let host = Namespace::new(format!("inco-bench-{process}-host"))?;
     let net = Namespace::new(format!("inco-bench-{process}-net"))?;
-    host.ip(&[
-        "link",
-        "add",
-        "up0",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "net0",
-        "netns",
-        net.name(),
-    ])?;
+    host.connect("up0", &net, "net0")?;
     host.ip(&["link", "set", "up0", "up"])?;
     net.ip(&["address", "add", &format!("{CLIENT}/24"), "dev", "net0"])?;
     net.ip(&["link", "set", "net0", "up"])?;

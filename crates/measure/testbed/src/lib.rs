@@ -4,15 +4,20 @@
 //! 2. [`Dockerd`]: a private Docker engine that can be killed.
 //! 3. [`Session`]: a running inco, controlled over its API. Dropping it stops inco and checks that nothing remains.
 //! 4. [`network`] and [`http`]: networks with clients that count what fails.
+//! 5. [`wrk`] and [`Haproxy`]: a load of many connections, and the balancer that inco is compared with. [`CpuTime`]:
+//!    what that costs the machine.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod dockerd;
+mod haproxy;
 pub mod http;
+mod machine;
 pub mod network;
 mod open_vswitch;
 mod session;
+pub mod wrk;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +30,8 @@ use images::EngineName;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 pub use dockerd::{Dockerd, DockerdAccess};
+pub use haproxy::Haproxy;
+pub use machine::CpuTime;
 pub use open_vswitch::OpenVSwitch;
 pub use session::{Environment, Service, Session};
 

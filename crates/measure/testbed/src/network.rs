@@ -84,6 +84,14 @@ impl Namespace {
         output(self.command("ip").args(arguments)).map(drop)
     }
 
+    /// Makes a veth pair with an end here and one in another namespace. It goes with either.
+    ///
+    /// # Errors
+    /// `ip` failed.
+    pub fn connect(&self, near: &str, other: &Namespace, far: &str) -> Result<()> {
+        output(self.command("ip").args(pair(near, other, far))).map(drop)
+    }
+
     /// Lets it forward packets.
     ///
     /// # Errors
@@ -100,6 +108,22 @@ impl Drop for Namespace {
     }
 }
 
+/// What makes a veth pair, for `ip`.
+fn pair<'a>(near: &'a str, namespace: &'a Namespace, far: &'a str) -> [&'a str; 10] {
+    [
+        "link",
+        "add",
+        near,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        far,
+        "netns",
+        namespace.name(),
+    ]
+}
+
 /// A veth pair with the end `near` in the namespace of this process. Dropping it removes both ends.
 #[derive(Debug)]
 pub struct Link(String);
@@ -110,21 +134,7 @@ impl Link {
     /// # Errors
     /// `ip` failed.
     pub fn into(near: &str, namespace: &Namespace, far: &str) -> Result<Link> {
-        run(
-            "ip",
-            &[
-                "link",
-                "add",
-                near,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                far,
-                "netns",
-                namespace.name(),
-            ],
-        )?;
+        run("ip", &pair(near, namespace, far))?;
         Ok(Link(near.to_owned()))
     }
 }

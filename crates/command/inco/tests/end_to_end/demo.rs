@@ -445,15 +445,153 @@ fn the_bench_of_the_driver_ebpf_counts_what_programs_cost() {
     }
 }
 
-#[test]
-fn no_request_fails_while_web_servers_come_and_go() {
-    let lacks = |program: &str| {
+/// Whether these programs are there, and the engine for containers.
+fn servers(programs: &[&str]) -> bool {
+    let lacks = |program: &&str| {
         let paths = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
         (!paths.iter().any(|path| Path::new(path).join(program).exists()))
             .then(|| format!("{program} is not installed"))
     };
-    let missing = ["nginx", "wrk", "ip"].into_iter().find_map(lacks);
-    if !real_parts("oci") || !available("servers", missing) {
+    real_parts("oci") && available("servers", programs.iter().find_map(lacks))
+}
+
+/// Every balancer carries light and heavy downloads, and each criterion is what the figures say. How good they are is
+/// not tested: that depends on the machine.
+#[cfg(feature = "dpdk")]
+#[test]
+fn the_bench_of_balancers_counts_what_each_function_took() {
+    if !servers(&["nginx", "wrk", "haproxy", "ip"]) {
+        return;
+    }
+    let _turn = Place::alone();
+    let mut bench = Demo::of("bench", &["balance", "--seconds", "3", "--rounds", "1", "--json"]);
+    let status = bench.wait();
+    assert_eq!(status, Some(0), "{}\n{}", bench.said("out"), bench.said("err"));
+    let document: Value = serde_json::from_str(&bench.said("out")).unwrap();
+    let rows = document["rows"].as_array().unwrap();
+    let names: Vec<_> = rows
+        .iter()
+        .map(|row| (&row["balancer"], &row["scheduler"]))
+        .collect();
+    let word = |text: &str| Value::from(text);
+    let expected = [
+        (word("rss"), word("rss")),
+        (word("weighted"), word("weighted")),
+        (word("default"), word("best-fit")),
+        (word("haproxy"), Value::Null),
+    ];
+    assert_eq!(
+        names,
+        expected.each_ref().map(|(name, scheduler)| (name, scheduler))
+    );
+    for row in rows {
+        assert_eq!(row["failed_requests"], 0, "{row:#}");
+        let of = |key: &str| row[key].as_f64().unwrap();
+        // More than one for each connection.
+        assert!(of("light_finished") > 300.0, "{row:#}");
+        assert!(
+            of("max_min") >= 1.0 && (0.25..=1.0).contains(&of("jain")),
+            "{row:#}"
+        );
+        assert!(
+            0.0 < of("light_p50_ms") && of("light_p50_ms") <= of("light_p90_ms"),
+            "{row:#}"
+        );
+        assert!(of("light_p90_ms") <= of("light_p99_ms"), "{row:#}");
+        let functions = row["rounds"][0]["instances"].as_array().unwrap();
+        assert_eq!(functions.len(), 4);
+        let all = |key: &str| functions.iter().map(|of| of[key].as_u64().unwrap()).sum::<u64>();
+        // What the client got, one packet at least for each 1,448 bytes, and the handshake of each connection.
+        let bytes = of("light_finished") * 5_480.0 + of("heavy_finished") * 20e6;
+        assert!(all("bytes") as f64 > bytes, "{row:#}");
+        assert!(all("packets") as f64 > bytes / 1_448.0, "{row:#}");
+        assert!(all("flows") as f64 >= of("light_finished"), "{row:#}");
+        // `best-fit` may leave one without a connection, the others give some to each.
+        for function in functions {
+            let took = function["packets"].as_u64().unwrap();
+            assert!(took > 0 || row["balancer"] == "default", "{row:#}");
+        }
+    }
+    let criteria = document["criteria"].as_array().unwrap();
+    // Two schedulers beside two peers, by four figures.
+    assert_eq!(criteria.len(), 16);
+    let figure = |balancer: &Value, figure: &Value| {
+        let row = rows.iter().find(|row| row["balancer"] == *balancer).unwrap();
+        row[figure.as_str().unwrap()].as_f64().unwrap()
+    };
+    for of in criteria {
+        let (ours, peer) = (
+            figure(&of["balancer"], &of["figure"]),
+            figure(&of["peer"], &of["figure"]),
+        );
+        let ratio = of["ratio"].as_f64();
+        let expected = (peer > 0.0).then(|| ours / peer);
+        assert_eq!(ratio.is_some(), expected.is_some(), "{of}");
+        assert!(
+            (ratio.unwrap_or(0.0) - expected.unwrap_or(0.0)).abs() < 1e-9,
+            "{of}"
+        );
+        let limit = |key: &str| of["aim"][key].as_f64();
+        let met = ratio.is_some_and(|ratio| {
+            limit("at_most").is_some_and(|limit| ratio <= limit)
+                || limit("above").is_some_and(|limit| ratio > limit)
+                || limit("at_least").is_some_and(|limit| ratio >= limit)
+        });
+        assert_eq!(of["met"], met, "{of}");
+    }
+    assert_eq!(
+        bench
+            .said("bench-balance.csv")
+            .lines()
+            .filter(|line| line.starts_with("forward,"))
+            .count(),
+        4
+    );
+    assert_eq!(left_of_bench(&bench), Vec::<String>::new());
+}
+
+/// What a bench of balancers leaves: as the demo, and its networks.
+#[cfg(feature = "dpdk")]
+fn left_of_bench(bench: &Demo) -> Vec<String> {
+    let pid = bench.child.id();
+    let mut left = bench.left();
+    for (program, arguments) in [("ip", ["netns", "list"]), ("ip", ["-brief", "link"])] {
+        let said = Command::new(program).args(arguments).output().unwrap();
+        let said = String::from_utf8(said.stdout).unwrap();
+        let own = [format!("inco-bench-{pid}-"), format!("incob{}", pid % 1_000_000)];
+        let lines = said
+            .lines()
+            .filter(|line| own.iter().any(|name| line.starts_with(name)));
+        left.extend(lines.map(str::to_owned));
+    }
+    left
+}
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn an_interrupted_bench_of_balancers_leaves_nothing() {
+    if !servers(&["nginx", "wrk", "haproxy", "ip"]) {
+        return;
+    }
+    let _turn = Place::new();
+    let arguments = ["balance", "--balancer", "haproxy,rss", "--seconds", "2"];
+    let mut bench = Demo::of("bench", &arguments);
+    // The first turn is over, and the second one under way.
+    bench.wait_for("haproxy: Max/Min");
+    kill_process(Pid::from_child(&bench.child), Signal::INT).unwrap();
+    assert_eq!(
+        bench.wait(),
+        Some(130),
+        "{}\n{}",
+        bench.said("out"),
+        bench.said("err")
+    );
+    assert_eq!(left_of_bench(&bench), Vec::<String>::new());
+}
+
+#[test]
+fn no_request_fails_while_web_servers_come_and_go() {
+    if !servers(&["nginx", "wrk", "ip"]) {
         return;
     }
     let _turn = Place::quiet();

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use model::InstanceState;
-use testbed::{Environment, Session};
+use testbed::{Environment, Haproxy, Session};
 
 use super::network::{self, ADDRESS, Link, Namespace};
-use super::peers::{Haproxy, Peer};
+use super::peers::Peer;
 use super::servers::{self, IMAGE, Server, Servers};
 
 /// How long connections of a removed server may last: the service's `drain_deadline`.
@@ -130,7 +130,7 @@ impl<'g> Bed<'g> {
             active: Vec::new(),
             draining: Vec::new(),
             peer: match balancer {
-                Balancer::Haproxy => Peer::Haproxy(Haproxy::new(ground.directory())),
+                Balancer::Haproxy => Peer::Haproxy(Haproxy::new(ground.directory(), ADDRESS)),
                 Balancer::Nftables => Peer::Nftables,
                 Balancer::Routing | Balancer::Inco | Balancer::IncoSoft => Peer::Routing,
             },

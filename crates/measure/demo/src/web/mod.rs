@@ -10,14 +10,14 @@ mod peers;
 mod result;
 mod servers;
 mod watch;
-mod wrk;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use display::output;
 use images::EngineName;
-use testbed::{Environment, Interrupt, SwitchName};
+use testbed::wrk::{Connections, Load, Requests, Wrk};
+use testbed::{CpuTime, Environment, Interrupt, SwitchName};
 
 use super::args::DemoArgs;
 use super::live::Live;
@@ -26,7 +26,6 @@ use beds::{Bed, MAX};
 use result::{Instances, Run, Web};
 use servers::IMAGE;
 use watch::Watch;
-use wrk::{Connections, Wrk};
 
 /// Connections of the client in the phase of speed, and while servers come and go.
 const SPEED_CONNECTIONS: u32 = 32;
@@ -47,6 +46,8 @@ const KILL_SERVERS: u32 = 2;
 const CPUS: f64 = 0.15;
 /// How long changes may take to settle.
 const SETTLED: Duration = Duration::from_secs(20);
+/// A request without an answer for so long has failed.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs all balancers and prints the result.
@@ -111,28 +112,6 @@ fn show(ground: &Environment, interrupt: &Interrupt, balancers: &[Balancer], liv
     Ok(web)
 }
 
-/// CPU time of the whole machine that was not idle, in seconds.
-///
-/// # Errors
-/// `/proc/stat` cannot be read.
-fn busy_cpu_s() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let ticks = text
-        .lines()
-        .next()
-        .into_iter()
-        .flat_map(|line| line.split_whitespace().skip(1))
-        .map(|word| word.parse::<f64>().unwrap_or(0.0));
-    // user, nice, system, idle, iowait, irq, softirq; steal and guests are not this machine's work.
-    let of_interest = [true, true, true, false, false, true, true];
-    let busy: f64 = ticks
-        .zip(of_interest)
-        .filter(|(_, counts)| *counts)
-        .map(|(ticks, _)| ticks)
-        .sum();
-    Ok(busy / rustix::param::clock_ticks_per_second() as f64)
-}
-
 fn speed(
     ground: &Environment,
     interrupt: &Interrupt,
@@ -143,28 +122,32 @@ fn speed(
     let bed = Bed::start(ground, balancer, None)?;
     let url = format!("http://{}/", bed.address());
     let start = |time| {
-        Wrk::start(
-            bed.client(),
-            ground.directory(),
-            &url,
-            connections,
-            SPEED_CONNECTIONS,
-            time,
-        )
+        let requests = requests(&url, connections, SPEED_CONNECTIONS, time);
+        Wrk::start(bed.client(), ground.directory(), &requests)
     };
     let mut warm_up = start(WARM_UP)?;
     wait(interrupt, || warm_up.is_over())?;
     warm_up.end()?;
     live.print_line(&format!("{}, {}: speed ...", balancer.name(), connections.name()));
-    let before = busy_cpu_s()?;
+    let before = CpuTime::now()?;
     let mut wrk = start(SPEED_TIME)?;
     wait(interrupt, || wrk.is_over())?;
-    let cpu_s = busy_cpu_s()? - before;
+    let cpu_s = (CpuTime::now()? - before).busy_s;
     let load = wrk.end()?;
     let left = bed.stop()?;
     let mut run = Run::of_speed(balancer, connections, &load, cpu_s);
     run.left_behind = left;
     Ok(run)
+}
+
+fn requests(url: &str, connections: Connections, count: u32, duration: Duration) -> Requests<'_> {
+    Requests {
+        url,
+        connections,
+        count,
+        duration,
+        timeout: ANSWER_LIMIT,
+    }
 }
 
 /// Waits until `is_over`, unless the demo is interrupted.
@@ -188,14 +171,8 @@ fn scaling(
     let url = format!("http://{}/", bed.address());
     let title = format!("{}, {}: 1 → {MAX} → 1", balancer.name(), connections.name());
     let changes = [(SCALE_OUT, Change::Scale(MAX)), (SCALE_IN, Change::Scale(1))];
-    let wrk = Wrk::start(
-        bed.client(),
-        ground.directory(),
-        &url,
-        connections,
-        SCALING_CONNECTIONS,
-        SCALING_TIME,
-    )?;
+    let requests = |time| requests(&url, connections, SCALING_CONNECTIONS, time);
+    let wrk = Wrk::start(bed.client(), ground.directory(), &requests(SCALING_TIME))?;
     let (load, instances) = under_load(&mut bed, wrk, &changes, interrupt, &title, connections, live)?;
     run.failed_requests += load.failed;
     run.instances = Some(instances);
@@ -217,14 +194,7 @@ fn scaling(
         balancer.name(),
         connections.name()
     );
-    let wrk = Wrk::start(
-        bed.client(),
-        ground.directory(),
-        &url,
-        connections,
-        SCALING_CONNECTIONS,
-        KILL_TIME,
-    )?;
+    let wrk = Wrk::start(bed.client(), ground.directory(), &requests(KILL_TIME))?;
     let (load, _) = under_load(
         &mut bed,
         wrk,
@@ -255,7 +225,7 @@ fn under_load(
     title: &str,
     connections: Connections,
     live: &mut Live,
-) -> Result<(wrk::Load, Instances)> {
+) -> Result<(Load, Instances)> {
     live.print_line(title);
     let mut watch = Watch::start(bed.client(), &bed.address(), connections)?;
     let began = Instant::now();

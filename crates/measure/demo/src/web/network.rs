@@ -30,18 +30,7 @@ pub(super) fn client_of_inco() -> Result<(Namespace, Link, String)> {
 pub(super) fn client_and_balancer() -> Result<(Namespace, Namespace)> {
     let client = namespace("client")?;
     let balancer = namespace("balancer")?;
-    client.ip(&[
-        "link",
-        "add",
-        INTERFACE,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        INTERFACE,
-        "netns",
-        balancer.name(),
-    ])?;
+    client.connect(INTERFACE, &balancer, INTERFACE)?;
     for address in [format!("{BALANCER}/24"), format!("{ADDRESS}/32")] {
         balancer.ip(&["address", "add", &address, "dev", INTERFACE])?;
     }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::beds::{Balancer, MAX};
-use super::wrk::{Connections, Load};
 use display::table::{Table, short};
+use testbed::wrk::{Connections, Load};
 
 /// The JSON of `inco demo --web --json`.
 #[derive(Debug, Default, Serialize)]

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use display::table::short;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use testbed::wrk::Connections;
 
 use super::network::Namespace;
-use super::wrk::Connections;
 
 /// Time between two requests.
 const INTERVAL: Duration = Duration::from_millis(5);

@@ -10,12 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::network::Namespace;
+use crate::network::Namespace;
 
 /// Whether a connection carries one request or many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Connections {
+pub enum Connections {
     /// Many requests, one after the other.
     KeepAlive,
     /// One request.
@@ -23,9 +23,11 @@ pub(super) enum Connections {
 }
 
 impl Connections {
-    pub(super) const ALL: [Connections; 2] = [Connections::KeepAlive, Connections::Close];
+    /// Both.
+    pub const ALL: [Connections; 2] = [Connections::KeepAlive, Connections::Close];
 
-    pub(super) fn name(self) -> &'static str {
+    /// Its name in tables and in JSON.
+    pub fn name(self) -> &'static str {
         match self {
             Connections::KeepAlive => "keep-alive",
             Connections::Close => "close",
@@ -35,21 +37,44 @@ impl Connections {
 
 /// What `wrk` reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Load {
-    pub(super) requests: u64,
-    pub(super) requests_per_s: f64,
-    pub(super) p50_ms: f64,
-    pub(super) p99_ms: f64,
+pub struct Load {
+    /// Requests with a complete answer.
+    pub requests: u64,
+    /// Their rate.
+    pub requests_per_s: f64,
+    /// Percentiles of the time from a request to the end of its answer, in milliseconds. The time in which a
+    /// connection is opened is not part of it.
+    pub p50_ms: f64,
+    /// The 90th.
+    pub p90_ms: f64,
+    /// The 99th.
+    pub p99_ms: f64,
     /// Requests without a good answer: connections refused or reset, time-outs, and other status codes than 2xx.
-    pub(super) failed: u64,
+    pub failed: u64,
 }
 
 /// Has `wrk` tell on its standard error how many requests it has sent, each 256 of them.
 const SCRIPT: &str = "local n, text = 0, nil\nfunction init(args) text = wrk.format() end\nfunction request()\n  n = n + \
                       1\n  if n % 256 == 0 then io.stderr:write(n, \"\\n\") end\n  return text\nend\n";
 
+/// What `wrk` asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Requests<'a> {
+    /// Of what.
+    pub url: &'a str,
+    /// Whether each request has a connection of its own.
+    pub connections: Connections,
+    /// Connections at a time.
+    pub count: u32,
+    /// For how long. Requests that have no answer then are given up, and do not count.
+    pub duration: Duration,
+    /// After so long, an answer has failed to come.
+    pub timeout: Duration,
+}
+
 /// A running `wrk`. Dropping it ends it.
-pub(super) struct Wrk {
+#[derive(Debug)]
+pub struct Wrk {
     child: Child,
     sent: Arc<AtomicU64>,
     /// What it said on its standard error beside its counts.
@@ -57,32 +82,29 @@ pub(super) struct Wrk {
 }
 
 impl Wrk {
-    /// Starts one thread of `wrk` in a namespace.
+    /// Starts one thread of `wrk` in a namespace. `directory` takes its script.
     ///
     /// # Errors
     /// It is not installed.
-    pub(super) fn start(
-        client: &Namespace,
-        directory: &Path,
-        url: &str,
-        connections: Connections,
-        count: u32,
-        duration: Duration,
-    ) -> Result<Wrk> {
+    pub fn start(client: &Namespace, directory: &Path, requests: &Requests<'_>) -> Result<Wrk> {
         let script = directory.join("wrk.lua");
-        std::fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
+        // One that runs already may be reading it.
+        if !script.exists() {
+            std::fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
+        }
         let mut command = client.command("wrk");
         command
-            .args(["--threads", "1", "--latency", "--timeout", "2s"])
-            .args(["--connections", &count.to_string()])
-            .args(["--duration", &format!("{}s", duration.as_secs())]);
-        if connections == Connections::Close {
+            .args(["--threads", "1", "--latency"])
+            .args(["--timeout", &format!("{}s", requests.timeout.as_secs())])
+            .args(["--connections", &requests.count.to_string()])
+            .args(["--duration", &format!("{}s", requests.duration.as_secs())]);
+        if requests.connections == Connections::Close {
             command.args(["--header", "Connection: close"]);
         }
         let mut child = command
             .arg("--script")
             .arg(script)
-            .arg(url)
+            .arg(requests.url)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -106,12 +128,12 @@ impl Wrk {
     }
 
     /// Requests that it has sent by now.
-    pub(super) fn sent(&self) -> u64 {
+    pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
     /// Whether it has ended.
-    pub(super) fn is_over(&mut self) -> Result<bool> {
+    pub fn is_over(&mut self) -> Result<bool> {
         Ok(self
             .child
             .try_wait()
@@ -123,7 +145,7 @@ impl Wrk {
     ///
     /// # Errors
     /// It failed, or its report cannot be read.
-    pub(super) fn end(mut self) -> Result<Load> {
+    pub fn end(mut self) -> Result<Load> {
         let mut text = String::new();
         if let Some(out) = &mut self.child.stdout {
             out.read_to_string(&mut text)
@@ -157,6 +179,7 @@ fn parse(text: &str) -> Option<Load> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["50%", time] => load.p50_ms = milliseconds(time)?,
+            ["90%", time] => load.p90_ms = milliseconds(time)?,
             ["99%", time] => load.p99_ms = milliseconds(time)?,
             [count, "requests", "in", ..] => {
                 load.requests = count.parse().ok()?;
@@ -211,6 +234,7 @@ mod tests {
             requests: 488_214,
             requests_per_s: 97_640.12,
             p50_ms: 0.271,
+            p90_ms: 0.512,
             p99_ms: 1.25,
             failed: 15,
         };
