@@ -463,7 +463,7 @@ fn the_bench_of_balancers_counts_what_each_function_took() {
     if !servers(&["nginx", "wrk", "haproxy", "ip"]) {
         return;
     }
-    let _turn = Place::alone();
+    let _turn = Place::with_a_cpu();
     let mut bench = Demo::of("bench", &["balance", "--seconds", "3", "--rounds", "1", "--json"]);
     let status = bench.wait();
     assert_eq!(status, Some(0), "{}\n{}", bench.said("out"), bench.said("err"));
