@@ -24,7 +24,7 @@ use crate::network::{Lasting, Network, Packets};
 use crate::process::{self, Process};
 use crate::web::{self, Web};
 
-/// The service of every bed.
+/// The service of every bed. One of web servers has another one beside it.
 pub(crate) const SERVICE: &str = "forward";
 /// The uplink's socket, in the run directory.
 pub(crate) const UPLINK_SOCKET: &str = "wan.sock";
@@ -53,7 +53,7 @@ const LOG_LINES: usize = 6;
 const NGINX: &str = "daemon off;\nmaster_process off;\nerror_log stderr warn;\npid /tmp/nginx.pid;\nevents {}\nhttp { \
                      access_log off; client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; fastcgi_temp_path /tmp/f; \
                      uwsgi_temp_path /tmp/u; scgi_temp_path /tmp/s; keepalive_timeout 1h; keepalive_requests 1000000; \
-                     server { listen 80; location / { return 200 $hostname; } } }\n";
+                     server { listen 80; listen [::]:8080; location / { return 200 $hostname; } } }\n";
 
 /// The beds: SWITCH-ENGINE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -271,7 +271,7 @@ impl Bed {
             );
         }
         if self.name.is_web() {
-            return text + &self.web_service();
+            return text + &self.web_services();
         }
         text += &format!("[[uplink]]\nname = \"wan\"\ndevice = \"memif:{UPLINK_SOCKET}\"\n");
         text += &format!(
@@ -287,21 +287,33 @@ impl Bed {
         text
     }
 
-    /// The uplink and the service of web servers.
-    fn web_service(&self) -> String {
+    /// The uplink and the services of web servers.
+    fn web_services(&self) -> String {
         let uplink = web::names(self.name).1;
-        let (driver, port) = match self.name {
-            BedName::EbpfOci => ("ebpf", ""),
-            _ => ("soft", "port = \"kernel\"\n"),
+        let driver = match self.name {
+            BedName::EbpfOci => "ebpf",
+            _ => "soft",
+        };
+        let service = |name: &str, address: &str, more: &str| {
+            format!(
+                "[service.{name}]\nport = \"kernel\"\nvip = {{ address = \"{address}\", ports = \"80\"{more} }}\nimage = \
+                 \"nginx\"\ncommand = [\"/usr/sbin/nginx\", \"-c\", \"/etc/web.conf\"]\nmounts = \
+                 [\"{}:/etc/web.conf:ro\"]\nmemory = \"{CONTAINER_MIB}MiB\"\ncapacity = \"20kpps\"\nready_deadline = \
+                 \"30s\"\ninstances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \"fixed\"\nscheduler = {{ policy \
+                 = \"round-robin\", slow_start = \"0s\" }}\n",
+                self.directory.join("nginx.conf").display(),
+            )
         };
         format!(
-            "driver = \"{driver}\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:{uplink}\"\n[service.{SERVICE}]\n{port}vip = {{ \
-             address = \"{}\", ports = \"80\" }}\nimage = \"nginx\"\ncommand = [\"/usr/sbin/nginx\", \"-c\", \
-             \"/etc/web.conf\"]\nmounts = [\"{}:/etc/web.conf:ro\"]\nmemory = \"{CONTAINER_MIB}MiB\"\ncapacity = \
-             \"20kpps\"\nready_deadline = \"30s\"\ninstances = {{ min = 3, max = 4, standby = 1 }}\nautoscaler = \
-             \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\n",
-            web::ADDRESS,
-            self.directory.join("nginx.conf").display(),
+            "driver = \"{driver}\"\nebpf = {{ instance_addresses = {:?} }}\n[[uplink]]\nname = \"wan\"\ndevice = \
+             \"kernel:{uplink}\"\n{}{}",
+            web::OWN_ADDRESSES,
+            service(SERVICE, web::ADDRESSES[0], ""),
+            service(
+                "translated",
+                web::ADDRESSES[1],
+                ", mode = \"dnat\", target_port = 8080"
+            ),
         )
     }
 

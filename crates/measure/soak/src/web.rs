@@ -17,10 +17,12 @@ use traffic::{Counts, FlowNow, Interval};
 
 use crate::bed::BedName;
 
-/// The service's address.
-pub(crate) const ADDRESS: &str = "10.79.0.100";
-/// The client's.
-const CLIENT: &str = "10.79.0.2/24";
+/// The address of the service whose instances carry it, and that of the one for which it is translated.
+pub(crate) const ADDRESSES: [&str; 2] = ["10.79.0.100", "2001:db8:79::100"];
+/// Addresses of instances' own.
+pub(crate) const OWN_ADDRESSES: [&str; 2] = ["10.79.0.128/25", "2001:db8:79::1:0/112"];
+/// The clients'.
+const CLIENT: [&str; 2] = ["10.79.0.2/24", "2001:db8:79::2/64"];
 /// Clients with a connection that lasts, and those with short ones.
 const LASTING: u32 = 24;
 const SHORT: u32 = 6;
@@ -77,7 +79,9 @@ pub(crate) fn link(bed: BedName) -> Result<(Namespace, Link)> {
     let client = Namespace::new(name)?;
     let link = Link::into(&uplink, &client, "eth0")?;
     run("ip", &["link", "set", &uplink, "up"])?;
-    client.ip(&["address", "add", CLIENT, "dev", "eth0"])?;
+    for address in CLIENT {
+        client.ip(&["address", "add", address, "dev", "eth0", "nodad"])?;
+    }
     client.ip(&["link", "set", "eth0", "up"])?;
     Ok((client, link))
 }
@@ -88,7 +92,10 @@ impl Web {
     /// # Errors
     /// There are no threads.
     pub(crate) fn start(bed: BedName, (client, link): (Namespace, Link)) -> Result<Web> {
-        let to: SocketAddr = format!("{ADDRESS}:80").parse()?;
+        let to: Vec<SocketAddr> = ADDRESSES
+            .iter()
+            .map(|address| Ok(SocketAddr::new(address.parse()?, 80)))
+            .collect::<Result<_>>()?;
         let shared = Arc::new(Shared::default());
         lock(&shared).flows = (0..LASTING)
             .map(|index| FlowNow {
@@ -99,6 +106,8 @@ impl Web {
         let clients = client.within(|| {
             let start = |number: u32| {
                 let shared = Arc::clone(&shared);
+                // They take turns, those of each kind.
+                let to = to[number as usize % to.len()];
                 let builder = std::thread::Builder::new().name("soak-client".to_owned());
                 let started = builder.spawn(move || ask(&shared, to, number));
                 started.context("cannot start a client")
