@@ -12,12 +12,14 @@
 
 mod downloads;
 mod namespaces;
+mod talks;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 pub use downloads::{fetch, serve};
 pub use namespaces::{Namespace, run};
+pub use talks::{echo, echoes, finds_a_narrow_path, opens_its_own, refuses};
 
 /// Whether `INCO_REQUIRE` names the part.
 pub fn is_required(part: &str) -> bool {
