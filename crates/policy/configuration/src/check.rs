@@ -393,6 +393,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 let write = format!("write {here}{}", or_other(&|can| can.vips.contains(&vip.mode)));
                 wrong(if has_any { "vip.mode" } else { "vip" }, what, write);
             }
+            Some(vip) if vip.mode == VipMode::Dnat && !is_end => {
+                let what = "translates to the addresses of instances that have a network of their own";
+                wrong(
+                    "vip.mode",
+                    what,
+                    "write port = \"kernel\", or mode = \"l2\"".to_owned(),
+                );
+            }
             Some(vip) if vip.mode == VipMode::Dnat && !has_own_addresses(configuration, vip) => {
                 let what = "translates to addresses of instances' own, of the same IP version";
                 let write = "write instance_addresses = \"10.0.0.128/25\" in [switch.ebpf]".to_owned();
