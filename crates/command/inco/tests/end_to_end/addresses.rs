@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use model::{Event, EventKind, InstanceId, InstanceState};
+use real_parts::is_full_length;
 use rustix::process::Signal;
 
 use crate::support::{
@@ -505,6 +506,10 @@ fn one_that_fails_keeps_its_flows_and_gets_no_new_ones(engine: Engine, driver: &
         return;
     }
     for (keys, word, said) in KINDS {
+        // What an instance says is the checker's matter, whichever driver brings it there.
+        if driver == "soft" && !is_full_length() && !["refuse", "error"].contains(&word) {
+            continue;
+        }
         let (place, network) = (Place::new(), Network::new());
         // A command takes its time, with Docker on a busy machine up to half a second.
         let every = if keys.starts_with("command") {
@@ -789,6 +794,9 @@ fn a_narrow_path_is_found_also_after_inco(driver: &str) {
             "ebpf = { instance_addresses = ['10.0.1.0/24', '2001:db8:1::/64'] }\n",
         ),
     ] {
+        if driver == "soft" && mode == "l2" && !is_full_length() {
+            continue;
+        }
         let (place, network) = (Place::new(), Network::new());
         let text = nginx(
             &place,
