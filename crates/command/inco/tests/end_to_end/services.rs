@@ -158,6 +158,11 @@ fn no_connection_notices_scaling_docker() {
     no_connection_notices_scaling(Engine::Docker, "ebpf");
 }
 
+#[test]
+fn no_connection_notices_scaling_oci_soft() {
+    no_connection_notices_scaling(Engine::Oci, "soft");
+}
+
 /// Kills inco, or its launcher and then inco, waits a moment and starts it again.
 fn kill_and_run(place: &Place, network: &Network, inco: Inco, text: &str, with_launcher: bool) -> Inco {
     if with_launcher {
