@@ -5,7 +5,8 @@
 //! Key types: [`Parsed`] (the kind of a frame), [`PacketInfo`] (its flow and lengths), [`Fragment`] and
 //! [`FragmentTracker`] (finds the flow of fragments without ports). For generators and tests: [`build`]
 //! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices). For ports towards
-//! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping).
+//! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping),
+//! [`Translation`] (addresses and ports that stand for others).
 //!
 //! The life of a frame:
 //! 1. [`parse`] returns [`Parsed::Flow`] for a packet that is forwarded by its key, or [`Parsed::Other`] or
@@ -28,6 +29,7 @@ mod headers;
 pub mod offload;
 mod parse;
 mod siphash;
+mod translate;
 
 pub use answer::answer;
 pub use burst::{HeaderBurst, HeaderBytes};
@@ -40,6 +42,8 @@ pub use headers::{MAX_EXTENSION_HEADERS, MAX_VLAN_TAGS, ethertype};
 pub use parse::{
     FastPacket, FastPacketV6, Fragment, PacketInfo, Parsed, TcpFlags, parse, parse_fast, parse_fast_v6,
 };
+
+pub use translate::{Translation, Way};
 
 /// What is wrong with a capture file or with a frame to be built. A bad received frame is not an error but a
 /// [`model::DropReason`].

@@ -583,19 +583,19 @@ fn check_fragment(f: FragmentFields, protocol: u8, len: usize) -> Result<(), Dro
 }
 
 #[derive(Clone, Copy, Default)]
-struct Ports {
+pub(crate) struct Ports {
     src: u16,
     dst: u16,
 }
 
 #[derive(Clone, Copy)]
-struct Addresses<A> {
+pub(crate) struct Addresses<A> {
     src: A,
     dst: A,
 }
 
 /// The address-family specifics above the network header.
-trait Family: Copy {
+pub(crate) trait Family: Copy {
     /// Its ICMP protocol number.
     const ICMP: u8;
     /// Its ICMP echo types: request and reply.

@@ -13,6 +13,7 @@
 mod corpora;
 mod downloads;
 mod namespaces;
+mod talks;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 pub use corpora::fuzz_inputs;
 pub use downloads::{fetch, serve};
 pub use namespaces::{Namespace, run};
+pub use talks::{echo, echoes, finds_a_narrow_path, opens_its_own, refuses};
 
 /// Whether `INCO_REQUIRE` names the part.
 pub fn is_required(part: &str) -> bool {

@@ -17,7 +17,7 @@ pub use error::HealthError;
 pub use listen::{ListenWatch, Listening};
 pub use model::{AgentReport, AgentState};
 pub use probe::Passed;
-pub use wire::{CHECKER_V4, CHECKER_V6, Port};
+pub use wire::Port;
 
 /// What an instance is asked over its network.
 #[derive(Clone, Debug, PartialEq, Eq)]

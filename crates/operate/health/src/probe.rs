@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use interfaces::{CHECKER_V4, CHECKER_V6};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::{tcp, udp};
@@ -12,7 +13,7 @@ use smoltcp::time::Instant as StackInstant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpEndpoint, Ipv4Address, Ipv6Address};
 
 use crate::answers::{self, MAX_TEXT};
-use crate::wire::{CHECKER_V4, CHECKER_V6, Port, Wire};
+use crate::wire::{Port, Wire};
 use crate::{AgentReport, Question};
 
 /// Bytes of an answer that are kept at most.

@@ -1,12 +1,13 @@
 //! The way to an instance and no other: frames through the host's end of its interface. What is sent there arrives at
-//! the instance as a packet from the network does, and goes through its kernel. Its answers go to [`CHECKER_V4`] or
-//! [`CHECKER_V6`]; the program at the host's end lets those pass to packet sockets, and to nothing else.
+//! the instance as a packet from the network does, and goes through its kernel. Its answers go to
+//! [`interfaces::CHECKER_V4`] or [`interfaces::CHECKER_V6`]. The switch leaves those to packet sockets: a program in the
+//! kernel lets them pass to nothing else, and inco's own switch, which sees them beside this socket, ignores them.
 //!
-//! The socket has one protocol, so it sees a packet only after that program did. A socket of all protocols would slow
+//! The socket has one protocol, so it sees a packet only after such a program did. A socket of all protocols would slow
 //! down every packet of the instance.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -17,12 +18,6 @@ use rustix::net::{
 };
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant;
-
-/// Where checks come from. Neither address is anybody's: link-local, and of the prefix that is discarded (RFC 6666).
-/// The program in the kernel has them, too.
-pub const CHECKER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 2);
-/// The same for IPv6.
-pub const CHECKER_V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 2);
 
 /// `ETH_P_IP` and `ETH_P_IPV6`.
 const IPV4: u16 = 0x0800;

@@ -248,11 +248,6 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             reader.report(key, ValueError::new(what, "write \"drop\" or an uplink's name"));
         }
     }
-    if switch.ebpf.half_open.is_some() && switch.driver != SwitchDriver::Ebpf {
-        let what = format!("the driver {} has no such limit", switch.driver.name());
-        let write = "remove it, or write driver = \"ebpf\" in [switch]";
-        reader.report("switch.ebpf.half_open", ValueError::new(what, write));
-    }
     let (can, name, drivers) = (&switch.can, switch.driver.name(), reader.drivers);
     // Suggests another driver that has the capability.
     let or_other = |does: &dyn Fn(&Capabilities) -> bool| {
@@ -397,6 +392,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 };
                 let write = format!("write {here}{}", or_other(&|can| can.vips.contains(&vip.mode)));
                 wrong(if has_any { "vip.mode" } else { "vip" }, what, write);
+            }
+            Some(vip) if vip.mode == VipMode::Dnat && !is_end => {
+                let what = "translates to the addresses of instances that have a network of their own";
+                wrong(
+                    "vip.mode",
+                    what,
+                    "write port = \"kernel\", or mode = \"l2\"".to_owned(),
+                );
             }
             Some(vip) if vip.mode == VipMode::Dnat && !has_own_addresses(configuration, vip) => {
                 let what = "translates to addresses of instances' own, of the same IP version";

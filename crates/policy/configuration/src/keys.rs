@@ -209,11 +209,17 @@ tables! {
     } => {
         // A driver's own keys are in the table named after it.
         for (other, _) in SwitchDriver::WORDS {
-            if *other != driver.name() && section.get(other).is_some() {
+            // Kernel ports have their keys there, whichever driver connects them.
+            let has_some = *other == "ebpf" && driver == SwitchDriver::Soft;
+            if *other != driver.name() && !has_some && section.get(other).is_some() {
                 let what = format!("these keys belong to the driver {other}, which is not the selected driver");
                 let write = format!("write driver = \"{other}\" in [switch], or remove them");
                 reader.report(&section.key(other), ValueError::new(what, write));
             }
+        }
+        if driver == SwitchDriver::Soft && ebpf.half_open.is_some() {
+            let wrong = ValueError::new("the driver soft pins each SYN", "write driver = \"ebpf\", or remove it");
+            reader.report(&section.key("ebpf.half_open"), wrong);
         }
         let can = (reader.drivers)(driver);
         let switch = Switch {

@@ -1261,28 +1261,23 @@ fn an_address_that_is_translated_needs_those_of_instances() {
         let problems = problems_of(&text(vip, ebpf, "")).join("\n");
         assert!(problems.contains(said), "{said}\n{problems}");
     }
-    let soft = format!("{SHORT}[switch]\nebpf = {{ half_open = 100 }}\n");
-    let problems = problems_of(&soft).join("\n");
-    assert!(
-        problems.contains("the driver soft has no such limit"),
-        "{problems}"
-    );
-    // Other drivers do neither.
-    for (line, said) in [
+    // Not every driver does that.
+    let shares = "affinity_key = \"source\"";
+    let only_ebpf = "write affinity_key = \"flow\", or driver = \"ebpf\" in [switch]";
+    let translates = "vip = { address = \"10.0.0.100\", ports = 80, mode = \"dnat\" }";
+    for (line, driver, said) in [
+        (shares, "soft", only_ebpf),
+        (shares, "openflow", only_ebpf),
+        (translates, "soft", "write port = \"kernel\", or mode = \"l2\""),
         (
-            "affinity_key = \"source\"",
-            "write affinity_key = \"flow\", or driver = \"ebpf\" in [switch]",
-        ),
-        (
-            "vip = { address = \"10.0.0.100\", ports = 80, mode = \"dnat\" }",
-            "or driver = \"ebpf\" in [switch]",
+            translates,
+            "openflow",
+            "write match in its place, or driver = \"soft\" in [switch]",
         ),
     ] {
-        for driver in ["soft", "openflow"] {
-            let text = format!("{SHORT}{line}\n[switch]\ndriver = \"{driver}\"\n");
-            let problems = problems_of(&text).join("\n");
-            assert!(problems.contains(said), "{said}\n{problems}");
-        }
+        let text = format!("{SHORT}{line}\n[switch]\ndriver = \"{driver}\"\n");
+        let problems = problems_of(&text).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
     }
 }
 
@@ -1295,7 +1290,16 @@ fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
     let vip = "vip = { address = \"10.0.0.100\", ports = \"80,443\" }";
     let read = good(&text("kernel:eth0", vip));
     assert_eq!(read.services[0].port, PortKind::Kernel);
+    let health = "health = { tcp = 80 }\nagent = { port = 8080 }";
+    good(&text("kernel:eth0", &format!("{vip}\n{health}")));
+    let dnat = vip.replace(" }", ", mode = \"dnat\" }");
+    let own = "[switch]\nebpf = { instance_addresses = \"10.0.1.0/24\" }";
+    good(&text("kernel:eth0", &format!("{dnat}\n{health}\n{own}")));
     assert_eq!(read.switch.spare_ports(), 2);
+    let flood = format!("{vip}\n[switch]\nebpf = {{ spare_ports = 3, half_open = 100 }}");
+    let problems = problems_of(&text("kernel:eth0", &flood));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].contains("switch.ebpf.half_open: the driver soft pins each SYN"));
     for (device, service, said) in [
         ("kernel:eth0", String::new(), "write vip = {"),
         (
@@ -1303,6 +1307,7 @@ fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
             vip.to_owned(),
             "write uplinks with device = \"kernel:INTERFACE\"",
         ),
+        ("kernel:eth0", dnat, "write instance_addresses"),
         (
             "kernel:eth0",
             format!("{vip}\nready = \"consumes\""),
@@ -1536,11 +1541,17 @@ fn a_health_check_has_one_kind_and_its_defaults() {
     assert_eq!(said.len(), 3, "{said:?}");
     // Over the network, a check needs an interface of the kernel and an address.
     for keys in ["health = { tcp = 80 }", "agent = { port = 80 }"] {
-        let said = problems_of(&format!("{SHORT}{keys}\n")).join("\n");
-        assert!(
-            said.contains("does not ask instances over their network"),
-            "{said}"
-        );
+        for (driver, expected) in [
+            (
+                "soft",
+                "asks instances over their network only with port = \"kernel\" and vip",
+            ),
+            ("openflow", "does not ask instances over their network"),
+        ] {
+            let text = format!("{SHORT}{keys}\n[switch]\ndriver = \"{driver}\"\n");
+            let said = problems_of(&text).join("\n");
+            assert!(said.contains(expected), "{said}");
+        }
     }
     assert!(
         good(&format!("{SHORT}health = {{ command = ['/bin/check'] }}\n")).services[0]

@@ -2,6 +2,7 @@
 //! makes those again that went with their container, because the kernel takes its time to remove an interface.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
@@ -12,6 +13,17 @@ use crate::links::{Link, Links};
 
 /// The MAC address of the next hop of every instance. It never leaves the machine.
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x69, 0x6e, 0x63, 0x6f, 0x00];
+
+/// Where health checks come from. Neither address is anybody's: link-local, and of the prefix that is discarded (RFC
+/// 6666). The driver's program in the kernel has them, too.
+pub const CHECKER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 2);
+/// The same for IPv6.
+pub const CHECKER_V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 2);
+
+/// Whether an address is that of health checks.
+pub fn is_checker(address: IpAddr) -> bool {
+    address == CHECKER_V4 || address == CHECKER_V6
+}
 
 /// The name of the host's end of a slot's pair.
 pub fn host_end(prefix: &str, slot: Slot) -> String {

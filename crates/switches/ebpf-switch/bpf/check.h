@@ -1,5 +1,5 @@
 // Health checks: inco asks an instance through a packet socket at the host's end of its interface. The instance
-// answers to one of these addresses, which are nobody's. `health::CHECKER_V4` and `_V6` are the same.
+// answers to one of these addresses, which are nobody's. `interfaces::CHECKER_V4` and `_V6` are the same.
 #pragma once
 #include "forward.h"
 

@@ -1,5 +1,7 @@
 //! Instances that are the ends of connections: their programs use the kernel's network, over a kernel port. The switch
 //! is their next hop: it sets the MAC addresses of what they get and send, and takes VLAN tags off and puts them on.
+//! Where the service's address is translated, that is done with what they get here; with what they send once its flow
+//! is known.
 //!
 //! What neighbours an uplink has is learnt from the packets that it brings: the reply to an address goes to the MAC
 //! address from which its packets come. That outlives this process, so that the next run can reply at once.
@@ -10,9 +12,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use interfaces::{GATEWAY_MAC, instance_mac};
-use model::{DropReason, ServiceId, Slot, UplinkId};
-use packet::ethertype;
+use arc_swap::{ArcSwapOption, Guard};
+use interfaces::{GATEWAY_MAC, instance_mac, is_checker};
+use model::{DropReason, ServiceId, Slot, UplinkId, VipMode};
+use packet::{Translation, Way, ethertype};
 use shared_memory::OwnMemory;
 use switch::{Plan, ServicePlan};
 
@@ -59,6 +62,9 @@ pub struct KernelPlace {
 #[derive(Debug, Default)]
 pub struct Ends {
     places: SlotMap<Option<KernelPlace>>,
+    /// How the packets of each are translated, as the newest plan with its instance says: it holds as long as something
+    /// of that instance is on its way.
+    translations: SlotMap<ArcSwapOption<Translation>>,
     /// Of each uplink the MAC address of services' addresses; 0: it serves none.
     own: UplinkMap<AtomicU64>,
     /// [`None`] without places. Any worker writes, in one store.
@@ -113,6 +119,30 @@ impl Ends {
     fn mac(&self, uplink: UplinkId) -> Option<[u8; 6]> {
         let mac = self.own[uplink].load(Ordering::Relaxed);
         (mac != 0).then(|| address(mac))
+    }
+
+    /// A plan is to be published.
+    pub(crate) fn follow(&self, plan: &Plan) {
+        for place in self.places.iter().flatten() {
+            let row = plan.slot(place.slot);
+            let Some(service) = row.and_then(|row| plan.service(row.service)) else {
+                continue;
+            };
+            let vip = service.vip.as_ref().filter(|vip| vip.mode == VipMode::Dnat);
+            let translation = vip.map(|vip| {
+                let port = vip.ports.first().map(|range| *range.start());
+                Translation::new(&vip.addresses, &place.own, port.zip(vip.target_port))
+            });
+            let current = &self.translations[place.slot];
+            if current.load().as_deref() != translation.as_ref() {
+                current.store(translation.map(Arc::new));
+            }
+        }
+    }
+
+    /// How the packets of the instance there are translated.
+    pub(crate) fn translation(&self, slot: Slot) -> Guard<Option<Arc<Translation>>> {
+        self.translations[slot].load()
     }
 
     /// Whether the instance there may open connections; [`None`] for one that is no end of connections.
@@ -310,13 +340,15 @@ impl End {
         self.vlan = service.matches.vlan;
         let place = self.ends.places[self.slot].as_ref();
         let own = place.iter().flat_map(|place| &place.own);
-        let mut all = service.vip.iter().flat_map(|vip| &vip.addresses).chain(own);
+        let of_all = service.vip.iter().filter(|vip| vip.mode == VipMode::L2);
+        let mut all = of_all.flat_map(|vip| &vip.addresses).chain(own);
         self.addresses = std::array::from_fn(|_| all.next().copied());
     }
 
     /// Readies packets for the instance: the switch sends them, and they have no tag.
     #[inline]
     pub(crate) fn enter<F: Frame>(&self, frames: &mut [F]) {
+        let translation = self.ends.translation(self.slot);
         for frame in frames {
             let bytes = frame.bytes_mut();
             let Some((source, _, ip)) = addresses(bytes) else {
@@ -331,7 +363,21 @@ impl End {
                 frame.set_len(len);
             }
             set_macs(frame.bytes_mut(), instance_mac(self.slot), GATEWAY_MAC);
+            if let Some(translation) = &*translation
+                && !translation.apply(frame.bytes_mut(), Way::In)
+            {
+                // Ports drop empty frames.
+                frame.set_len(0);
+            }
         }
+    }
+
+    /// Whether a packet of the instance answers a health check, which another socket of its interface receives.
+    #[inline]
+    pub(crate) fn answers_check(&self, frame: &[u8]) -> bool {
+        addresses(frame).is_some_and(|(source, destination, _)| {
+            is_checker(destination) && self.addresses.contains(&Some(source))
+        })
     }
 
     /// Readies a packet of the instance for its uplink.

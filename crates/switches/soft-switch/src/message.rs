@@ -163,11 +163,32 @@ pub enum Destination {
     },
     /// An uplink whose queue the worker has.
     Uplink(UplinkId),
-    /// Returned by an instance: to be counted with its flow and then sent out of the uplink.
-    Return {
-        /// The instance that it came from.
-        slot: Slot,
-        /// Where it leaves.
-        uplink: UplinkId,
+    /// Returned by an instance: to be counted with its flow and then sent out.
+    Return(Returned),
+}
+
+/// A packet that an instance has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Returned {
+    /// The instance that it came from.
+    pub slot: Slot,
+    /// Where it leaves.
+    pub uplink: UplinkId,
+    /// Of whose flow it is.
+    pub flow: FlowOf,
+}
+
+/// Of whose flow a returned packet is. Where addresses are translated, an instance's packet may be one of a service's
+/// flow, known by the service's address, or one of a flow that the instance has opened itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowOf {
+    /// Not known yet.
+    Unknown,
+    /// The service has no such flow: the instance's.
+    Instance {
+        /// Where the instance has none either, it is an answer of the service, whose flow was forgotten.
+        or_service: bool,
     },
+    /// The service's.
+    Service,
 }

@@ -139,9 +139,10 @@ fn a_signal_passes_a_kernel_port(driver: &str) {
     let text = nginx(
         &place,
         Engine::Oci,
-        "port = \"kernel\"\ninstances = { min = 1, max = 2, sleep = true }\nsignals = true\n",
+        driver,
+        "instances = { min = 1, max = 2, sleep = true }\nsignals = true\n",
     );
-    let inco = network.run(&place, &text.replace("\"ebpf\"", &format!("{driver:?}")));
+    let inco = network.run(&place, &text);
     let all = inco.settled(1, 1);
     let asleep = all
         .iter()

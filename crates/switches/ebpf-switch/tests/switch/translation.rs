@@ -1,16 +1,15 @@
 //! Addresses and ports that are translated: real connections, and what ICMP errors quote.
 
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::net::UdpSocket;
 
 use model::{Slot, VipMode};
-use real_parts::{Namespace, fetch, serve};
+use real_parts::{Namespace, echo, echoes, fetch, finds_a_narrow_path, opens_its_own, refuses, serve};
 use switch::{ServicePlan, Switch};
 
 use crate::bed::{Bed, World, available};
 use crate::frames::{SYN, tcp, udp};
 use crate::steering::service;
+
 const VIP: &str = "10.0.0.100";
 const VIP6: &str = "2001:db8::100";
 
@@ -152,43 +151,11 @@ fn passes_a_narrow_path(bed: &Bed, at: [String; 2]) {
     for address in at {
         serve(&instance, &address);
     }
-    // A client behind a router with a narrow link.
-    let far = Namespace::new("far");
-    let net = &bed.world.net;
-    net.ip(&format!(
-        "link add far0 type veth peer name far1 netns {}",
-        far.name
-    ));
-    net.set("ipv4/ip_forward", "1");
-    net.set("ipv6/conf/all/forwarding", "1");
-    for (namespace, interface, v4, v6) in [
-        (net, "far0", "10.9.0.1/24", "2001:db8:9::1/64"),
-        (&far, "far1", "10.9.0.2/24", "2001:db8:9::2/64"),
-    ] {
-        // The ends would say a smaller segment size if they knew it.
-        namespace.ip(&format!("addr add {v4} dev {interface}"));
-        namespace.ip(&format!("addr add {v6} dev {interface} nodad"));
-        namespace.ip(&format!("link set {interface} up"));
-    }
-    net.ip("link set far0 mtu 1300");
-    far.ip("route add default via 10.9.0.1");
-    far.ip("-6 route add default via 2001:db8:9::1");
-    for address in [format!("{VIP}:80"), format!("[{VIP6}]:80")] {
-        let got = far.within(|| fetch(&address, 4 << 20));
-        assert_eq!(got, Ok(()), "{address}");
-    }
-    for (version, to) in [("-4", "10.9.0.2"), ("-6", "2001:db8:9::2")] {
-        let known = instance
-            .command("ip")
-            .args([version, "route", "get", to])
-            .output()
-            .unwrap();
-        let known = String::from_utf8(known.stdout).unwrap();
-        assert!(
-            known.contains("mtu 1300"),
-            "the instance does not know it: {known}"
-        );
-    }
+    finds_a_narrow_path(
+        &bed.world.net,
+        &instance,
+        &[format!("{VIP}:80"), format!("[{VIP6}]:80")],
+    );
 }
 
 /// Addresses are translated on while the next run takes over, before it has a plan.
@@ -228,14 +195,7 @@ fn errors_quote_what_their_receiver_sent() {
         ("10.0.0.1:0", format!("{VIP}:80")),
         ("[2001:db8::1]:0", format!("[{VIP6}]:80")),
     ] {
-        let error = bed.world.net.within(|| {
-            let socket = UdpSocket::bind(client).unwrap();
-            socket.connect(&server).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-            socket.send(b"question").unwrap();
-            socket.recv(&mut [0; 64]).unwrap_err().kind()
-        });
-        assert_eq!(error, std::io::ErrorKind::ConnectionRefused, "{server}");
+        assert!(refuses(&bed.world.net, client, &server), "{server}");
     }
     bed.received();
     // Time exceeded about an answer, as a router on the way says it.
@@ -313,34 +273,14 @@ fn datagrams_without_checksums_and_in_fragments() {
         (&[0, 0][..], &8080_u16.to_be_bytes()[..])
     );
     let instance = in_instance(&bed);
-    let echo = |address: &str| {
-        let socket = instance.within(|| UdpSocket::bind(address).unwrap());
-        std::thread::spawn(move || {
-            let mut buffer = vec![0; 9000];
-            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                socket.send_to(&buffer[..length], from).unwrap();
-            }
-        });
-    };
     let [v4, v6] = own(Slot(0));
-    echo(&format!("{v4}:8080"));
-    echo(&format!("[{v6}]:8080"));
+    echo(&instance, &format!("{v4}:8080"));
+    echo(&instance, &format!("[{v6}]:8080"));
     for (client, server) in [
         ("10.0.0.1:0", format!("{VIP}:80")),
         ("[2001:db8::1]:0", format!("[{VIP6}]:80")),
     ] {
-        let sent: Vec<u8> = (0..5000_u16).map(|at| (at % 251) as u8).collect();
-        let got = bed.world.net.within(|| {
-            let socket = UdpSocket::bind(client).unwrap();
-            socket.connect(&server).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-            socket.send(&sent).unwrap();
-            let mut got = vec![0; 9000];
-            let length = socket.recv(&mut got).unwrap();
-            got.truncate(length);
-            got
-        });
-        assert_eq!(got, sent, "{server}");
+        assert!(echoes(&bed.world.net, client, &server, 5000), "{server}");
     }
     bed.switch.stop();
 }
@@ -357,20 +297,7 @@ fn connections_that_instances_open_are_left_alone() {
         let bed = bed(service);
         let instance = in_instance(&bed);
         for listen in ["10.0.0.1:9000", "[2001:db8::1]:9000"] {
-            let listener = bed.world.net.within(|| TcpListener::bind(listen).unwrap());
-            let asked = std::thread::spawn(move || {
-                let (mut stream, from) = listener.accept().unwrap();
-                let mut text = String::new();
-                stream.read_to_string(&mut text).unwrap();
-                (text, from)
-            });
-            let here = instance.within(|| {
-                let mut stream = TcpStream::connect(listen).unwrap();
-                stream.write_all(b"its own").unwrap();
-                stream.local_addr().unwrap()
-            });
-            let (text, from) = asked.join().unwrap();
-            assert_eq!((text.as_str(), from), ("its own", here));
+            assert!(opens_its_own(&bed.world.net, &instance, None, listen), "{listen}");
         }
         drop(bed);
     }
@@ -385,30 +312,13 @@ fn a_connection_from_the_port_of_the_service_is_the_instances_own() {
     }
     let mut bed = bed(translated());
     let instance = in_instance(&bed);
-    let listener = bed
-        .world
-        .net
-        .within(|| TcpListener::bind("10.0.0.1:9000").unwrap());
-    let asked = std::thread::spawn(move || {
-        let (mut stream, from) = listener.accept().unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        (text, from.to_string())
-    });
-    let own = format!("{}:8080", self::own(Slot(0))[0]);
-    instance.within(|| {
-        let address = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
-        let socket = rustix::net::socket(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::STREAM,
-            None,
-        );
-        let socket = socket.unwrap();
-        rustix::net::bind(&socket, &address(&own)).unwrap();
-        rustix::net::connect(&socket, &address("10.0.0.1:9000")).unwrap();
-        TcpStream::from(socket).write_all(b"its own").unwrap();
-    });
-    assert_eq!(asked.join().unwrap(), ("its own".to_owned(), own));
+    let own = format!("{}:8080", own(Slot(0))[0]);
+    assert!(opens_its_own(
+        &bed.world.net,
+        &instance,
+        Some(&own),
+        "10.0.0.1:9000"
+    ));
     assert_eq!(bed.flows().len(), 1, "one connection, one entry");
     bed.switch.stop();
 }

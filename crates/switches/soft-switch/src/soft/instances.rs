@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use model::{DropReason, Slot};
-use switch::{PortSpec, SwitchError, SwitchEvent, SwitchReading};
+use switch::{Plan, PortSpec, SwitchError, SwitchEvent, SwitchReading};
 
 use super::resume::KeptPorts;
 use super::workers::Workers;
@@ -104,8 +104,10 @@ impl<M: FrameMemory> Instances<M> {
         self.used
     }
 
-    /// A plan has that many slots. Gives the queues that each port in them has.
-    pub(super) fn queues(&mut self, slots: usize) -> Vec<u16> {
+    /// A plan is to be published. Gives the queues that each port in its slots has.
+    pub(super) fn follow(&mut self, plan: &Plan) -> Vec<u16> {
+        self.ends.follow(plan);
+        let slots = plan.slots.len();
         self.used = self.used.max(slots);
         let places = self.places.iter().take(slots);
         let queues = places.map(|place| place.as_ref().and_then(|of| of.queues).unwrap_or(1));

@@ -66,7 +66,8 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     signals: true,
     pick_records: true,
     service_changes: true,
-    vips: &[VipMode::L2],
+    checks: true,
+    vips: &[VipMode::L2, VipMode::Dnat],
     ..Capabilities::NONE
 };
 /// Interval of the checks for closed ports: the end of a peer is detected well within 100 ms.
@@ -370,7 +371,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     fn publish(&mut self, mut plan: Plan) {
         plan.slots.truncate(Slot::LIMIT);
         self.uplinks.announce(&plan);
-        let queues = self.instances.queues(plan.slots.len());
+        let queues = self.instances.follow(&plan);
         self.workers.publish(WorkerPlan::new(plan, queues));
     }
 

@@ -1,27 +1,21 @@
 //! Packets from instances that end connections: each belongs to a flow that is pinned to its instance, or opens one.
 
 use model::Slot;
-use packet::{PacketInfo, Parsed, TcpFlags};
+use packet::{PacketInfo, TcpFlags};
 
-use crate::frame::{Frame as _, FrameMemory};
+use crate::frame::FrameMemory;
 use crate::worker::context::Context;
 use crate::worker::lookup::Lookup;
 
 /// Counts a packet of an instance with its flow, which is this worker's. `opens`: the instance may open connections;
 /// they are pinned to itself. Whether the packet may leave.
 pub(crate) fn count<M: FrameMemory>(
-    frame: &M::Frame,
+    info: &PacketInfo,
     slot: Slot,
     opens: bool,
     lookup: &mut Lookup,
     cx: &Context<M>,
 ) -> bool {
-    let info = match packet::parse(frame.bytes()) {
-        Parsed::Flow(info) => info,
-        // The first one has the ports; the others follow it.
-        Parsed::Fragment(_) => return true,
-        Parsed::Other { .. } | Parsed::Invalid(_) => return false,
-    };
     if info.is_icmp_error {
         return true;
     }
@@ -38,7 +32,7 @@ pub(crate) fn count<M: FrameMemory>(
             table.set_pins(entry, [slot; 2], cx.now);
             Some(entry)
         }
-        None if opens && !ends(&info) => {
+        None if opens && !ends(info) => {
             let service = cx.view.routes[slot].service;
             let entered = table.insert(&info.key, hash, info.direction, [slot; 2], service, cx.now);
             if entered.is_ok() {
@@ -53,7 +47,7 @@ pub(crate) fn count<M: FrameMemory>(
     let Some(entry) = entry else {
         cx.counters.slots[slot].return_unmatched.add(1);
         // The rest of a connection that is over, or a new one.
-        return opens || info.key.protocol() == model::protocol::TCP && !is_opening(&info);
+        return opens || info.key.protocol() == model::protocol::TCP && !is_opening(info);
     };
     let bytes = u64::from(info.frame_len);
     table.hit(entry, info.direction, 1, bytes, cx.now, info.tcp_flags.0);
@@ -65,7 +59,7 @@ pub(crate) fn count<M: FrameMemory>(
 }
 
 /// Whether a packet opens a TCP connection.
-fn is_opening(info: &PacketInfo) -> bool {
+pub(crate) fn is_opening(info: &PacketInfo) -> bool {
     info.tcp_flags.0 & (TcpFlags::SYN | TcpFlags::ACK) == TcpFlags::SYN
 }
 

@@ -6,7 +6,7 @@ use rtrb::Consumer;
 
 use crate::BURST_FRAMES;
 use crate::frame::{Frame as _, FrameMemory};
-use crate::message::HandOff;
+use crate::message::{HandOff, Returned};
 use crate::port::Queue as _;
 use crate::worker::context::Context;
 use crate::worker::lookup::Lookup;
@@ -21,14 +21,23 @@ pub(crate) struct Exception {
     pub(crate) hash: u64,
 }
 
+/// Where a fragment came from.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin {
+    /// The network, by that uplink.
+    Uplink(UplinkId),
+    /// An instance whose packets are translated.
+    Instance(Returned),
+}
+
 /// The first stage of a packet.
 pub(crate) struct Ingress<M: FrameMemory> {
     /// Received frames of the current burst.
     pub(crate) frames: Vec<M::Frame>,
     /// The exceptions among them, in their order.
     pub(crate) exceptions: Vec<Exception>,
-    /// Fragments that wait for their first one, with the uplinks where they came in.
-    pub(crate) fragments: FragmentTracker<(M::Frame, UplinkId)>,
+    /// Fragments that wait for their first one.
+    pub(crate) fragments: FragmentTracker<(M::Frame, Origin)>,
     /// Rings from the other workers, by worker; `None` at its own place.
     from_peers: Vec<Option<Consumer<HandOff<M::Frame>>>>,
     /// Frames from another worker.

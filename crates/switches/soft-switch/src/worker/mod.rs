@@ -28,6 +28,7 @@ mod returns;
 mod set_up;
 mod sleep;
 mod steering;
+mod translated;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -298,25 +299,28 @@ impl<M: FrameMemory> Worker<M> {
             .list_candidates(&cx.view.plan, &self.lookup.table, &cx.counters, cx.now);
     }
 
-    /// Passes on the packets that instances returned.
-    fn poll_instances(&mut self) -> usize {
-        self.returns.poll(&mut Onward {
+    /// The stage for returned packets, and where they go on.
+    fn returned(&mut self) -> (&mut Returns<M>, Onward<'_, M>) {
+        let onward = Onward {
             parser: &mut self.parser,
-            lookup: &mut self.lookup,
-            egress: &mut self.egress,
-            cx: &mut self.cx,
-        })
-    }
-
-    /// Passes on the packets that an instance returned before its removal.
-    fn take_back(&mut self, slot: Slot) {
-        let mut onward = Onward {
-            parser: &mut self.parser,
+            ingress: &mut self.ingress,
             lookup: &mut self.lookup,
             egress: &mut self.egress,
             cx: &mut self.cx,
         };
-        self.returns.take_back(slot, &mut onward);
+        (&mut self.returns, onward)
+    }
+
+    /// Passes on the packets that instances returned.
+    fn poll_instances(&mut self) -> usize {
+        let (returns, mut onward) = self.returned();
+        returns.poll(&mut onward)
+    }
+
+    /// Passes on the packets that an instance returned before its removal.
+    fn take_back(&mut self, slot: Slot) {
+        let (returns, mut onward) = self.returned();
+        returns.take_back(slot, &mut onward);
     }
 
     /// Sets the gauges at intervals, and acknowledges a new plan.

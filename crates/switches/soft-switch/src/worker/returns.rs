@@ -1,7 +1,7 @@
 //! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is.
 
 use flow_table::EntryIndex;
-use model::{DropReason, Nanos, Slot, UplinkId};
+use model::{DropReason, Nanos, Slot};
 use packet::Parsed;
 use rtrb::Producer;
 
@@ -10,14 +10,15 @@ use crate::counters::WorkerCounters;
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::id_map::SlotMap;
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
-use crate::message::{Destination, WorkerEvent};
+use crate::message::{Destination, FlowOf, Returned, WorkerEvent};
 use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
 use crate::worker::context::Context;
 use crate::worker::egress::Egress;
-use crate::worker::ends;
+use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
+use crate::worker::{ends, translated};
 
 /// The stage for returned packets.
 pub(crate) struct Returns<M: FrameMemory> {
@@ -32,6 +33,7 @@ pub(crate) struct Returns<M: FrameMemory> {
 /// The stages after this one, and what a burst is parsed with.
 pub(crate) struct Onward<'a, M: FrameMemory> {
     pub(crate) parser: &'a mut Parser,
+    pub(crate) ingress: &'a mut Ingress<M>,
     pub(crate) lookup: &'a mut Lookup,
     pub(crate) egress: &'a mut Egress<M>,
     pub(crate) cx: &'a mut Context<M>,
@@ -132,6 +134,14 @@ impl<M: FrameMemory> Returns<M> {
                 cx.memory.give(frame);
             }
         }
+        if let Some(end) = &instance.end {
+            for frame in self
+                .frames
+                .extract_if(.., |frame| end.answers_check(frame.bytes()))
+            {
+                cx.memory.give(frame);
+            }
+        }
         let packets = passed.0 + self.frames.len() as u64;
         let bytes = passed.1 + self.frames.iter().map(|f| f.len() as u64).sum::<u64>();
         instance.returned(packets + bad, bytes, &cx.counters.slots[slot]);
@@ -170,8 +180,9 @@ impl<M: FrameMemory> Returns<M> {
                 to.egress.all_to_uplink(&mut self.frames, uplink, to.cx);
             }
             Some(ReturnWay { uplink, .. }) => {
+                let flow = FlowOf::Unknown;
                 for frame in self.frames.drain(..) {
-                    send_counted(frame, slot, uplink, to);
+                    send_counted(frame, Returned { slot, uplink, flow }, to);
                 }
             }
             None => {
@@ -230,29 +241,36 @@ impl<M: FrameMemory> Returns<M> {
 }
 
 /// Counts a returned packet with its flow, on the worker that owns it, and sends it out.
-fn send_counted<M: FrameMemory>(frame: M::Frame, slot: Slot, uplink: UplinkId, to: &mut Onward<'_, M>) {
+pub(crate) fn send_counted<M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
+    match &*to.cx.ends.translation(of.slot) {
+        Some(translation) => translated::send(frame, of, translation, to),
+        None => send_as_it_is(frame, of, to),
+    }
+}
+
+/// The same with a packet that is known by its own addresses.
+pub(crate) fn send_as_it_is<M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
     if let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) = packet::parse(frame.bytes())
         && let Some(owner) = to.cx.other_owner(&info.key)
     {
-        let destination = Destination::Return { slot, uplink };
-        return to.egress.hand_off(owner, frame, destination, to.cx);
+        return to.egress.hand_off(owner, frame, Destination::Return(of), to.cx);
     }
-    if count(&frame, slot, to.lookup, to.cx) {
-        to.egress.send_to_uplink(frame, uplink, to.cx);
+    if count(&frame, of.slot, to.lookup, to.cx) {
+        to.egress.send_to_uplink(frame, of.uplink, to.cx);
     } else {
         to.cx.discard(frame, DropReason::Spoofed);
     }
 }
 
 /// Counts a returned packet with its flow, which is this worker's. Whether it may leave.
-pub(crate) fn count<M: FrameMemory>(
-    frame: &M::Frame,
-    slot: Slot,
-    lookup: &mut Lookup,
-    cx: &Context<M>,
-) -> bool {
+fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) -> bool {
     if let Some(opens) = cx.ends.opens(slot) {
-        return ends::count(frame, slot, opens, lookup, cx);
+        return match packet::parse(frame.bytes()) {
+            Parsed::Flow(info) => ends::count(&info, slot, opens, lookup, cx),
+            // The first one has the ports; the others follow it.
+            Parsed::Fragment(_) => true,
+            Parsed::Other { .. } | Parsed::Invalid(_) => false,
+        };
     }
     if !is_counted(frame, slot, lookup, cx) {
         cx.counters.slots[slot].return_unmatched.add(1);

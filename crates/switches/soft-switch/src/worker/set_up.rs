@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use flow_table::{FlowHasher, FlowTable, Full};
+use interfaces::is_checker;
 use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol};
 use packet::{PacketInfo, TcpFlags};
 use rtrb::Producer;
@@ -309,6 +310,13 @@ impl SetUp {
             return Decision::Instance {
                 slot,
                 service: service_id,
+            };
+        }
+        if service.vip.is_some() && is_checker(key.tuple(direction).src) {
+            // Nobody in the network has that address: the answers to health checks would go there.
+            return Decision::Refused {
+                service: service_id,
+                reason: DropReason::Spoofed,
             };
         }
         if opening.is_icmp_error {

@@ -7,7 +7,7 @@ use packet::{Offer, PacketInfo, Parsed};
 use crate::frame::{Frame as _, FrameMemory};
 use crate::message::{Destination, HandOff};
 use crate::worker::egress::{Addressee, Decision};
-use crate::worker::ingress::Exception;
+use crate::worker::ingress::{Exception, Origin};
 use crate::worker::lookup::{Missed, Outcome};
 use crate::worker::moves::Held;
 use crate::worker::outbox::Hits;
@@ -88,13 +88,7 @@ impl<M: FrameMemory> Worker<M> {
                     self.egress.send_to_own_instance(frame, to, &mut self.cx);
                 }
                 Destination::Uplink(uplink) => self.egress.send_to_own_uplink(frame, uplink, &mut self.cx),
-                Destination::Return { slot, uplink } => {
-                    if returns::count(&frame, slot, &mut self.lookup, &self.cx) {
-                        self.egress.send_to_uplink(frame, uplink, &mut self.cx);
-                    } else {
-                        self.cx.discard(frame, DropReason::Spoofed);
-                    }
-                }
+                Destination::Return(of) => returns::send_counted(frame, of, &mut self.returned().1),
             }
         }
         self.ingress.put_back(arrived);
@@ -239,17 +233,21 @@ impl<M: FrameMemory> Worker<M> {
                     let to = Destination::Steering(uplink);
                     return self.egress.hand_off(owner, frame, to, &mut self.cx);
                 }
-                let offer = self
-                    .ingress
-                    .fragments
-                    .offer(&fragment, (frame, uplink), self.cx.now);
+                let offer =
+                    self.ingress
+                        .fragments
+                        .offer(&fragment, (frame, Origin::Uplink(uplink)), self.cx.now);
                 match offer {
                     Offer::Resolved { frame, info } => {
                         // The ports are known only now.
                         let mut next = Some((frame, info));
-                        while let Some(((frame, uplink), info)) = next {
+                        while let Some(((frame, from), info)) = next {
                             let hash = self.cx.hasher.hash(&info.key);
-                            self.steer_packet(frame, &info, hash, uplink);
+                            match from {
+                                Origin::Uplink(uplink) => self.steer_packet(frame, &info, hash, uplink),
+                                // The network speaks for an instance.
+                                Origin::Instance(_) => self.cx.discard(frame, DropReason::Spoofed),
+                            }
                             next = self.ingress.fragments.release();
                         }
                     }

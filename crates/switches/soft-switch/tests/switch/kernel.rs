@@ -1,7 +1,7 @@
 //! Uplinks and instances that are interfaces of the kernel: real pairs, real TCP connections.
 
 use std::collections::BTreeMap;
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use interfaces::{GATEWAY_MAC, container_end};
@@ -13,8 +13,8 @@ use switch::{PortKind, PortSpec, ServicePlan, SwitchEvent, SwitchRequest};
 use crate::bed::{self, Bed, echo};
 use crate::kept::Kept;
 
-const VIP: &str = "10.0.0.100";
-const VIP_V6: &str = "2001:db8::100";
+pub(crate) const VIP: &str = "10.0.0.100";
+pub(crate) const VIP_V6: &str = "2001:db8::100";
 const NET_MAC: &str = "02:00:00:00:00:01";
 const UPLINK_MAC: &str = "02:00:00:00:00:02";
 
@@ -34,7 +34,7 @@ pub(crate) struct World {
 
 impl World {
     /// This thread moves to the machine. The network has addresses.
-    fn new() -> World {
+    pub(crate) fn new() -> World {
         let world = World::make(|_| {});
         world.net.ip("addr add 10.0.0.1/24 dev net0");
         world.net.ip("addr add 2001:db8::1/64 dev net0 nodad");
@@ -124,7 +124,7 @@ impl World {
     }
 }
 
-fn attach(bed: &mut Bed, slot: u16) {
+pub(crate) fn attach(bed: &mut Bed, slot: u16) {
     bed.set_state(slot, 0, InstanceState::Standby);
     bed.publish();
     bed.ask(bed::attach(slot, 0, PortSpec::new(PortKind::Kernel, "")));
@@ -142,7 +142,7 @@ fn is_there(interface: &str) -> bool {
 }
 
 /// A service at two addresses.
-fn service() -> ServicePlan {
+pub(crate) fn service() -> ServicePlan {
     let addresses = vec![VIP.parse().unwrap(), VIP_V6.parse().unwrap()];
     ServicePlan {
         vip: Some(Vip {
@@ -157,6 +157,17 @@ fn service() -> ServicePlan {
 
 /// A switch on the machine of this thread, with so many places for instances.
 pub(crate) fn switch(workers: usize, places: u16, service: ServicePlan, keep: Option<Keep>) -> Bed {
+    switch_with(workers, places, service, keep, |_| Vec::new())
+}
+
+/// The same, whose instances have addresses of their own.
+pub(crate) fn switch_with(
+    workers: usize,
+    places: u16,
+    service: ServicePlan,
+    keep: Option<Keep>,
+    own: impl Fn(u16) -> Vec<IpAddr>,
+) -> Bed {
     Bed::with(workers, 0, vec![service], |config| {
         config.keep = keep;
         config.uplinks = vec![UplinkConfig {
@@ -173,7 +184,7 @@ pub(crate) fn switch(workers: usize, places: u16, service: ServicePlan, keep: Op
             places: (0..places)
                 .map(|slot| KernelPlace {
                     slot: Slot(slot),
-                    own: Vec::new(),
+                    own: own(slot),
                     egress: true,
                 })
                 .collect(),
@@ -182,7 +193,7 @@ pub(crate) fn switch(workers: usize, places: u16, service: ServicePlan, keep: Op
 }
 
 /// offered + originated = returned + delivered + dropped, as nothing is on its way.
-fn is_accounted_for(bed: &mut Bed) {
+pub(crate) fn is_accounted_for(bed: &mut Bed) {
     std::thread::sleep(Duration::from_millis(150));
     bed.until("all is read", |_| true);
     let slots = &bed.reading.slots;

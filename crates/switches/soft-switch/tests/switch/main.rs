@@ -26,4 +26,5 @@ mod restart;
 mod signals;
 mod steering;
 mod table;
+mod translation;
 mod workers;
