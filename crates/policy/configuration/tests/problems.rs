@@ -1541,11 +1541,17 @@ fn a_health_check_has_one_kind_and_its_defaults() {
     assert_eq!(said.len(), 3, "{said:?}");
     // Over the network, a check needs an interface of the kernel and an address.
     for keys in ["health = { tcp = 80 }", "agent = { port = 80 }"] {
-        let said = problems_of(&format!("{SHORT}{keys}\n")).join("\n");
-        assert!(
-            said.contains("does not ask instances over their network"),
-            "{said}"
-        );
+        for (driver, expected) in [
+            (
+                "soft",
+                "asks instances over their network only with port = \"kernel\" and vip",
+            ),
+            ("openflow", "does not ask instances over their network"),
+        ] {
+            let text = format!("{SHORT}{keys}\n[switch]\ndriver = \"{driver}\"\n");
+            let said = problems_of(&text).join("\n");
+            assert!(said.contains(expected), "{said}");
+        }
     }
     assert!(
         good(&format!("{SHORT}health = {{ command = ['/bin/check'] }}\n")).services[0]
