@@ -5,6 +5,8 @@
 //! Key types: [`PacketSocket`] (an interface's socket), [`Receiver`] and [`Sender`] (its rings), [`Received`] (a frame
 //! in its slot).
 //!
+//! The next process can take a socket over, with what is in its rings: [`PacketSocket::keep`], [`PacketSocket::resume`].
+//!
 //! A socket sees the frames that arrive at the interface, and not those that this machine sends by it. The kernel's own
 //! network sees each frame as well: it ignores those whose destination is another MAC address than the interface's.
 //!
@@ -14,6 +16,7 @@
 
 // UNSAFETY: the rings are memory that the kernel writes too, and rustix has no options of packet sockets.
 
+mod positions;
 mod ring;
 mod socket;
 
@@ -22,7 +25,7 @@ use std::io;
 use thiserror::Error;
 
 pub use ring::{Received, Receiver, SendError, Sender, Tag, Taken};
-pub use socket::{Config, Monitor, PacketSocket, Statistics};
+pub use socket::{Config, Kept, Monitor, PacketSocket, Statistics};
 
 /// Why there is no packet socket.
 #[derive(Debug, Error)]

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use packet::offload::{Offload, Partial, Transport};
 use rustix::io::Errno;
 
+use crate::positions::{Positions, RECEIVED, TO_SEND};
+
 /// The header of a slot, `struct tpacket2_hdr`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -166,6 +168,8 @@ pub struct Receiver {
     held: u32,
     /// A frame that is longer than a slot.
     large: Box<[u8]>,
+    /// Where the next process reads where this ring is, if there is to be one.
+    positions: Option<Arc<Positions>>,
 }
 
 impl Receiver {
@@ -176,6 +180,32 @@ impl Receiver {
             next: 0,
             held: 0,
             large: vec![0; LARGE_BYTES].into_boxed_slice(),
+            positions: None,
+        }
+    }
+
+    /// Notes from now on where this ring is.
+    pub(crate) fn note(&mut self, positions: &Arc<Positions>) {
+        positions.set(RECEIVED, self.held);
+        self.positions = Some(Arc::clone(positions));
+    }
+
+    /// Goes on where another process has left the ring. Frames that an unfinished turn had taken are given back.
+    pub(crate) fn resume(&mut self, positions: &Arc<Positions>, unfinished: Option<u64>) {
+        self.held = positions.at(RECEIVED);
+        self.next = unfinished
+            .and_then(|turn| positions.intended(RECEIVED, turn))
+            .filter(|next| next.wrapping_sub(self.held) <= self.map.slots)
+            .unwrap_or(self.held);
+        self.positions = Some(Arc::clone(positions));
+        self.release();
+    }
+
+    /// The turn has taken the frames up to here, and will give them back.
+    #[inline]
+    pub fn intend(&self, turn: u64) {
+        if let Some(positions) = &self.positions {
+            positions.intend(RECEIVED, turn, self.next);
         }
     }
 
@@ -270,6 +300,9 @@ impl Receiver {
                 .store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.held = self.held.wrapping_add(1);
         }
+        if let Some(positions) = &self.positions {
+            positions.set(RECEIVED, self.held);
+        }
     }
 }
 
@@ -343,8 +376,12 @@ pub struct Sender {
     next: u32,
     /// The slot of the oldest frame that the kernel may still have.
     oldest: u32,
-    /// Frames were put in since the last call to the kernel.
+    /// The first slot that is not the kernel's yet, although there is a frame in it.
+    own: u32,
+    /// The kernel may not have sent all of its frames.
     is_dirty: bool,
+    /// Where the next process reads where this ring is, if there is to be one.
+    positions: Option<Arc<Positions>>,
 }
 
 impl Sender {
@@ -355,7 +392,46 @@ impl Sender {
             frame_bytes: frame_bytes as usize,
             next: 0,
             oldest: 0,
+            own: 0,
             is_dirty: false,
+            positions: None,
+        }
+    }
+
+    /// Notes from now on where this ring is.
+    pub(crate) fn note(&mut self, positions: &Arc<Positions>) {
+        positions.set(TO_SEND, self.own);
+        self.positions = Some(Arc::clone(positions));
+    }
+
+    /// Goes on where another process has left the ring. What an unfinished turn was to send is sent.
+    pub(crate) fn resume(&mut self, positions: &Arc<Positions>, unfinished: Option<u64>) {
+        self.own = positions.at(TO_SEND);
+        let slots = self.map.slots;
+        self.next = unfinished
+            .and_then(|turn| positions.intended(TO_SEND, turn))
+            .filter(|next| next.wrapping_sub(self.own) <= slots)
+            .unwrap_or(self.own);
+        // It may have been about to give these to the kernel, which sends in order.
+        let is_given = |number: u32| {
+            let slot = self.map.slot(true, number);
+            self.map.status(slot).load(Ordering::Acquire) != AVAILABLE
+        };
+        while self.next.wrapping_sub(self.own) < slots && is_given(self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        self.oldest = self.next.wrapping_sub(slots);
+        self.is_dirty = true;
+        self.positions = Some(Arc::clone(positions));
+        // An interface that is down says so later.
+        let _down = self.send();
+    }
+
+    /// The turn will send what was put in up to here.
+    #[inline]
+    pub fn intend(&self, turn: u64) {
+        if let Some(positions) = &self.positions {
+            positions.intend(TO_SEND, turn, self.next);
         }
     }
 
@@ -366,7 +442,7 @@ impl Sender {
 
     /// Frames that the kernel has not sent.
     pub fn used(&mut self) -> u32 {
-        while self.oldest != self.next {
+        while self.oldest != self.own {
             let slot = self.map.slot(true, self.oldest);
             if self.map.status(slot).load(Ordering::Acquire) != AVAILABLE {
                 break;
@@ -388,8 +464,8 @@ impl Sender {
             return Err(SendError::TooLarge);
         };
         let slot = self.map.slot(true, self.next);
-        let status = self.map.status(slot);
-        if status.load(Ordering::Acquire) != AVAILABLE {
+        let is_free = self.map.status(slot).load(Ordering::Acquire) == AVAILABLE;
+        if !is_free || self.next.wrapping_sub(self.own) >= self.map.slots {
             return Err(SendError::Full);
         }
         let header = Header {
@@ -410,9 +486,7 @@ impl Sender {
             std::ptr::copy_nonoverlapping(left.as_ptr(), to.as_ptr(), OFFLOAD_BYTES);
             std::ptr::copy_nonoverlapping(frame.as_ptr(), to.add(OFFLOAD_BYTES).as_ptr(), frame.len());
         }
-        status.store(SEND_REQUEST, Ordering::Release);
         self.next = self.next.wrapping_add(1);
-        self.is_dirty = true;
         Ok(())
     }
 
@@ -423,6 +497,17 @@ impl Sender {
     /// The interface is down or gone.
     #[inline]
     pub fn send(&mut self) -> io::Result<()> {
+        if self.own != self.next {
+            while self.own != self.next {
+                let slot = self.map.slot(true, self.own);
+                self.map.status(slot).store(SEND_REQUEST, Ordering::Release);
+                self.own = self.own.wrapping_add(1);
+            }
+            if let Some(positions) = &self.positions {
+                positions.set(TO_SEND, self.own);
+            }
+            self.is_dirty = true;
+        }
         if !self.is_dirty {
             return Ok(());
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::Error;
+use crate::positions::Positions;
 use crate::ring::{FRAME_OFFSET_LIMIT, Map, Receiver, Sender};
 
 /// All protocols, in network byte order.
@@ -40,6 +41,11 @@ impl Config {
             .checked_next_power_of_two()
             .filter(|bytes| *bytes <= SLOT_LIMIT)
     }
+
+    /// Slots of a ring: they fill a block at least.
+    fn slots_of(&self, slot_bytes: u32) -> u32 {
+        self.slots.max(BLOCK_BYTES.max(slot_bytes) / slot_bytes)
+    }
 }
 
 /// What the kernel has counted.
@@ -57,6 +63,15 @@ pub struct PacketSocket {
     file: Arc<OwnedFd>,
     receiver: Receiver,
     sender: Sender,
+}
+
+/// What is kept of a socket for the next process.
+#[derive(Debug)]
+pub struct Kept {
+    /// The socket itself: the kernel goes on to fill its ring.
+    pub socket: OwnedFd,
+    /// Where its rings are.
+    pub positions: OwnedFd,
 }
 
 impl PacketSocket {
@@ -101,7 +116,7 @@ impl PacketSocket {
         limit(libc::SO_RCVBUFFORCE, LARGE_LIMIT).map_err(wrong("room for long packets"))?;
         limit(libc::SO_SNDBUFFORCE, SEND_LIMIT).map_err(wrong("room for frames to send"))?;
         let block_bytes = BLOCK_BYTES.max(slot_bytes);
-        let slots = config.slots.max(block_bytes / slot_bytes);
+        let slots = config.slots_of(slot_bytes);
         let request = libc::tpacket_req {
             tp_block_size: block_bytes,
             tp_block_nr: slots / (block_bytes / slot_bytes),
@@ -113,14 +128,71 @@ impl PacketSocket {
         let map = Map::new(file.as_fd(), slots, slot_bytes).map_err(wrong("mapping its rings"))?;
         let map = Arc::new(map);
         bind(&file, index).map_err(wrong("binding to it"))?;
+        Ok(PacketSocket::of(interface, index, config, file, map))
+    }
+
+    fn of(interface: &str, index: u32, config: Config, file: OwnedFd, map: Arc<Map>) -> PacketSocket {
         let file = Arc::new(file);
-        Ok(PacketSocket {
+        PacketSocket {
             interface: interface.to_owned(),
             index,
             receiver: Receiver::new(Arc::clone(&map), Arc::clone(&file)),
             sender: Sender::new(map, Arc::clone(&file), config.frame_bytes),
             file,
+        }
+    }
+
+    /// Has the socket kept: from now on it notes where its rings are. Gives what the next process needs.
+    ///
+    /// # Errors
+    /// The system has no more memory or descriptors.
+    pub fn keep(&mut self) -> io::Result<Kept> {
+        let (file, positions) = Positions::new()?;
+        let positions = Arc::new(positions);
+        self.receiver.note(&positions);
+        self.sender.note(&positions);
+        Ok(Kept {
+            socket: self.file.try_clone()?,
+            positions: file,
         })
+    }
+
+    /// Goes on with a socket that another process had opened with these sizes: with what is in its rings. `unfinished`:
+    /// the turn that it had noted and not finished.
+    ///
+    /// # Errors
+    /// The interface is another one now, is gone, or was down. Its memory is of another layout.
+    pub fn resume(
+        interface: &str,
+        config: Config,
+        kept: Kept,
+        unfinished: Option<u64>,
+    ) -> Result<PacketSocket, Error> {
+        let wrong = |what| {
+            let interface = interface.to_owned();
+            move |source: io::Error| Error {
+                interface,
+                what,
+                source,
+            }
+        };
+        let slot_bytes = config
+            .slot_bytes()
+            .ok_or_else(|| wrong("sizes of the rings")(io::Error::from_raw_os_error(libc::EINVAL)))?;
+        let index = index_of(interface).map_err(wrong("finding it"))?;
+        let bound = bound_to(&kept.socket).map_err(wrong("its socket"))?;
+        if bound != index {
+            let gone = io::Error::from_raw_os_error(libc::ENODEV);
+            return Err(wrong("going on with its socket")(gone));
+        }
+        let positions = Positions::open(&kept.positions).map_err(wrong("the positions of its rings"))?;
+        let positions = Arc::new(positions);
+        let map = Map::new(kept.socket.as_fd(), config.slots_of(slot_bytes), slot_bytes);
+        let map = Arc::new(map.map_err(wrong("mapping its rings"))?);
+        let mut socket = PacketSocket::of(interface, index, config, kept.socket, map);
+        socket.receiver.resume(&positions, unfinished);
+        socket.sender.resume(&positions, unfinished);
+        Ok(socket)
     }
 
     /// Its two rings: of the frames that have arrived, and of those to send.
@@ -255,6 +327,28 @@ fn set_option_of<T: Copy>(
     };
     match set {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The interface that a socket is bound to. The kernel says none where that is gone.
+fn bound_to(file: &OwnedFd) -> io::Result<u32> {
+    let mut address = libc::sockaddr_ll {
+        sll_family: 0,
+        sll_protocol: 0,
+        sll_ifindex: 0,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    let mut length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to an address that is exclusively ours.
+    #[expect(unsafe_code)]
+    let got = unsafe { libc::getsockname(file.as_raw_fd(), (&raw mut address).cast(), &raw mut length) };
+    match got {
+        0 if address.sll_family == libc::AF_PACKET as u16 => Ok(address.sll_ifindex as u32),
+        0 => Err(io::ErrorKind::InvalidData.into()),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -313,3 +313,87 @@ fn an_interface_that_goes_is_told() {
         .unwrap_err();
     assert!(error.to_string().contains("finding it"), "{error}");
 }
+
+/// A turn that was noted is finished, and any other did not happen. What came meanwhile is there.
+#[test]
+fn the_next_process_goes_on_with_what_is_in_the_rings() {
+    const TURN: u64 = (3 << 32) + 7;
+    if !can_be_tested() {
+        return;
+    }
+    for unfinished in [None, Some(TURN), Some(TURN + 1)] {
+        let (a, b) = pair();
+        let (mut there, mut first) = (open(&a, "a0"), open(&b, "b0"));
+        let kept = first.keep().unwrap();
+        let numbers = |all: &[Frame]| -> Vec<u32> {
+            let number = |frame: &Frame| u32::from_be_bytes(*frame.bytes[14..].first_chunk().unwrap());
+            all.iter().map(number).collect()
+        };
+        let send = |by: &mut PacketSocket, of: std::ops::Range<u32>| {
+            let (_, sender) = by.rings();
+            of.for_each(|number| sender.put(&numbered(number, 60)).unwrap());
+            sender.send().unwrap();
+        };
+        // Around the ring, in both directions.
+        for round in 0..10 {
+            send(&mut there, 10 * round..10 * round + 10);
+            assert_eq!(receive(&mut first, 10).0.len(), 10);
+            send(&mut first, 10 * round..10 * round + 10);
+            assert_eq!(receive(&mut there, 10).0.len(), 10);
+        }
+        send(&mut there, 100..110);
+        let (receiver, sender) = first.rings();
+        let began = Instant::now();
+        while receiver.available(10) < 10 && began.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        receiver.take(3, |_| ControlFlow::Continue(()));
+        sender.put(&numbered(200, 60)).unwrap();
+        sender.put(&numbered(201, 60)).unwrap();
+        receiver.intend(TURN);
+        sender.intend(TURN);
+        drop(first);
+        send(&mut there, 110..130);
+        let again = b.within(|| PacketSocket::resume("b0", CONFIG, kept, unfinished));
+        let mut again = again.unwrap();
+        let is_noted = unfinished == Some(TURN);
+        let expected: Vec<u32> = (if is_noted { 103 } else { 100 }..130).collect();
+        let (got, too_large) = receive(&mut again, expected.len());
+        assert_eq!((numbers(&got), too_large), (expected, 0));
+        send(&mut again, 300..302);
+        let expected = if is_noted {
+            vec![200, 201, 300, 301]
+        } else {
+            vec![300, 301]
+        };
+        assert_eq!(numbers(&receive(&mut there, expected.len()).0), expected);
+        // It goes on.
+        for round in 0..10 {
+            send(&mut there, 10 * round..10 * round + 10);
+            assert_eq!(receive(&mut again, 10).0.len(), 10);
+            send(&mut again, 10 * round..10 * round + 10);
+            assert_eq!(receive(&mut there, 10).0.len(), 10);
+        }
+    }
+}
+
+#[test]
+fn a_socket_of_another_interface_is_not_gone_on_with() {
+    if !can_be_tested() {
+        return;
+    }
+    let (a, b) = pair();
+    let mut first = open(&a, "a0");
+    let kept = first.keep().unwrap();
+    drop(first);
+    // Another one of that name.
+    b.ip("link del b0");
+    a.ip("link add name a0 type veth peer name c0");
+    let again = a.within(|| PacketSocket::resume("a0", CONFIG, kept, None));
+    assert!(
+        again
+            .unwrap_err()
+            .to_string()
+            .contains("going on with its socket")
+    );
+}

@@ -5,8 +5,8 @@
 //! | --- | --- |
 //! | `table/WORKER` | the memory of a flow table |
 //! | `turn/WORKER` | the page where a worker notes what it commits |
-//! | `port/SLOT` | the links of an instance's data ports |
-//! | `uplink/NAME/SERIAL` | the link of an uplink's peer; with a serial number, since the next one may come before this one has gone |
+//! | `port/SLOT` | the links of an instance's data ports, or the packet socket of its kernel port |
+//! | `uplink/NAME/SERIAL` | the link of an uplink's peer, or the packet socket of its interface; with a serial number, since the next one may come before this one has gone |
 //! | `neighbours/all` | the memory of uplinks' neighbours, with kernel ports |
 //! | `slots/instances` | the page that says which instance each slot has |
 //! | `listener/NAME` | the socket on which an uplink waits for peers |
@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use keeper::Keeper;
 use memif::{Link, LinkState};
 use model::Slot;
+use packet_socket::{Config, PacketSocket};
 use serde::{Deserialize, Serialize};
 
 /// The names of entries that are not a switch's begin with this.
@@ -138,6 +139,23 @@ impl Keep {
     }
 }
 
+/// A port as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum PortNote {
+    Links(PortsNote),
+    Socket(SocketNote),
+}
+
+/// A packet socket, as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SocketNote {
+    pub(crate) interface: String,
+    /// The sizes of its rings.
+    pub(crate) slots: u32,
+    pub(crate) frame_bytes: u32,
+}
+
 /// The ports of an instance, as they are kept.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PortsNote {
@@ -183,6 +201,22 @@ impl KeptAs {
             };
             let files: Vec<BorrowedFd<'_>> = links.iter().flat_map(Link::files).collect();
             keep.keep(name, &note, &files);
+        }
+    }
+
+    /// Keeps the socket of an interface.
+    pub(crate) fn keep_socket(&self, interface: &str, config: Config, socket: &mut PacketSocket) {
+        let Some((keep, name)) = &self.0 else { return };
+        match socket.keep() {
+            Ok(kept) => {
+                let note = SocketNote {
+                    interface: interface.to_owned(),
+                    slots: config.slots,
+                    frame_bytes: config.frame_bytes,
+                };
+                keep.keep(name, &note, &[kept.socket.as_fd(), kept.positions.as_fd()]);
+            }
+            Err(error) => tracing::warn!(name, %error, "this is not kept for the next run"),
         }
     }
 

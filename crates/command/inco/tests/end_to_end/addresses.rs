@@ -1,6 +1,8 @@
 //! Services with an address: ordinary programs with the kernel's network. When they are ready, how they are checked,
 //! and what happens to those that stall.
 
+use std::collections::BTreeSet;
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -857,4 +859,70 @@ fn a_narrow_path_is_found_also_without_inco_and_after_it() {
 #[test]
 fn a_narrow_path_is_found_also_after_inco_soft() {
     a_narrow_path_is_found_also_after_inco("soft");
+}
+
+/// Questions that come while inco is dead lie in the ring of the uplink's socket, which the launcher keeps. The driver
+/// ebpf needs no ring: its programs go on.
+fn what_comes_while_inco_is_dead_is_answered(driver: &str) {
+    /// As many as the socket of one server holds.
+    const QUESTIONS: u16 = 150;
+    let engine = Engine::Oci;
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        driver,
+        "instances = { min = 2, max = 2, standby = 0 }\n",
+    );
+    let mut inco = network.run(&place, &servers.text);
+    inco.settled(2, 0);
+    let socket = network.as_client(|| UdpSocket::bind("10.0.0.2:0").unwrap());
+    socket.connect("10.0.0.100:53").unwrap();
+    // A header with a number, and the question for the root.
+    let ask = |number: u16| {
+        let mut question = vec![0; 17];
+        question[..2].copy_from_slice(&number.to_be_bytes());
+        (question[2], question[5], question[16]) = (1, 1, 1);
+        socket.send(&question).unwrap();
+    };
+    let answers = |count: u16| {
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut numbers = BTreeSet::new();
+        let mut answer = [0; 512];
+        while numbers.len() < usize::from(count) {
+            match socket.recv(&mut answer) {
+                Ok(_) => numbers.insert(u16::from_be_bytes([answer[0], answer[1]])),
+                Err(error) => panic!("{} of {count} answers: {error}", numbers.len()),
+            };
+        }
+        numbers
+    };
+    ask(0);
+    assert_eq!(answers(1).len(), 1);
+    for round in 0..3 {
+        let _traces = inco.kill();
+        let first = 1 + round * QUESTIONS;
+        (first..first + QUESTIONS).for_each(ask);
+        inco = network.run(&place, &servers.text);
+        assert!(answers(QUESTIONS).iter().all(|number| *number >= first));
+    }
+    inco.settled(2, 0);
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
+    inco.stop(&place);
+}
+
+#[test]
+fn what_comes_while_inco_is_dead_is_answered_ebpf() {
+    if is_full_length() {
+        what_comes_while_inco_is_dead_is_answered("ebpf");
+    }
+}
+
+#[test]
+fn what_comes_while_inco_is_dead_is_answered_soft() {
+    what_comes_while_inco_is_dead_is_answered("soft");
 }

@@ -17,7 +17,7 @@ use packet_socket::{Config, Monitor, PacketSocket, SendError};
 use switch::{PortSpec, SwitchError};
 
 use crate::frame::{Frame as _, FrameMemory, Sizes};
-use crate::keep::KeptAs;
+use crate::keep::{Forgotten, Keep, KeptAs};
 use crate::port::{Capabilities, Connection, Control, Listener, Losses, Pending, Port, Queue, Received};
 
 /// Slots of the rings of an uplink: more than a worker takes in a turn, for the time in which it does not run.
@@ -73,6 +73,13 @@ impl KernelPort {
         }
         self.gate = None;
         true
+    }
+
+    /// The same port, from which nothing is received before `is_open` says so.
+    #[must_use]
+    pub(crate) fn behind(mut self, is_open: &Arc<AtomicBool>) -> KernelPort {
+        self.gate = Some(Arc::clone(is_open));
+        self
     }
 
     fn put(&mut self, bytes: &[u8]) {
@@ -296,6 +303,15 @@ impl<M: FrameMemory> Queue<M> for KernelPort {
         ring.release();
     }
 
+    #[inline(always)]
+    fn intend(&mut self, turn: u64) -> Option<[u16; 2]> {
+        let (ring, sender) = self.socket.rings();
+        ring.intend(turn);
+        sender.intend(turn);
+        // It is noted beside the rings.
+        None
+    }
+
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
     }
@@ -315,6 +331,8 @@ struct InterfaceControl {
     dropped: Option<u64>,
     /// Whether the interface is in use: cleared when this ends.
     in_use: Arc<AtomicBool>,
+    /// The socket is kept as long as this goes on.
+    _kept: Forgotten,
 }
 
 impl Control for InterfaceControl {
@@ -356,12 +374,25 @@ impl Drop for InterfaceControl {
     }
 }
 
+/// A connection over the socket of an interface, which an earlier run had opened.
+pub(crate) fn connected_again<M: FrameMemory>(
+    interface: &str,
+    socket: PacketSocket,
+    in_use: Arc<AtomicBool>,
+    kept: KeptAs,
+) -> Result<Connection<M>, String> {
+    let found = Links::new().and_then(|mut links| Ok((links.find(interface)?, links)));
+    let (link, links) = found.map_err(|error| format!("interface {interface}: {error}"))?;
+    Ok(connection(&link, links, socket, in_use, kept))
+}
+
 /// A connection over the socket of an interface.
 fn connection<M: FrameMemory>(
     link: &Link,
     links: Links,
     socket: PacketSocket,
     in_use: Arc<AtomicBool>,
+    kept: KeptAs,
 ) -> Connection<M> {
     let control = InterfaceControl {
         interface: link.name.clone(),
@@ -369,6 +400,7 @@ fn connection<M: FrameMemory>(
         links,
         dropped: Some(link.tx_dropped),
         in_use,
+        _kept: kept.until_dropped(),
     };
     Connection {
         queues: vec![Port::Kernel(KernelPort::new(socket))],
@@ -383,7 +415,7 @@ pub(crate) fn connect<M: FrameMemory>(
     port: &PortSpec,
     _workers: usize,
     abandoned: &AtomicBool,
-    _kept: &KeptAs,
+    kept: &KeptAs,
 ) -> Result<Vec<Connection<M>>, SwitchError> {
     let interface = port.address.to_string_lossy();
     let wrong = |reason: String| SwitchError::Port { reason };
@@ -406,47 +438,82 @@ pub(crate) fn connect<M: FrameMemory>(
         slots: port.ring_slots,
         frame_bytes: port.buffer_bytes,
     };
-    let socket = PacketSocket::open(&interface, config).map_err(|error| wrong(error.to_string()))?;
-    Ok(vec![connection(&link, links, socket, Arc::default())])
+    let mut socket = PacketSocket::open(&interface, config).map_err(|error| wrong(error.to_string()))?;
+    kept.keep_socket(&interface, config, &mut socket);
+    Ok(vec![connection(
+        &link,
+        links,
+        socket,
+        Arc::default(),
+        kept.clone(),
+    )])
 }
 
 /// Opens the interface of an uplink, and opens it again when it comes back.
 pub(crate) struct InterfaceListener {
     interface: String,
-    max_frame: usize,
+    config: Config,
     in_use: Arc<AtomicBool>,
+    keep: Option<Keep>,
+    name: String,
+    /// How many sockets there were, in all runs.
+    serial: u64,
     /// The last error, so that it is told once.
     told: String,
 }
 
 impl InterfaceListener {
-    /// Of that interface, for frames of at most `max_frame` bytes.
-    pub(crate) fn new(interface: &str, max_frame: usize) -> InterfaceListener {
+    /// Of that interface, with the rings of [`uplink_rings`]. The uplink is kept under that name.
+    pub(crate) fn new(
+        interface: &str,
+        max_frame: usize,
+        keep: Option<&Keep>,
+        name: &str,
+    ) -> InterfaceListener {
         InterfaceListener {
             interface: interface.to_owned(),
-            max_frame,
+            config: uplink_rings(max_frame),
             in_use: Arc::default(),
+            keep: keep.cloned(),
+            name: name.to_owned(),
+            serial: 0,
             told: String::new(),
         }
     }
 
-    fn open<M: FrameMemory>(&self) -> Result<Connection<M>, String> {
+    /// A socket of an earlier run is in use.
+    pub(crate) fn after(mut self, serial: u64, in_use: &Arc<AtomicBool>) -> InterfaceListener {
+        self.serial = serial;
+        self.in_use = Arc::clone(in_use);
+        self.in_use.store(true, Ordering::Release);
+        self
+    }
+
+    fn open<M: FrameMemory>(&mut self) -> Result<Connection<M>, String> {
         let of_interface = |error| format!("interface {}: {error}", self.interface);
         let mut links = Links::new().map_err(of_interface)?;
         let link = links.find(&self.interface).map_err(of_interface)?;
         if !link.has_carrier {
             return Err(format!("interface {}: it is down", self.interface));
         }
-        let config = Config {
-            slots: UPLINK_SLOTS,
-            frame_bytes: self.max_frame as u32,
-        };
-        let socket = PacketSocket::open(&self.interface, config).map_err(|error| error.to_string())?;
+        let opened = PacketSocket::open(&self.interface, self.config);
+        let mut socket = opened.map_err(|error| error.to_string())?;
         socket
             .also_for(service_mac(link.mac))
             .map_err(|error| error.to_string())?;
         self.in_use.store(true, Ordering::Release);
-        Ok(connection(&link, links, socket, Arc::clone(&self.in_use)))
+        self.serial += 1;
+        let kept = KeptAs::uplink(self.keep.as_ref(), &self.name, self.serial);
+        kept.keep_socket(&self.interface, self.config, &mut socket);
+        Ok(connection(&link, links, socket, Arc::clone(&self.in_use), kept))
+    }
+}
+
+/// The rings of an uplink for frames of at most so many bytes.
+pub(crate) fn uplink_rings(max_frame: usize) -> Config {
+    Config {
+        slots: UPLINK_SLOTS,
+        frame_bytes: max_frame as u32,
     }
 }
 

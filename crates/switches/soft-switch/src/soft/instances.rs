@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use model::{DropReason, Slot};
 use switch::{Plan, PortSpec, SwitchError, SwitchEvent, SwitchReading};
 
-use super::resume::KeptPorts;
+use super::resume::KeptPort;
 use super::workers::Workers;
 use super::{Report, ended, limit, system};
 use crate::ends::{End, Ends};
@@ -18,7 +18,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::keep::{Keep, KeptAs};
 use crate::message::Command;
 use crate::plan::home;
-use crate::port::{Connection, Control, Losses, Port, connector, memif};
+use crate::port::{Connection, Control, Losses, Port, connector};
 
 /// The instances of all slots.
 pub(super) struct Instances<M: FrameMemory> {
@@ -154,12 +154,12 @@ impl<M: FrameMemory> Instances<M> {
     pub(super) fn attach_again(
         &mut self,
         slot: Slot,
-        kept: KeptPorts,
+        kept: KeptPort,
         workers: &mut Workers<M>,
     ) -> Result<(), SwitchError> {
         self.may_attach(slot)?;
         self.put(slot, Attachment::new());
-        let ports = memif::connections(kept.links, KeptAs::ports(self.keep.as_ref(), slot));
+        let ports = kept.connections(KeptAs::ports(self.keep.as_ref(), slot));
         self.give_to_workers(slot, ports, InstancePorts::of_earlier_run, workers);
         Ok(())
     }

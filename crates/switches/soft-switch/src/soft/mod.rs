@@ -308,7 +308,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
         let workers = &mut self.workers;
         let kept = self.leftover.ports.remove(&slot);
         let has_flows = self.unclaimed.remove(&slot);
-        let is_kept = kept.as_ref().is_some_and(|kept| kept.socket == port.address);
+        let is_kept = kept.as_ref().is_some_and(|kept| kept.is_at(&port.address));
         let mut is_same = is_kept;
         if let Some(page) = &mut self.identities {
             is_same |= page.is_at(slot, &identity);
@@ -316,7 +316,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             page.put(slot, (is_same || !has_flows).then_some(&identity));
         }
         if let Some(kept) = kept {
-            if is_kept && kept.links.len() == usize::from(port.data_ports) {
+            if is_kept && kept.ports() == usize::from(port.data_ports) {
                 return self.instances.attach_again(slot, kept, workers);
             }
             // Its sockets are to be closed, so that the instance takes new links.

@@ -4,19 +4,24 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use ::memif::{ControlEvent, Link, LinkState, Unfinished};
 use flow_table::{FlowHasher, FlowTable};
-use memif::{ControlEvent, Link, LinkState, Unfinished};
 use model::{Slot, UplinkId};
+use packet_socket::{Config, PacketSocket};
 use serde::de::DeserializeOwned;
 use switch::{Resumed, SwitchError};
 
 use super::identities::{self, Identities};
 use super::{SoftSwitchConfig, UplinkDevice, system};
 use crate::ends;
-use crate::keep::{Keep, ListenerNote, NOT_OF_A_SWITCH, PortsNote, WorkerNote};
+use crate::frame::FrameMemory;
+use crate::keep::{Keep, KeptAs, ListenerNote, NOT_OF_A_SWITCH, PortNote, PortsNote, SocketNote, WorkerNote};
 use crate::plan::home;
+use crate::port::{Connection, kernel, memif};
 use crate::table_memory::TableMemory;
 use crate::worker::CommitPage;
 
@@ -27,16 +32,77 @@ pub(super) struct WorkerShare {
     pub(super) commit: Option<CommitPage>,
 }
 
-/// The ports of an instance, until it is attached again.
-pub(super) struct KeptPorts {
-    pub(super) socket: PathBuf,
-    pub(super) links: Vec<Link>,
+/// The ports of an instance, until it is attached again, or that of an uplink.
+pub(super) enum KeptPort {
+    /// Links to that socket.
+    Links { socket: PathBuf, links: Vec<Link> },
+    /// The packet socket of an interface.
+    Socket {
+        interface: String,
+        socket: Box<PacketSocket>,
+        in_use: Arc<AtomicBool>,
+    },
+}
+
+impl KeptPort {
+    /// Whether the port is there.
+    pub(super) fn is_at(&self, address: &Path) -> bool {
+        match self {
+            KeptPort::Links { socket, .. } => socket == address,
+            KeptPort::Socket { interface, .. } => Path::new(interface) == address,
+        }
+    }
+
+    /// Its links, if it has such.
+    pub(super) fn links(&self) -> &[Link] {
+        match self {
+            KeptPort::Links { links, .. } => links,
+            KeptPort::Socket { .. } => &[],
+        }
+    }
+
+    /// How many ports these are.
+    pub(super) fn ports(&self) -> usize {
+        match self {
+            KeptPort::Links { links, .. } => links.len(),
+            KeptPort::Socket { .. } => 1,
+        }
+    }
+
+    /// Whether it goes on.
+    fn goes_on(&mut self) -> bool {
+        match self {
+            KeptPort::Links { links, .. } => links
+                .iter_mut()
+                .all(|link| matches!(link.control.poll(), Ok(ControlEvent::None))),
+            KeptPort::Socket { socket, .. } => socket.monitor().trouble().is_none(),
+        }
+    }
+
+    /// The port as connections, which are kept as that.
+    pub(super) fn connections<M: FrameMemory>(self, kept: KeptAs) -> Vec<Connection<M>> {
+        match self {
+            KeptPort::Links { links, .. } => memif::connections(links, kept),
+            KeptPort::Socket {
+                interface,
+                socket,
+                in_use,
+            } => {
+                let again = kernel::connected_again(&interface, *socket, Arc::clone(&in_use), kept);
+                let again = again.inspect_err(|error| {
+                    tracing::warn!(%error, "a kernel port is not taken over");
+                    in_use.store(false, Ordering::Release);
+                });
+                again.into_iter().collect()
+            }
+        }
+    }
 }
 
 /// The peer of an uplink.
 pub(super) struct KeptPeer {
     pub(super) serial: u64,
-    pub(super) link: Link,
+    pub(super) connected: KeptPort,
 }
 
 /// Everything of an earlier run that is still to be used.
@@ -45,7 +111,7 @@ pub(super) struct Leftover {
     pub(super) workers: Vec<WorkerShare>,
     /// The hasher of the tables: all workers have the same.
     pub(super) hasher: Option<FlowHasher>,
-    pub(super) ports: BTreeMap<Slot, KeptPorts>,
+    pub(super) ports: BTreeMap<Slot, KeptPort>,
     pub(super) peers: BTreeMap<String, KeptPeer>,
     pub(super) listeners: BTreeMap<String, OwnedFd>,
     pub(super) identities: Option<Identities>,
@@ -171,7 +237,14 @@ impl Leftover {
             }
             "port" => {
                 let slot = Slot(rest.parse().map_err(|_| "there is no such slot")?);
-                let note: PortsNote = entry.note()?;
+                let note = match entry.note()? {
+                    PortNote::Links(note) => note,
+                    PortNote::Socket(note) => {
+                        let unfinished = self.unfinished(home(slot, 0, 1, workers));
+                        self.ports.insert(slot, socket_again(note, entry, unfinished)?);
+                        return Ok(());
+                    }
+                };
                 check_queues(&note, workers)?;
                 let mut files = entry.files.into_iter();
                 let unfinished = |queue, queues| {
@@ -187,25 +260,41 @@ impl Leftover {
                     .collect::<Result<Vec<Link>, _>>()
                     .map_err(|error| error.to_string())?;
                 let socket = note.socket;
-                self.ports.insert(slot, KeptPorts { socket, links });
+                self.ports.insert(slot, KeptPort::Links { socket, links });
             }
             "uplink" => {
                 let (uplink, serial) = rest.rsplit_once('/').ok_or("its name says nothing")?;
                 let serial: u64 = serial.parse().map_err(|_| "its name says nothing")?;
-                let note: PortsNote = entry.note()?;
-                let id = uplink_id(config, uplink, &note.socket).ok_or("there is no such uplink any more")?;
-                check_queues(&note, workers)?;
                 // The older one was about to go, and the positions that a worker noted are the newer one's.
                 if self.peers.contains_key(uplink) {
                     return Err("another peer has taken its place".to_owned());
                 }
+                let note = match entry.note()? {
+                    PortNote::Links(note) => note,
+                    PortNote::Socket(note) => {
+                        let id = interface_id(config, uplink, &note);
+                        let id = id.ok_or("there is no such uplink any more")?;
+                        let unfinished = self.unfinished(id.index() % workers);
+                        let connected = socket_again(note, entry, unfinished)?;
+                        self.peers
+                            .insert(uplink.to_owned(), KeptPeer { serial, connected });
+                        return Ok(());
+                    }
+                };
+                let id = uplink_id(config, uplink, &note.socket).ok_or("there is no such uplink any more")?;
+                check_queues(&note, workers)?;
                 let state = note.links.first().ok_or("it has no link")?;
                 let unfinished = |queue: usize| -> Option<Unfinished> {
                     let worker = (id.index() + queue) % workers;
                     self.workers.get(worker)?.commit.as_ref()?.unfinished_of(id)
                 };
                 let link = Link::resume(state, entry.files, unfinished).map_err(|error| error.to_string())?;
-                self.peers.insert(uplink.to_owned(), KeptPeer { serial, link });
+                let connected = KeptPort::Links {
+                    socket: note.socket,
+                    links: vec![link],
+                };
+                self.peers
+                    .insert(uplink.to_owned(), KeptPeer { serial, connected });
             }
             "listener" => {
                 let note: ListenerNote = entry.note()?;
@@ -225,6 +314,12 @@ impl Leftover {
         Ok(())
     }
 
+    /// The turn that a worker has not finished.
+    fn unfinished(&self, worker: usize) -> Option<u64> {
+        let page = self.workers.get(worker)?.commit.as_ref()?;
+        page.unfinished().map(|of| of.turn)
+    }
+
     fn share(&mut self, worker: usize) -> Result<&mut WorkerShare, String> {
         self.workers
             .get_mut(worker)
@@ -238,15 +333,51 @@ impl Leftover {
 
     /// Lets the ports go whose instance has ended meanwhile, and that nobody attaches any more.
     pub(super) fn drop_ended(&mut self, keep: &Keep) {
-        let goes_on = |link: &mut Link| matches!(link.control.poll(), Ok(ControlEvent::None));
         self.ports.retain(|slot, ports| {
-            let is_there = ports.links.iter_mut().all(goes_on);
+            let is_there = ports.goes_on();
             if !is_there {
                 keep.forget(&format!("port/{}", slot.0));
             }
             is_there
         });
     }
+}
+
+/// Goes on with the socket of an interface.
+fn socket_again(note: SocketNote, entry: Found, unfinished: Option<u64>) -> Result<KeptPort, String> {
+    let mut files = entry.files.into_iter();
+    let (Some(socket), Some(positions), None) = (files.next(), files.next(), files.next()) else {
+        return Err("it has not two descriptors".to_owned());
+    };
+    let SocketNote {
+        interface,
+        slots,
+        frame_bytes,
+    } = note;
+    let config = Config { slots, frame_bytes };
+    let kept = packet_socket::Kept { socket, positions };
+    let socket = PacketSocket::resume(&interface, config, kept, unfinished);
+    let mut port = KeptPort::Socket {
+        socket: Box::new(socket.map_err(|error| error.to_string())?),
+        interface,
+        in_use: Arc::default(),
+    };
+    let goes_on = port.goes_on();
+    goes_on
+        .then_some(port)
+        .ok_or_else(|| "its interface is down".to_owned())
+}
+
+/// The uplink of that name, if it has that interface and its frames are as long.
+fn interface_id(config: &SoftSwitchConfig, name: &str, note: &SocketNote) -> Option<UplinkId> {
+    let mut uplinks = (0..).map(UplinkId).zip(&config.uplinks);
+    let (id, _) = uplinks.find(|(_, uplink)| {
+        let rings = kernel::uplink_rings(uplink.max_frame);
+        let is_it =
+            matches!(&uplink.device, UplinkDevice::Kernel { interface } if *interface == note.interface);
+        uplink.name == name && is_it && (rings.slots, rings.frame_bytes) == (note.slots, note.frame_bytes)
+    })?;
+    Some(id)
 }
 
 /// Whether there is a worker for each queue.

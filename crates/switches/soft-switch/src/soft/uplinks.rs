@@ -10,7 +10,7 @@ use std::time::Duration;
 use model::UplinkId;
 use switch::{Plan, SwitchError, SwitchEvent, SwitchReading};
 
-use super::resume::{KeptPeer, Leftover};
+use super::resume::{KeptPeer, KeptPort, Leftover};
 use super::workers::Workers;
 use super::{OpenDevice, Report, SoftSwitchConfig, UplinkConfig, UplinkDevice, ended, limit, system};
 use crate::ends::Ends;
@@ -108,17 +108,22 @@ pub(super) fn listen<M: FrameMemory>(
                 let queues = (*queues).clamp(1, workers as u16);
                 let before = leftover.listeners.remove(&uplink.name);
                 let peer = leftover.peers.get(&uplink.name);
+                let link = peer.and_then(|peer| Some((peer.serial, peer.connected.links().first()?)));
                 let listener = memif::UplinkListener::new(socket, queues, config.keep.as_ref(), &uplink.name);
-                listeners.push((
-                    id,
-                    listener.begin(before, peer.map(|peer| (peer.serial, &peer.link)))?,
-                ));
+                listeners.push((id, listener.begin(before, link)?));
             }
             UplinkDevice::Kernel { interface } => {
-                listeners.push((
-                    id,
-                    Box::new(kernel::InterfaceListener::new(interface, uplink.max_frame)),
-                ));
+                let keep = config.keep.as_ref();
+                let mut listener =
+                    kernel::InterfaceListener::new(interface, uplink.max_frame, keep, &uplink.name);
+                if let Some(KeptPeer {
+                    serial,
+                    connected: KeptPort::Socket { in_use, .. },
+                }) = leftover.peers.get(&uplink.name)
+                {
+                    listener = listener.after(*serial, in_use);
+                }
+                listeners.push((id, Box::new(listener)));
             }
             UplinkDevice::Device | UplinkDevice::Null => {}
         }
@@ -133,9 +138,9 @@ pub(super) fn peers<M: FrameMemory>(
 ) -> Vec<(UplinkId, Connection<M>)> {
     let uplinks = (0..).map(UplinkId).zip(&config.uplinks);
     let peers = uplinks.filter_map(|(id, uplink)| {
-        let KeptPeer { serial, link } = leftover.peers.remove(&uplink.name)?;
+        let KeptPeer { serial, connected } = leftover.peers.remove(&uplink.name)?;
         let kept = KeptAs::uplink(config.keep.as_ref(), &uplink.name, serial);
-        Some((id, memif::connections(vec![link], kept).pop()?))
+        Some((id, connected.connections(kept).pop()?))
     });
     peers.collect()
 }
@@ -263,6 +268,7 @@ impl<M: FrameMemory> Uplinks<M> {
         };
         let gated = |port| match port {
             Port::Memif(port) => Port::Memif(port.behind(&state.is_open)),
+            Port::Kernel(port) => Port::Kernel(port.behind(&state.is_open)),
             other => other,
         };
         peer.queues = peer.queues.into_iter().map(gated).collect();
