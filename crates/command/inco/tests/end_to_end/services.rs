@@ -163,6 +163,14 @@ fn no_connection_notices_scaling_oci_soft() {
     no_connection_notices_scaling(Engine::Oci, "soft");
 }
 
+/// What the engine does and what the driver does are tested by themselves; both together at full length.
+#[test]
+fn no_connection_notices_scaling_docker_soft() {
+    if is_full_length() {
+        no_connection_notices_scaling(Engine::Docker, "soft");
+    }
+}
+
 /// Kills inco, or its launcher and then inco, waits a moment and starts it again.
 fn kill_and_run(place: &Place, network: &Network, inco: Inco, text: &str, with_launcher: bool) -> Inco {
     if with_launcher {
@@ -240,6 +248,18 @@ fn no_connection_notices_a_kill_9_of_inco_docker() {
     no_connection_notices_a_kill_9(Engine::Docker, "ebpf");
 }
 
+#[test]
+fn no_connection_ends_with_a_kill_9_of_inco_oci_soft() {
+    no_connection_notices_a_kill_9(Engine::Oci, "soft");
+}
+
+#[test]
+fn no_connection_ends_with_a_kill_9_of_inco_docker_soft() {
+    if is_full_length() {
+        no_connection_notices_a_kill_9(Engine::Docker, "soft");
+    }
+}
+
 /// They stay open while instances come, drain with them, and inco is killed twice.
 fn many_connections_outlast_scaling_and_a_kill_9(driver: &str) {
     if !are_here(Engine::Oci) {
@@ -305,6 +325,11 @@ fn many_connections_outlast_scaling_and_a_kill_9(driver: &str) {
 #[test]
 fn many_connections_outlast_scaling_and_a_kill_9_of_inco() {
     many_connections_outlast_scaling_and_a_kill_9("ebpf");
+}
+
+#[test]
+fn many_connections_outlast_scaling_and_a_kill_9_of_inco_soft() {
+    many_connections_outlast_scaling_and_a_kill_9("soft");
 }
 
 /// Files that are downloaded meanwhile are whole.
@@ -387,6 +412,11 @@ fn downloads_are_whole_across_scaling_and_a_kill_9(driver: &str) {
 #[test]
 fn downloads_are_whole_across_scaling_and_a_kill_9_of_inco() {
     downloads_are_whole_across_scaling_and_a_kill_9("ebpf");
+}
+
+#[test]
+fn downloads_are_whole_across_scaling_and_a_kill_9_of_inco_soft() {
+    downloads_are_whole_across_scaling_and_a_kill_9("soft");
 }
 
 /// The time from a rise of the load until an instance that was added for it answers its first request.
