@@ -94,7 +94,7 @@ fn child(world: &mut World) -> Child {
     panic!("it has ended: {:?}", child.wait());
 }
 
-fn packet(flow: u16) -> Vec<u8> {
+pub(crate) fn packet(flow: u16) -> Vec<u8> {
     udp(
         &format!("198.51.100.{}:{}", 1 + flow % 200, 2000 + flow),
         "10.0.0.100:80",
@@ -103,13 +103,13 @@ fn packet(flow: u16) -> Vec<u8> {
 }
 
 /// The flow that a packet is of.
-fn flow_of(frame: &[u8]) -> Option<u16> {
+pub(crate) fn flow_of(frame: &[u8]) -> Option<u16> {
     let length = frame.len();
     (length >= 44).then(|| u16::from_be_bytes([frame[42], frame[43]]))
 }
 
 /// Where each flow's packets have come.
-fn places(world: &World, wanted: usize) -> BTreeMap<u16, Slot> {
+pub(crate) fn places(world: &World, wanted: usize) -> BTreeMap<u16, Slot> {
     let mut at = BTreeMap::new();
     let began = std::time::Instant::now();
     let mut count = 0;

@@ -189,7 +189,7 @@ fn what_flows_share_is_forgotten() {
     let first = next(&mut bed, 1);
     assert_eq!(next(&mut bed, 1), first);
     // The longest timeout and a minute: too long for a test, so it is made shorter in the programs' memory.
-    const FOR: usize = 128;
+    const FOR: usize = 136;
     let pin = format!("/sys/fs/bpf/inco/{}/world", bed.world.config.name);
     let map = aya::maps::MapData::from_pin(pin).unwrap();
     let world = shared_memory::Mapping::new(map.fd().as_fd(), shared_memory::PAGE, false).unwrap();
