@@ -31,6 +31,6 @@ mod uplinks;
 
 pub use error::{EbpfError, MINIMUM};
 pub use ports::PreparedPort;
-pub use release::{Before, Release};
+pub use release::{Before, Entry, Release};
 pub use statistics::{Cost, Statistics};
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

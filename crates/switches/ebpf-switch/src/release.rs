@@ -33,8 +33,11 @@ pub struct Before {
     pub layout: u64,
     /// An entry of a map of that layout, in the words of this one: the map's name, key and value. [`None`]: what is in
     /// the entry cannot be.
-    pub entry: fn(map: &str, key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)>,
+    pub entry: fn(map: &str, key: &[u8], value: &[u8]) -> Option<Entry>,
 }
+
+/// The bytes of a key and of a value.
+pub type Entry = (Vec<u8>, Vec<u8>);
 
 impl Release {
     /// This one. No release had this driver before, so there is no layout before.

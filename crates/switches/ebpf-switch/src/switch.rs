@@ -284,7 +284,6 @@ impl EbpfSwitch {
             instances: self.instances.inherited().count(),
             uplinks: self.uplinks.up(),
             rejected,
-            ..Resumed::default()
         }
     }
 
