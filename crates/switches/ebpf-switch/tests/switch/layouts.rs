@@ -227,7 +227,7 @@ fn lines<const KEY: usize>(name: &str, map: &str) -> Vec<String> {
         let (key, value) = entry.unwrap();
         // The pin, then packets and bytes, then neighbour and place, then opener, inside and the state of TCP.
         let parts = [&value[..8], &value[16..48], &value[56..72], &value[72..]];
-        format!("{} {}", hex(&key), parts.map(|part| hex(part)).join(" "))
+        format!("{} {}", hex(&key), parts.map(hex).join(" "))
     };
     let mut lines: Vec<String> = map.iter().map(line).collect();
     lines.sort();
