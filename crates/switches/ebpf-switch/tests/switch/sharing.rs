@@ -204,7 +204,10 @@ fn two_machines_agree_where_a_connection_is() {
     }
     // Once an instance has had its slow start, nothing tells that it had one.
     let grown = |bed: &mut Bed| {
-        bed.plan.slots[2].as_mut().unwrap().active_since = clock::monotonic();
+        let mut last = bed.plan.slots[2].take().unwrap();
+        bed.publish();
+        last.active_since = clock::monotonic();
+        bed.plan.slots[2] = Some(last);
         bed.publish();
         let until = Instant::now() + Duration::from_nanos(scheduling::SLOW_START.0 + 200_000_000);
         bed.until("it has grown", |_| Instant::now() >= until);
