@@ -12,14 +12,17 @@ const NAMES: [&str; 8] = [
 fn main() {
     println!("cargo::rerun-if-changed=bpf");
     println!("cargo::rerun-if-env-changed=INCO_CLANG");
-    if let Err(reason) = compile() {
-        println!("cargo::error={reason}");
-        std::process::exit(1);
+    // The second one is for the tests of take-overs.
+    for (object, options) in [("switch.o", &[][..]), ("older.o", &["-DOLDER_LAYOUT"])] {
+        if let Err(reason) = compile(object, options) {
+            println!("cargo::error={reason}");
+            std::process::exit(1);
+        }
     }
 }
 
-fn compile() -> Result<(), String> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo gave no OUT_DIR")?).join("switch.o");
+fn compile(object: &str, options: &[&str]) -> Result<(), String> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo gave no OUT_DIR")?).join(object);
     let asked = env::var("INCO_CLANG").ok();
     let names: Vec<&str> = asked.as_deref().map_or(NAMES.to_vec(), |one| vec![one]);
     for name in &names {
@@ -28,6 +31,7 @@ fn compile() -> Result<(), String> {
             .args([
                 "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror",
             ])
+            .args(options)
             .args(["-c", "bpf/switch.c", "-o"])
             .arg(&out)
             .output();

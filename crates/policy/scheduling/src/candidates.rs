@@ -478,7 +478,7 @@ impl Candidates {
 
     /// Changes whenever slots, weights or ramps change.
     #[inline]
-    pub(crate) fn shape(&self) -> u64 {
+    pub fn shape(&self) -> u64 {
         let mut steps = self.steps.iter().take(self.count);
         if steps.all(|step| *step == self.highest_step) {
             return self.shape;

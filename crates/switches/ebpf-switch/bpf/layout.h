@@ -4,7 +4,11 @@
 #include "kernel.h"
 
 enum {
+#ifdef OLDER_LAYOUT // another one, for tests: see tests/switch/layouts.rs
     LAYOUT = 3,
+#else
+    LAYOUT = 4,
+#endif
     SLOTS = 1024,
     SERVICES = 64,
     UPLINKS = 8,
@@ -105,8 +109,10 @@ struct uplink {
     __u32 other_to;
 };
 
+// The first two words have their place in every layout: another release reads and writes them.
 struct settings {
     __u64 layout;
+    __u64 by_hash; // another release takes over: new flows are picked by their hash, and valid pins stay
     __u64 generation;
     __u64 hash_key[2];
     __u64 timeouts[8]; // tcp_handshake, tcp, tcp_linger, udp, sctp, icmp, other
@@ -119,7 +125,7 @@ struct settings {
     __u32 sweep_row; // of the counters, where the sweep counts: packets interrupt it
     __u32 last_zero;
     __u64 shared_ns; // how long flows share an instance after the last of them was seen to begin or to go on
-    __u64 zeros[7];
+    __u64 zeros[6];
 };
 
 // The order in which the flows of a table are looked at: whether they are over. Each has one place in it. One that is
@@ -200,6 +206,16 @@ struct key6 {
 };
 
 struct flow {
+#ifdef OLDER_LAYOUT
+    __u64 place;
+    __u64 bytes[2];
+    __u64 spare;
+    __u64 packets[2];
+    __u64 outside;
+    __u64 seen;
+    __u64 pinned_at;
+    __u64 pin;
+#else
     __u64 pin; // slot, service, tag, epoch: see PIN
     __u64 seen;
     __u64 packets[2]; // by direction of the key
@@ -207,6 +223,7 @@ struct flow {
     __u64 pinned_at;
     __u64 outside; // the MAC address towards the client, and the uplink in the upper two bytes
     __u64 place;   // in the order
+#endif
     __u8 opener;   // the direction of the first packet
     __u8 inside;   // the direction of packets that come from the instance
     __u16 zero;
@@ -232,7 +249,7 @@ struct counts {
     __u64 lost_events;
     struct flow fresh; // the entry that this CPU is making
     struct event event; // what it is telling
-    __u64 more_zero[5];
+    __u64 more_zero[15 - sizeof(struct flow) / 8];
     struct uplink_counts uplinks[UPLINKS];
     struct service_counts services[SERVICES];
     struct slot_counts slots[SLOTS];

@@ -17,7 +17,7 @@ enum {
     RST = 4,
     ACK = 16,
     // IPv6 extension headers of a packet at most.
-    EXTENSIONS = 6,
+    EXTENSIONS = 8,
     // The longest header chain that is read at once.
     READABLE = ETH_BYTES + 60 + 20,
 };
@@ -258,10 +258,10 @@ NOINLINE int skip_extensions(struct __sk_buff *skb, __u32 at, struct ip6 *ip, st
 {
     __u8 next = ip->next;
     at += sizeof *ip;
-    for (int i = 0; i < EXTENSIONS; i++) {
+    for (int i = 0; i <= EXTENSIONS; i++) {
         __u8 header[8];
-        // Hop-by-hop, routing, destination options, mobility, authentication, fragment.
-        if (next != 0 && next != 43 && next != 60 && next != 135 && next != 51 && next != 44) {
+        // Hop-by-hop, routing, destination options, authentication, fragment.
+        if (next != 0 && next != 43 && next != 60 && next != 51 && next != 44) {
             p->l4_at = at;
             return next;
         }

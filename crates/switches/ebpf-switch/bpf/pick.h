@@ -159,9 +159,14 @@ NOINLINE __u64 rss_hash(const struct question *q, __u32 by)
     return (__u32)toeplitz(&input, words);
 }
 
+INLINE int is_valid(const struct world *w, __u64 pin)
+{
+    return w->slots[PIN_SLOT(pin)].epoch == PIN_EPOCH(pin);
+}
+
 INLINE int is_shared_pin(const struct world *w, __u64 pin, __u32 service)
 {
-    return takes_flows(w, PIN_SLOT(pin), service) && w->slots[PIN_SLOT(pin)].epoch == PIN_EPOCH(pin);
+    return takes_flows(w, PIN_SLOT(pin), service) && is_valid(w, pin);
 }
 
 INLINE void share(struct shared *key, const struct question *q, __u32 service, __u32 by)

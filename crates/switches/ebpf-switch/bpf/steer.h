@@ -158,12 +158,16 @@ NOINLINE int NAME(set_up_flow)(struct NAME(set_up) *s)
         hash = by >= PICK_BY_RSS ? rss_hash(&q, by) : spread(&q, by == PICK_BY_SOURCE ? SHARED_BY_SOURCE : shared_by);
         // Too many connections are opened and not acknowledged: the acknowledgement will be pinned.
         floods = is_tcp && s->tcp == TCP_HANDSHAKE && is_flooded(w, service);
-        // The middle of a connection of which nothing is known, or what comes before that.
-        if (floods || s->is_error || (is_tcp && s->tcp != TCP_HANDSHAKE))
+        // The middle of a connection of which nothing is known, or what comes before that; or the programs are being
+        // exchanged for those of another release, with another table: both pick alike.
+        if (floods || s->is_error || w->settings.by_hash || (is_tcp && s->tcp != TCP_HANDSHAKE))
             by = by == PICK_PREPARED ? PICK_BY_FLOW : by;
         if (is_tcp && s->tcp != TCP_HANDSHAKE && !s->is_error)
             c->services[service].recovered++;
-        slot = shared_by ? slot_shared_with(&q, service) : -1;
+        if (UNLIKELY(w->settings.by_hash) && s->flow && is_valid(w, s->flow->pin))
+            slot = PIN_SLOT(s->flow->pin);
+        else
+            slot = shared_by ? slot_shared_with(&q, service) : -1;
         if (slot < 0) {
             slot = pick(service, hash, by);
             if (slot >= 0 && shared_by && !floods && !s->is_error)

@@ -4,10 +4,12 @@
 #![expect(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
+
+use aya::maps::{MapData, MapError};
 
 use crate::layout::{FLOW_BYTES, Flow};
 
@@ -34,43 +36,45 @@ struct BatchAttr {
     flags: u64,
 }
 
-/// Copies the entries of a table out, a batch at a time.
-pub(crate) struct Entries {
+/// Copies the entries of a map out, a batch at a time: of a table by hash, or of an array.
+pub(crate) struct Entries<'a> {
+    map: BorrowedFd<'a>,
     place: u32,
     begun: bool,
     is_over: bool,
     key_bytes: usize,
+    value_bytes: usize,
+    limit: usize,
     keys: Vec<u8>,
     values: Vec<u8>,
 }
 
-impl Entries {
-    /// Of a table whose keys are that long.
-    pub(crate) fn new(key_bytes: usize) -> Entries {
-        Entries {
+impl<'a> Entries<'a> {
+    pub(crate) fn of(map: &'a MapData) -> Result<Entries<'a>, MapError> {
+        let info = map.info()?;
+        Ok(Entries {
+            map: map.fd().as_fd(),
             place: 0,
             begun: false,
             is_over: false,
-            key_bytes,
+            key_bytes: info.key_size() as usize,
+            value_bytes: info.value_size() as usize,
+            limit: info.max_entries() as usize,
             keys: Vec::new(),
             values: Vec::new(),
-        }
+        })
     }
 
-    /// Copies the next batch out. Gives false when there is no more. An entry that comes or goes meanwhile may be
-    /// left out.
-    pub(crate) fn next(
-        &mut self,
-        table: BorrowedFd<'_>,
-        mut each: impl FnMut(&[u8], Flow),
-    ) -> io::Result<bool> {
+    /// Copies the next batch out: keys and values. Gives false when there is no more. An entry that comes or goes
+    /// meanwhile may be left out.
+    pub(crate) fn next(&mut self, mut each: impl FnMut(&[u8], &[u8])) -> io::Result<bool> {
         if self.is_over {
             return Ok(false);
         }
-        let mut room = BATCH.max(self.values.len() / FLOW_BYTES);
+        let mut room = BATCH.min(self.limit).max(self.values.len() / self.value_bytes);
         loop {
             self.keys.resize(room * self.key_bytes, 0);
-            self.values.resize(room * FLOW_BYTES, 0);
+            self.values.resize(room * self.value_bytes, 0);
             let mut out = 0_u32;
             let mut attr = BatchAttr {
                 in_batch: if self.begun {
@@ -82,11 +86,11 @@ impl Entries {
                 keys: self.keys.as_mut_ptr() as u64,
                 values: self.values.as_mut_ptr() as u64,
                 count: room as u32,
-                map_fd: table.as_raw_fd() as u32,
+                map_fd: self.map.as_raw_fd() as u32,
                 ..BatchAttr::default()
             };
-            // SAFETY: the kernel writes at most `count` keys and values, for which the buffers have room, and a place
-            // of four bytes, which is what a table by hash needs.
+            // SAFETY: the kernel writes at most `count` keys and values of the sizes that it has told, for which the
+            // buffers have room, and a place of four bytes, which is what a table by hash and an array need.
             let result =
                 unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>()) };
             let error = (result != 0).then(io::Error::last_os_error);
@@ -104,9 +108,9 @@ impl Entries {
             self.place = out;
             self.begun = true;
             let keys = self.keys.chunks_exact(self.key_bytes);
-            let values = self.values.as_chunks::<FLOW_BYTES>().0;
+            let values = self.values.chunks_exact(self.value_bytes);
             for (key, value) in keys.zip(values).take(attr.count as usize) {
-                each(key, Flow::read(value));
+                each(key, value);
             }
             return Ok(!self.is_over);
         }
@@ -166,6 +170,82 @@ pub(crate) fn run(program: BorrowedFd<'_>) -> io::Result<()> {
 
 /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`.
 const TAKE: libc::c_long = 21;
+
+/// `BPF_MAP_LOOKUP_ELEM`.
+const LOOKUP: libc::c_long = 1;
+/// `BPF_MAP_UPDATE_ELEM`.
+const UPDATE: libc::c_long = 2;
+/// `BPF_NOEXIST`: an entry that is there stays.
+const NOEXIST: u64 = 1;
+
+/// A map whose entries are written one by one.
+pub(crate) struct Writer<'a> {
+    map: BorrowedFd<'a>,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl<'a> Writer<'a> {
+    pub(crate) fn of(map: &'a MapData) -> Result<Writer<'a>, MapError> {
+        let info = map.info()?;
+        Ok(Writer {
+            map: map.fd().as_fd(),
+            key_bytes: info.key_size() as usize,
+            value_bytes: info.value_size() as usize,
+        })
+    }
+
+    /// Whether a key and a value have the lengths that they have in the map.
+    pub(crate) fn takes(&self, key: &[u8], value: &[u8]) -> bool {
+        (self.key_bytes, self.value_bytes) == (key.len(), value.len())
+    }
+
+    /// Whether there is an entry of that key.
+    pub(crate) fn has(&self, key: &[u8]) -> io::Result<bool> {
+        let mut value = vec![0_u8; self.value_bytes];
+        let found = self.call(LOOKUP, key, value.as_mut_ptr() as u64, 0);
+        known(found, libc::ENOENT)
+    }
+
+    /// Writes an entry. Gives false where `is_new` and there is one of that key.
+    pub(crate) fn write(&self, key: &[u8], value: &[u8], is_new: bool) -> io::Result<bool> {
+        if value.len() != self.value_bytes {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let flags = if is_new { NOEXIST } else { 0 };
+        known(self.call(UPDATE, key, value.as_ptr() as u64, flags), libc::EEXIST)
+    }
+
+    /// `value` points to as many bytes as a value has, and is written to by `LOOKUP`.
+    fn call(&self, what: libc::c_long, key: &[u8], value: u64, flags: u64) -> io::Result<()> {
+        if key.len() != self.key_bytes {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let mut attr = EntryAttr {
+            map_fd: self.map.as_raw_fd() as u32,
+            key: key.as_ptr() as u64,
+            value,
+            flags,
+            ..EntryAttr::default()
+        };
+        // SAFETY: the kernel reads a key, which has the map's length; the callers give a value of the map's length.
+        let result = unsafe { libc::syscall(libc::SYS_bpf, what, &raw mut attr, size_of::<EntryAttr>()) };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+/// False for that one error.
+fn known(result: io::Result<()>, error: i32) -> io::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(of) if of.raw_os_error() == Some(error) => Ok(false),
+        Err(of) => Err(of),
+    }
+}
 
 /// The arguments of a call about one entry (`union bpf_attr`).
 #[repr(C)]

@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use aya::util::KernelVersion;
 use thiserror::Error;
 
 /// Why the driver cannot be had, or cannot go on.
@@ -59,3 +60,31 @@ pub enum EbpfError {
 
 /// The oldest kernel on which the programs load.
 pub const MINIMUM: (u8, u8) = (6, 1);
+
+/// Whether this kernel is new enough.
+///
+/// # Errors
+/// It is not.
+pub(crate) fn check_kernel() -> Result<(), EbpfError> {
+    let oldest = KernelVersion::new(MINIMUM.0, MINIMUM.1, 0);
+    // One that does not say its version is tried.
+    if KernelVersion::current().map_or(true, |runs| runs >= oldest) {
+        return Ok(());
+    }
+    let found = rustix::system::uname().release().to_string_lossy().into_owned();
+    Err(EbpfError::Kernel { found })
+}
+
+/// An error with its causes in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(of) = cause {
+        let said = of.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = of.source();
+    }
+    text
+}

@@ -343,8 +343,13 @@ impl Instances {
 }
 
 impl Port {
-    fn index(&self) -> u32 {
-        if self.link.is_gone { 0 } else { self.link.index }
+    /// The interface that packets go to; 0 where the kernel would drop them without a word: the other end is down.
+    const fn index(&self) -> u32 {
+        if self.link.is_gone || !self.link.has_carrier {
+            0
+        } else {
+            self.link.index
+        }
     }
 
     /// Writes what does not depend on a plan.

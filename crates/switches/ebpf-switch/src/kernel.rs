@@ -9,31 +9,32 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::slice;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{HashMap, Map, MapData, RingBuf};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact};
 use aya::programs::{ProgramError, ProgramFd, RawTracePoint, SchedClassifier, TcAttachType};
-use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use shared_memory::Mapping;
 
 use crate::bpf::{self, FS};
-use crate::error::{EbpfError, MINIMUM};
+use crate::error::{EbpfError, chain, check_kernel};
 use crate::events::Ring;
-use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, LAYOUT, OWN_ROWS, SPARE_PLACES, World};
+use crate::layout::{Counts, FLOW_BYTES, KEY_BYTES, OWN_ROWS, SPARE_PLACES, World};
+use crate::release::{Before, Release};
 use crate::signals::Signals;
+use crate::takeover::TakeOver;
 
-/// The programs, as clang has compiled them.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o"));
 /// The place of our filter among those of an interface: the first one, always the same, so that the next run finds it.
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
+/// How often the kernel is asked to load a program that it gave up on.
+const LOAD_TRIES: u32 = 8;
 /// The pinned maps.
-const MAPS: [&str; 11] = [
+pub(crate) const MAPS: [&str; 11] = [
     "world",
     "counts",
     "flows_v4",
@@ -106,6 +107,12 @@ impl Shared {
         &self.counts()[self.cpus + 1]
     }
 
+    /// The same, word by word.
+    pub(crate) fn own_words(&self) -> &[AtomicU64] {
+        // SAFETY: a `Counts` is made of words that are atomics, and of words that only programs touch, in their rows.
+        unsafe { slice::from_raw_parts((&raw const *self.own_counts()).cast(), size_of::<Counts>() / 8) }
+    }
+
     /// Looks at each flow once, and removes those that are over. Each step of that keeps its CPU for some tenths of a
     /// millisecond.
     ///
@@ -128,16 +135,21 @@ impl Shared {
         }
     }
 
+    /// How many flow tables there are.
+    pub(crate) const fn tables(&self) -> usize {
+        self.flows.len()
+    }
+
     /// A flow table: IPv4 or IPv6.
-    pub(crate) fn table(&self, family: usize) -> BorrowedFd<'_> {
-        self.flows[family & 1].fd().as_fd()
+    pub(crate) fn table(&self, family: usize) -> &MapData {
+        &self.flows[family & 1]
     }
 }
 
 /// What is in the kernel.
 pub(crate) struct Kernel {
     ebpf: Ebpf,
-    pins: PathBuf,
+    name: String,
     addresses: HashMap<MapData, [u8; 16], u32>,
     signals: Option<Signals>,
 }
@@ -149,6 +161,8 @@ pub(crate) struct Loaded {
     /// What the programs tell at once.
     pub(crate) events: Ring,
     pub(crate) found: Found,
+    /// Where flows of the layout before are taken over: what is left to do when programs have been exchanged.
+    pub(crate) take_over: Option<TakeOver>,
 }
 
 impl Kernel {
@@ -157,21 +171,31 @@ impl Kernel {
     ///
     /// # Errors
     /// The kernel is too old or refuses.
-    pub(crate) fn load(name: &str, sizes: Sizes) -> Result<Loaded, EbpfError> {
+    pub(crate) fn load(name: &str, sizes: Sizes, release: &Release) -> Result<Loaded, EbpfError> {
         check_kernel()?;
         let file_system = |source| EbpfError::FileSystem {
             place: PathBuf::from(FS),
             source,
         };
         bpf::mount_fs().map_err(file_system)?;
-        let pins = pins_of(name);
-        fs::create_dir_all(&pins).map_err(file_system)?;
+        let (pins, next) = (pins_of(name), next_of(name));
         let cpus = aya::util::nr_cpus().map_err(|(_, source)| system("counting CPUs", source))?;
-        let mut found = look(&pins, cpus);
+        let mut found = look(&pins, cpus, release);
         if let Found::Unusable(_) = &found {
             remove_pins(&pins).map_err(file_system)?;
         }
-        renew(&pins, "shared_pins", sizes.shared_pins).map_err(file_system)?;
+        // One that was killed in a take-over has left both sets, and the older programs pick as the newer ones do.
+        let goes_on = matches!(found, Found::Older(_)) && matches!(head_of(&pins), Ok([_, 1]));
+        if !(goes_on && layout_of(&next) == Ok(release.layout)) {
+            remove_all_pins(&next).map_err(file_system)?;
+        }
+        let place = if matches!(found, Found::Older(_)) {
+            &next
+        } else {
+            &pins
+        };
+        fs::create_dir_all(place).map_err(file_system)?;
+        renew(place, "shared_pins", sizes.shared_pins).map_err(file_system)?;
         let places = sizes.flows.map(|flows| flows.saturating_add(2 * SPARE_PLACES));
         let mut loader = EbpfLoader::new();
         loader
@@ -183,13 +207,13 @@ impl Kernel {
             .map_max_entries("order_v4", places[0])
             .map_max_entries("order_v6", places[1]);
         for map in MAPS {
-            loader.map_pin_path(map, pins.join(map));
+            loader.map_pin_path(map, place.join(map));
         }
         let refused = |error: &dyn std::error::Error| EbpfError::Load { reason: chain(error) };
-        let mut ebpf = loader.load(OBJECT).map_err(|error| refused(&error))?;
+        let mut ebpf = loader.load(release.object).map_err(|error| refused(&error))?;
         for program in [Program::Uplink, Program::Instance] {
             let program = classifier(&mut ebpf, program)?;
-            program.load().map_err(|error| refused(&error))?;
+            load(|| program.load()).map_err(|error| refused(&error))?;
         }
         let sweep = sweeper(&mut ebpf).map_err(|error| refused(&error))?;
         let mut take = |name: &str| match ebpf.take_map(name) {
@@ -219,28 +243,35 @@ impl Kernel {
             sweep,
         };
         let settings = &shared.world().settings;
-        if !matches!(found, Found::Taken) {
+        let mut take_over = None;
+        if settings.layout.load(Ordering::Acquire) != release.layout {
+            if matches!(found, Found::Taken) {
+                // The pins vanished between the look and now.
+                found = Found::Nothing;
+            }
             for (order, places) in shared.world().order.iter().zip(places) {
                 order.places.store(places, Ordering::Relaxed);
             }
             settings.sweep_row.store(cpus as u32, Ordering::Relaxed);
-            settings.layout.store(LAYOUT, Ordering::Release);
-        } else if settings.layout.load(Ordering::Acquire) != LAYOUT {
-            // The pins vanished between the look and now.
-            found = Found::Nothing;
         }
+        if let Found::Older(before) = &found {
+            let begun = TakeOver::begin(*before, pins, next, &shared);
+            take_over = Some(begun.map_err(|error| system("copying flows of the layout before", error))?);
+        }
+        settings.layout.store(release.layout, Ordering::Release);
         let addresses = HashMap::try_from(Map::HashMap(addresses)).map_err(|error| refused(&error))?;
         let signals = Signals::of(&mut ebpf);
         Ok(Loaded {
             kernel: Kernel {
                 ebpf,
-                pins,
+                name: name.to_owned(),
                 addresses,
                 signals,
             },
             shared,
             events,
             found,
+            take_over,
         })
     }
 
@@ -318,13 +349,13 @@ impl Kernel {
 
     /// Removes what is pinned. Programs end with their last attachment.
     pub(crate) fn remove(&self) {
-        remove(&self.pins);
+        remove(&self.name);
     }
 }
 
 /// What a run has pinned that is over.
 pub(crate) struct Leftovers {
-    pins: PathBuf,
+    name: String,
     /// Its uplinks, as far as its maps can be read.
     pub(crate) uplinks: Vec<u32>,
 }
@@ -344,18 +375,21 @@ impl Leftovers {
                 indexes.filter(|index| *index != 0).collect()
             },
         );
-        Some(Leftovers { pins, uplinks })
+        let name = name.to_owned();
+        Some(Leftovers { name, uplinks })
     }
 
     /// Removes it.
     pub(crate) fn remove(&self) {
-        remove(&self.pins);
+        remove(&self.name);
     }
 }
 
-fn remove(pins: &Path) {
-    if let Err(error) = remove_pins(pins).and_then(|()| fs::remove_dir(pins)) {
-        tracing::warn!(%error, pins = %pins.display(), "what is pinned in the kernel stays");
+fn remove(name: &str) {
+    for pins in [pins_of(name), next_of(name)] {
+        if let Err(error) = remove_all_pins(&pins) {
+            tracing::warn!(%error, pins = %pins.display(), "what is pinned in the kernel stays");
+        }
     }
 }
 
@@ -378,10 +412,12 @@ fn world_in(mapping: &Mapping) -> &World {
 }
 
 /// What was found of an earlier run.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Found {
     Nothing,
     Taken,
+    /// Maps of the layout before, which are converted.
+    Older(Before),
     /// Why it cannot be used.
     Unusable(String),
 }
@@ -397,10 +433,17 @@ fn renew(pins: &Path, map: &str, entries: u32) -> io::Result<()> {
 }
 
 /// Looks at the maps of an earlier run.
-fn look(pins: &Path, cpus: usize) -> Found {
+fn look(pins: &Path, cpus: usize, release: &Release) -> Found {
     let pinned: Vec<_> = MAPS.iter().filter(|map| pins.join(map).exists()).collect();
     if pinned.is_empty() {
         return Found::Nothing;
+    }
+    let layout = layout_of(pins);
+    let before = release.before.filter(|before| layout == Ok(before.layout));
+    if let Some(before) = before
+        && pinned.len() == MAPS.len()
+    {
+        return Found::Older(before);
     }
     let size = |name: &str| {
         let info = MapData::from_pin(pins.join(name)).and_then(|data| data.info());
@@ -414,7 +457,14 @@ fn look(pins: &Path, cpus: usize) -> Found {
         .map_err(|error| format!("the map {name} of an earlier run: {}", chain(&error)))
     };
     let fits = || -> Result<(), String> {
-        let other = |name: &str| format!("the map {name} of an earlier run has another layout");
+        let other = |name: &str| format!("the map {name} of an earlier run has another size");
+        let layout = layout?;
+        if layout != release.layout {
+            let reads = release.reads();
+            return Err(format!(
+                "the maps of an earlier run have layout {layout}, and this inco reads {reads}"
+            ));
+        }
         let (_, world, _) = size("world")?;
         let (_, counts, rows) = size("counts")?;
         if world != size_of::<World>() || counts != size_of::<Counts>() || rows != cpus + OWN_ROWS {
@@ -426,13 +476,7 @@ fn look(pins: &Path, cpus: usize) -> Found {
                 return Err(other(name));
             }
         }
-        let mapping = pinned_world(pins)?;
-        let layout = world_in(&mapping).settings.layout.load(Ordering::Acquire);
-        if layout == LAYOUT {
-            Ok(())
-        } else {
-            Err(other("world"))
-        }
+        Ok(())
     };
     match fits() {
         Ok(()) => Found::Taken,
@@ -445,7 +489,47 @@ pub(crate) fn pins_of(name: &str) -> PathBuf {
     Path::new(FS).join("inco").join(name)
 }
 
-fn remove_pins(pins: &Path) -> io::Result<()> {
+/// Where new maps are pinned while they are filled from those of the layout before.
+fn next_of(name: &str) -> PathBuf {
+    Path::new(FS).join("inco-next").join(name)
+}
+
+/// The first words of a world, which have their place in every layout: its number, and whether flows are picked by
+/// their hash.
+fn with_head<T>(world: &MapData, look: impl FnOnce(&[AtomicU64; 2]) -> T) -> Result<T, String> {
+    let mapping =
+        Mapping::new(world.fd().as_fd(), shared_memory::PAGE, false).map_err(|error| error.to_string())?;
+    // SAFETY: the mapping is a page, and every pattern of bits is a word.
+    Ok(look(unsafe { mapping.address().cast().as_ref() }))
+}
+
+fn head_of(pins: &Path) -> Result<[u64; 2], String> {
+    let world = MapData::from_pin(pins.join("world")).map_err(|error| chain(&error))?;
+    with_head(&world, |head| {
+        head.each_ref().map(|word| word.load(Ordering::Acquire))
+    })
+}
+
+/// The layout of the maps that are pinned there.
+fn layout_of(pins: &Path) -> Result<u64, String> {
+    Ok(head_of(pins)?[0])
+}
+
+/// Has programs of any layout pick by hash: those of another one do as well.
+pub(crate) fn set_by_hash(world: &MapData) -> io::Result<()> {
+    with_head(world, |[_, by_hash]| by_hash.store(1, Ordering::Release)).map_err(io::Error::other)
+}
+
+/// Removes what is pinned there, and the directory.
+fn remove_all_pins(pins: &Path) -> io::Result<()> {
+    remove_pins(pins)?;
+    match fs::remove_dir(pins) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn remove_pins(pins: &Path) -> io::Result<()> {
     for map in MAPS {
         match fs::remove_file(pins.join(map)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -455,11 +539,23 @@ fn remove_pins(pins: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Loads a program. The kernel gives up where it is to look at a signal meanwhile, also at one that means nothing here.
+fn load(mut attempt: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    for _ in 1..LOAD_TRIES {
+        match attempt() {
+            Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == io::ErrorKind::WouldBlock => {
+            }
+            result => return result,
+        }
+    }
+    attempt()
+}
+
 /// Loads the program that walks over the flow tables.
 fn sweeper(ebpf: &mut Ebpf) -> Result<ProgramFd, ProgramError> {
     let missing = || ProgramError::IOError(io::Error::from(io::ErrorKind::NotFound));
     let program: &mut RawTracePoint = ebpf.program_mut("inco_sweep").ok_or_else(missing)?.try_into()?;
-    program.load()?;
+    load(|| program.load())?;
     program.fd()?.try_clone().map_err(ProgramError::IOError)
 }
 
@@ -471,34 +567,6 @@ fn classifier(ebpf: &mut Ebpf, program: Program) -> Result<&mut SchedClassifier,
         .ok_or_else(missing)?
         .try_into()
         .map_err(|_| missing())
-}
-
-/// Whether this kernel is new enough.
-///
-/// # Errors
-/// It is not.
-pub(crate) fn check_kernel() -> Result<(), EbpfError> {
-    let oldest = KernelVersion::new(MINIMUM.0, MINIMUM.1, 0);
-    // One that does not say its version is tried.
-    if KernelVersion::current().map_or(true, |runs| runs >= oldest) {
-        return Ok(());
-    }
-    let found = rustix::system::uname().release().to_string_lossy().into_owned();
-    Err(EbpfError::Kernel { found })
-}
-
-/// An error with its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(of) = cause {
-        let said = of.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = of.source();
-    }
-    text
 }
 
 fn system(what: &'static str, source: io::Error) -> EbpfError {

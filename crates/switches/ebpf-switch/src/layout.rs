@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Or
 
 use model::{AffinityKey, DropReason, UplinkId};
 
-/// Changes with any of these structures: another layout cannot be taken over.
-pub(crate) const LAYOUT: u64 = 3;
+/// Changes with any of these structures, with the meaning of a field, and with the hashes: see `release`.
+pub(crate) const LAYOUT: u64 = 4;
 pub(crate) const SLOTS: usize = 1024;
 pub(crate) const SERVICES: usize = 64;
 pub(crate) const UPLINKS: usize = 8;
@@ -149,6 +149,7 @@ pub(crate) struct UplinkRow {
 #[repr(C)]
 pub(crate) struct SettingsRow {
     pub(crate) layout: AtomicU64,
+    pub(crate) by_hash: AtomicU64,
     pub(crate) generation: AtomicU64,
     pub(crate) hash_key: [AtomicU64; 2],
     pub(crate) timeouts: [AtomicU64; 8],
@@ -161,7 +162,7 @@ pub(crate) struct SettingsRow {
     pub(crate) sweep_row: AtomicU32,
     last_zero: u32,
     pub(crate) shared_ns: AtomicU64,
-    zeros: [u64; 7],
+    zeros: [u64; 6],
 }
 
 /// The order in which the flows of a table are looked at.
@@ -234,7 +235,7 @@ pub(crate) struct Counts {
     pub(crate) moved: AtomicU64,
     pub(crate) mark: AtomicU64,
     pub(crate) lost_events: AtomicU64,
-    fresh: [u64; FLOW_BYTES / 8],
+    pub(crate) fresh: [u64; FLOW_BYTES / 8],
     event: [u32; 2],
     more_zero: [u64; 5],
     pub(crate) uplinks: [UplinkCounts; UPLINKS],
@@ -272,6 +273,11 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    /// The same, if it has the length of one.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Flow> {
+        bytes.try_into().ok().map(Flow::read)
+    }
+
     /// An entry as the kernel copies it out.
     pub(crate) fn read(bytes: &[u8; FLOW_BYTES]) -> Flow {
         let word = |at: usize| {

@@ -3,7 +3,7 @@
 //! through this process, and none of its threads polls.
 //!
 //! Key types: [`EbpfSwitch`] (the driver), [`EbpfSwitchConfig`] (what it is made of), [`PreparedPort`] (the port of an
-//! instance that may come), [`EbpfError`].
+//! instance that may come), [`Release`] (the programs, and what they can take over), [`EbpfError`].
 //!
 //! The programs (`bpf/`) and inco share memory: what inco writes (`World`), what each CPU counts (`Counts`), and the
 //! flow tables, whose entries the programs make, and remove when they are over. All of it is pinned in the kernel and works
@@ -18,14 +18,19 @@ mod layout;
 mod picks;
 mod ports;
 mod readings;
+#[cfg(test)]
+mod reference;
+mod release;
 mod rules;
 mod signals;
 mod statistics;
 mod switch;
 mod table;
+mod takeover;
 mod uplinks;
 
 pub use error::{EbpfError, MINIMUM};
 pub use ports::PreparedPort;
+pub use release::{Before, Entry, Release};
 pub use statistics::{Cost, Statistics};
 pub use switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, check, remove_all};

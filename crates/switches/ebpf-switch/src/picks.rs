@@ -50,8 +50,9 @@ pub(crate) struct Picker {
     made_at: Nanos,
     /// The number of the next random hash.
     draws: u64,
-    /// Who was in the tables by hash.
+    /// Who was in the tables by hash, and how the shares of those that start slowly were.
     listed: Vec<(Slot, u16)>,
+    shape: u64,
 }
 
 /// A flow that may come. Nothing is known of it but that its hash is as random as any.
@@ -120,6 +121,7 @@ impl Picker {
             made_at: Nanos::ZERO,
             draws: 0,
             listed: Vec::new(),
+            shape: 0,
         }
     }
 
@@ -232,10 +234,16 @@ impl Picker {
             .iter()
             .map(|of| (of.slot, of.weight))
             .collect();
-        if listed == self.listed {
+        let way = way(&self.scheduler);
+        let shape = if way == by::PREPARED {
+            0
+        } else {
+            self.candidates.shape()
+        };
+        if listed == self.listed && shape == self.shape {
             return false;
         }
-        let way = way(&self.scheduler);
+        self.shape = shape;
         row.by.store(way, Relaxed);
         if !listed.is_empty() {
             let mut maglev = self.maglev();
@@ -260,6 +268,7 @@ impl Picker {
     }
 
     /// Maglev over the candidates, without their loads; [`None`] for the policy `rss`, which deals its entries in turn.
+    /// Where a scheduler prepares picks, the table is for the middle of connections: a slow start changes nothing in it.
     fn maglev(&self) -> Option<(Scheduler, Candidates)> {
         if self.scheduler.name() == "rss" {
             return None;
@@ -273,8 +282,16 @@ impl Picker {
             _ => Scheduler::from_name("maglev").ok()?,
         };
         let mut scheduler = scheduler.with_settings(settings);
-        scheduler.settle(&self.candidates);
-        Some((scheduler, self.candidates.clone()))
+        let mut candidates = self.candidates.clone();
+        if way(&self.scheduler) == by::PREPARED {
+            candidates.begin(Terms {
+                slow_start: Nanos::ZERO,
+                ..*self.candidates.terms()
+            });
+            self.candidates.rows().iter().for_each(|of| candidates.push(*of));
+        }
+        scheduler.settle(&candidates);
+        Some((scheduler, candidates))
     }
 }
 

@@ -1,10 +1,11 @@
 //! The matches of services as rules for the programs.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use model::{Match, Prefix};
+use model::{Match, Prefix, ServiceId};
 use switch::{Plan, ServicePlan};
 
 use crate::layout::{BANKS, RULES, RuleRow, World, store_words};
@@ -97,6 +98,25 @@ pub(crate) fn publish(world: &World, rules: &[Rule]) {
     // Both at once: a number belongs to its bank.
     let count = rules.len().min(RULES);
     settings.rules.store((bank << 16 | count) as u32, Release);
+}
+
+/// The addresses of a plan's services and of their instances, each with a bit for each uplink.
+pub(crate) fn addresses(plan: &Plan, own: impl Iterator<Item = (ServiceId, IpAddr)>) -> Vec<(IpAddr, u32)> {
+    let services = plan.services.iter();
+    let vips = services.flat_map(|of| {
+        of.vip
+            .iter()
+            .flat_map(|vip| vip.addresses.iter().map(|ip| (of.id, *ip)))
+    });
+    let mut all: BTreeMap<IpAddr, u32> = BTreeMap::new();
+    for (service, address) in vips.chain(own) {
+        let uplinks = plan.service(service).map_or(&[][..], |of| of.uplinks.as_slice());
+        let bits = uplinks.iter().fold(0, |bits, id| bits | 1 << id.0);
+        if bits != 0 {
+            *all.entry(address).or_default() |= bits;
+        }
+    }
+    all.into_iter().collect()
 }
 
 fn write(row: &RuleRow, rule: &Rule) {

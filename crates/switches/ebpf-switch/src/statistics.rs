@@ -8,8 +8,8 @@ use aya::maps::MapData;
 use aya::programs::loaded_programs;
 use aya::sys::{Stats, enable_stats};
 
-use crate::error::EbpfError;
-use crate::kernel::{chain, pins_of};
+use crate::error::{EbpfError, chain};
+use crate::kernel::pins_of;
 
 /// Has the kernel count for as long as this is there. Each run of a program takes some tens of nanoseconds more then.
 pub struct Statistics {

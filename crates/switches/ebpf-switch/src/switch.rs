@@ -1,6 +1,5 @@
 //! The driver: the contract of a switch over the programs in the kernel.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
@@ -18,13 +17,14 @@ use switch::{
     WakeUp,
 };
 
-use crate::error::EbpfError;
+use crate::error::{EbpfError, check_kernel};
 use crate::events::{Alarm, Events};
 use crate::instances::Instances;
-use crate::kernel::{Found, Kernel, Leftovers, Loaded, Shared, Sizes, check_kernel};
+use crate::kernel::{Found, Kernel, Leftovers, Loaded, Shared, Sizes};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
 use crate::picks::{Now, Picker};
 use crate::ports::{PreparedPort, lock};
+use crate::release::Release as Programs;
 use crate::signals::Signals;
 use crate::table::{Lister, Question};
 use crate::uplinks::Uplinks;
@@ -163,8 +163,16 @@ impl EbpfSwitch {
     /// # Errors
     /// The kernel refuses, or an interface is missing.
     pub fn start(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
+        EbpfSwitch::start_as(config, &Programs::THIS)
+    }
+
+    /// The same with the programs of a release.
+    ///
+    /// # Errors
+    /// As [`EbpfSwitch::start`].
+    pub fn start_as(config: &EbpfSwitchConfig, release: &Programs) -> Result<EbpfSwitch, EbpfError> {
         let is_first = Leftovers::of(&config.name).is_none();
-        let started = EbpfSwitch::start_over(config);
+        let started = EbpfSwitch::start_over(config, release);
         if started.is_err()
             && is_first
             && let Err(error) = remove_all(&config.name, &config.prefix)
@@ -175,7 +183,7 @@ impl EbpfSwitch {
     }
 
     /// The same, but what was made before a failure stays.
-    fn start_over(config: &EbpfSwitchConfig) -> Result<EbpfSwitch, EbpfError> {
+    fn start_over(config: &EbpfSwitchConfig, release: &Programs) -> Result<EbpfSwitch, EbpfError> {
         let system = |what| move |source| EbpfError::System { what, source };
         if config.uplinks.len() > UPLINKS {
             return Err(EbpfError::Limit {
@@ -197,11 +205,12 @@ impl EbpfSwitch {
             shared,
             events,
             found,
-        } = Kernel::load(&config.name, sizes)?;
+            take_over,
+        } = Kernel::load(&config.name, sizes, release)?;
         let signals = kernel.take_signals();
         let taken_at = monotonic();
         let (kernel, shared) = (Arc::new(Mutex::new(kernel)), Arc::new(shared));
-        let is_taken_over = found == Found::Taken;
+        let is_taken_over = matches!(found, Found::Taken | Found::Older(_));
         write_settings(&shared, config, is_taken_over);
         let mut links = Links::new().map_err(system("netlink"))?;
         // Before interfaces are listed: what changes after that is told.
@@ -217,6 +226,9 @@ impl EbpfSwitch {
         )?;
         leave_others(&mut links, &shared, config);
         let uplinks = Uplinks::start(&config.uplinks, &mut links, &kernel, &shared)?;
+        let converted = take_over.map(|of| of.finish(&shared)).transpose();
+        let converted = converted.map_err(system("copying flows of the layout before"))?;
+        shared.world().settings.by_hash.store(0, Release);
         let lister = Lister::start(Arc::clone(&shared)).map_err(system("starting a thread"))?;
         let told = Events::start(events, &shared).map_err(system("starting a thread"))?;
         let mut switch = EbpfSwitch {
@@ -248,13 +260,13 @@ impl EbpfSwitch {
         };
         switch.resumed = match found {
             Found::Nothing => None,
-            Found::Taken => Some(switch.resumption(taken_at, Vec::new())),
-            Found::Unusable(reason) => Some(switch.resumption(taken_at, vec![reason])),
+            Found::Taken | Found::Older(_) => Some(switch.resumption(taken_at, converted, Vec::new())),
+            Found::Unusable(reason) => Some(switch.resumption(taken_at, None, vec![reason])),
         };
         Ok(switch)
     }
 
-    fn resumption(&self, taken_at: Nanos, rejected: Vec<String>) -> Resumed {
+    fn resumption(&self, taken_at: Nanos, copied: Option<AttachCounts>, rejected: Vec<String>) -> Resumed {
         let counted = self
             .instances
             .slots()
@@ -265,13 +277,13 @@ impl EbpfSwitch {
             attached_at: monotonic(),
             flows: AttachCounts {
                 flows: live.values().sum(),
-                ..AttachCounts::default()
+                ..copied.unwrap_or_default()
             },
+            converted: copied.map_or(0, |_| self.shared.tables()),
             live,
             instances: self.instances.inherited().count(),
             uplinks: self.uplinks.up(),
             rejected,
-            ..Resumed::default()
         }
     }
 
@@ -286,7 +298,7 @@ impl EbpfSwitch {
                 return Err(SwitchError::Limit { what, asked, limit });
             }
         }
-        let addresses = addresses(plan, self.instances.own_addresses());
+        let addresses = rules::addresses(plan, self.instances.own_addresses());
         if addresses != self.steering.addresses {
             let wanted: Vec<_> = addresses
                 .iter()
@@ -394,25 +406,6 @@ impl Steering {
             }
         }
     }
-}
-
-/// The addresses of a plan's services and of their instances, each with a bit for each uplink.
-fn addresses(plan: &Plan, own: impl Iterator<Item = (ServiceId, IpAddr)>) -> Vec<(IpAddr, u32)> {
-    let services = plan.services.iter();
-    let vips = services.flat_map(|of| {
-        of.vip
-            .iter()
-            .flat_map(|vip| vip.addresses.iter().map(|ip| (of.id, *ip)))
-    });
-    let mut all: BTreeMap<IpAddr, u32> = BTreeMap::new();
-    for (service, address) in vips.chain(own) {
-        let uplinks = plan.service(service).map_or(&[][..], |of| of.uplinks.as_slice());
-        let bits = uplinks.iter().fold(0, |bits, id| bits | 1 << id.0);
-        if bits != 0 {
-            *all.entry(address).or_default() |= bits;
-        }
-    }
-    all.into_iter().collect()
 }
 
 const fn way(of: Fallback) -> u32 {

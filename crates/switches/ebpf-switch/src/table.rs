@@ -2,6 +2,7 @@
 //! entries takes a while.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -102,11 +103,13 @@ fn list(shared: &Shared, of: &Question) -> io::Result<SwitchEvent> {
     let now = coarse_now();
     let mut rows = Vec::new();
     let mut complete = true;
-    for (family, bytes) in KEY_BYTES.into_iter().enumerate() {
-        let mut entries = Entries::new(bytes);
+    for family in 0..KEY_BYTES.len() {
+        let mut entries = Entries::of(shared.table(family)).map_err(io::Error::other)?;
         loop {
-            let more = entries.next(shared.table(family), |key, flow| {
-                let Some(key) = key_of(key) else { return };
+            let more = entries.next(|key, value| {
+                let (Some(key), Some(flow)) = (key_of(key), Flow::of(value)) else {
+                    return;
+                };
                 if let Some(row) = row(shared, key, &flow, now).filter(|row| of.filter.matches(row)) {
                     if rows.len() < of.limit {
                         rows.push(row);
@@ -208,7 +211,7 @@ fn bytes_of(key: &FlowKey) -> (usize, Vec<u8>) {
 /// Removes one flow.
 pub(crate) fn purge(shared: &Shared, key: &FlowKey) -> io::Result<()> {
     let (family, bytes) = bytes_of(key);
-    let Some(flow) = bpf::take_entry(shared.table(family), &bytes)? else {
+    let Some(flow) = bpf::take_entry(shared.table(family).fd().as_fd(), &bytes)? else {
         return Ok(());
     };
     if flow.tcp == TCP_HANDSHAKE {

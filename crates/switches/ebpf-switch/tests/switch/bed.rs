@@ -165,26 +165,21 @@ impl Drop for Bed {
 impl Bed {
     /// A switch with one service.
     pub(crate) fn new(world: World, service: ServicePlan) -> Bed {
-        let mut bed = Bed {
-            switch: world.start_switch(),
-            world,
-            plan: Plan {
-                services: vec![service],
-                unmatched: model::Fallback::Host,
-                other: model::Fallback::Host,
-                ..Plan::default()
-            },
-            reading: SwitchReading::new(1, 1, 1),
-            events: Vec::new(),
-        };
+        let mut bed = Bed::taken_over(world, service, 0);
         bed.publish();
         bed
     }
 
     /// The same service by another switch: one that takes over.
     pub(crate) fn taken_over(world: World, service: ServicePlan, generation: u64) -> Bed {
+        let switch = world.start_switch();
+        Bed::of(switch, world, service, generation)
+    }
+
+    /// A switch that has no plan of this run yet.
+    pub(crate) fn of(switch: EbpfSwitch, world: World, service: ServicePlan, generation: u64) -> Bed {
         Bed {
-            switch: world.start_switch(),
+            switch,
             world,
             plan: Plan {
                 generation: Generation(generation),

@@ -12,6 +12,8 @@ mod contract;
 mod errors;
 mod flood;
 mod frames;
+mod hostile;
+mod layouts;
 mod many;
 mod namespaces;
 mod pairs;

@@ -27,6 +27,18 @@ const CHILD: &str = "INCO_TEST_EBPF_CHILD";
 fn steers_until_it_is_killed() {
     let Ok(name) = std::env::var(CHILD) else { return };
     let mut switch = EbpfSwitch::start(&config(&name, SLOTS)).unwrap();
+    let plan = attached(&mut switch);
+    switch.request(SwitchRequest::Publish(Arc::new(plan))).unwrap();
+    println!("ready");
+    let mut events = Vec::new();
+    loop {
+        switch.poll(monotonic(), &mut events);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Attaches two instances, and gives a plan with them.
+fn attached(switch: &mut EbpfSwitch) -> switch::Plan {
     let mut plan = switch::Plan {
         services: vec![service()],
         unmatched: model::Fallback::Host,
@@ -59,27 +71,49 @@ fn steers_until_it_is_killed() {
         }));
     }
     plan.generation.0 = 5;
-    switch.request(SwitchRequest::Publish(Arc::new(plan))).unwrap();
-    println!("ready");
-    loop {
+    plan
+}
+
+/// Not a test either: a process that takes over, and then changes rules, loads and picks without a pause.
+#[test]
+#[ignore = "a part of another test, which starts it"]
+fn changes_until_it_is_killed() {
+    let Ok(name) = std::env::var(CHILD) else { return };
+    let mut switch = EbpfSwitch::start(&config(&name, SLOTS)).unwrap();
+    let mut plan = attached(&mut switch);
+    let mut events = Vec::new();
+    for turn in 0_u16.. {
+        if turn.is_multiple_of(4) {
+            // Other rules: they are written into the next bank.
+            plan.generation.0 += 1;
+            if let Some(vip) = &mut plan.services[0].vip {
+                vip.ports[1] = 443..=443 + turn % 8;
+            }
+            switch
+                .request(SwitchRequest::Publish(Arc::new(plan.clone())))
+                .unwrap();
+        }
+        let load = f32::from(turn % 16);
+        switch.set_loads(&[(Slot(0), load), (Slot(1), 16.0 - load)], &[]);
         switch.poll(monotonic(), &mut events);
-        std::thread::sleep(Duration::from_millis(1));
+        events.clear();
+        std::thread::sleep(Duration::from_micros(300));
     }
 }
 
-/// Starts that process, with two instances.
-fn child(world: &mut World) -> Child {
+/// Starts such a process.
+fn spawn(name: &str, part: &str) -> Child {
     let this = std::env::current_exe().unwrap();
     // It begins in this thread's namespace; `ip netns exec` would hide the file system with the pinned maps.
     let mut command = std::process::Command::new(this);
-    command.args([
-        "restart::steers_until_it_is_killed",
-        "--exact",
-        "--ignored",
-        "--nocapture",
-    ]);
-    command.env(CHILD, &world.config.name).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    command.args([part, "--exact", "--ignored", "--nocapture"]);
+    command.env(CHILD, name).stdout(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Starts the one that steers, with two instances.
+fn child(world: &mut World) -> Child {
+    let mut child = spawn(&world.config.name, "restart::steers_until_it_is_killed");
     let said = BufReader::new(child.stdout.take().unwrap());
     for line in said.lines() {
         let line = line.unwrap();
@@ -94,7 +128,7 @@ fn child(world: &mut World) -> Child {
     panic!("it has ended: {:?}", child.wait());
 }
 
-fn packet(flow: u16) -> Vec<u8> {
+pub(crate) fn packet(flow: u16) -> Vec<u8> {
     udp(
         &format!("198.51.100.{}:{}", 1 + flow % 200, 2000 + flow),
         "10.0.0.100:80",
@@ -103,13 +137,13 @@ fn packet(flow: u16) -> Vec<u8> {
 }
 
 /// The flow that a packet is of.
-fn flow_of(frame: &[u8]) -> Option<u16> {
+pub(crate) fn flow_of(frame: &[u8]) -> Option<u16> {
     let length = frame.len();
     (length >= 44).then(|| u16::from_be_bytes([frame[42], frame[43]]))
 }
 
 /// Where each flow's packets have come.
-fn places(world: &World, wanted: usize) -> BTreeMap<u16, Slot> {
+pub(crate) fn places(world: &World, wanted: usize) -> BTreeMap<u16, Slot> {
     let mut at = BTreeMap::new();
     let began = std::time::Instant::now();
     let mut count = 0;
@@ -209,6 +243,75 @@ fn a_kill_moves_no_flow_and_loses_no_packet() {
         );
         bed.switch.stop();
     });
+}
+
+/// Runs are killed at any moment: while they take over, exchange programs, write rules and prepare picks. Whatever the
+/// next one finds is whole: no flow moves, no packet is lost, and what lives is counted.
+#[test]
+fn kills_at_any_moment_move_no_flow() {
+    if !available() {
+        return;
+    }
+    const KNOWN: u16 = 300;
+    const FRESH: u16 = 1000;
+    let mut bed = Bed::new(World::new(SLOTS), service());
+    bed.add(0..2, &[]);
+    let wire = Tap::open(&bed.world.net, "net0");
+    (0..KNOWN).for_each(|flow| wire.send(&packet(flow)));
+    let mut at = places(&bed.world, usize::from(KNOWN));
+    bed.switch.leave();
+    let mut fresh = FRESH;
+    for round in 0..10 {
+        let (stop, name) = (AtomicBool::new(false), bed.world.config.name.clone());
+        bed.world.host.enter();
+        let mut child = spawn(&name, "restart::changes_until_it_is_killed");
+        let sent = std::thread::scope(|scope| {
+            // Known flows, and in each step a new one, which goes on.
+            let sender = scope.spawn(|| {
+                let mut sent = 0;
+                for step in 0..400 {
+                    for flow in [step % KNOWN, fresh + step, fresh + step / 2] {
+                        wire.send(&packet(flow));
+                        sent += 1;
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                sent
+            });
+            // The numbers have no order, and are the same in each run of the test.
+            let moment = Duration::from_micros(model::mix(round) % 400_000);
+            std::thread::sleep(moment);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            stop.store(true, Ordering::Relaxed);
+            sender.join().unwrap()
+        });
+        fresh += 400;
+        for (flow, slot) in places(&bed.world, sent) {
+            let before = *at.entry(flow).or_insert(slot);
+            assert_eq!(before, slot, "round {round}: flow {flow} has moved");
+        }
+    }
+    bed.switch = bed.world.start_switch();
+    let resumed = bed.switch.resumed().unwrap();
+    assert!(resumed.rejected.is_empty(), "{resumed:?}");
+    assert_eq!((resumed.flows.flows, resumed.instances), (at.len() as u64, 2));
+    bed.publish();
+    for slot in [Slot(0), Slot(1)] {
+        bed.attach(slot);
+        bed.set_state(slot, Some(InstanceState::Active));
+    }
+    at.keys().for_each(|flow| wire.send(&packet(*flow)));
+    assert_eq!(places(&bed.world, at.len()), at);
+    assert_eq!(bed.flows().len(), at.len());
+    bed.turn();
+    assert_eq!(bed.reading.workers[0].live_flows, at.len() as u64);
+    let moves: u64 = bed.reading.slots.iter().map(|of| of.expected_moves).sum();
+    assert_eq!((bed.reading.dropped(), moves), (0, 0));
+    bed.switch.stop();
 }
 
 /// Instances that are not found again lose their flows to others after a while; one that is detached does at once.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{AffinityKey, FlowKey, InstanceState, Slot};
 use scheduling::{NewFlow, RSS_ENTRIES, Scheduler};
@@ -169,6 +169,52 @@ fn the_middle_of_a_connection_goes_the_same_way_everywhere() {
     assert_eq!(recovered("round-robin", 3), (one, counted));
 }
 
+/// Where a packet with these flags of each of 64 connections goes.
+fn spread(secret: u64, flags: u8, change: impl FnOnce(&mut Bed)) -> Vec<Slot> {
+    let mut bed = bed(|world, service| {
+        service.scheduler = Scheduler::from_name("maglev").unwrap();
+        world.config.hash_key = [secret, !secret];
+    });
+    change(&mut bed);
+    let clients = (4000..4064).map(|port| format!("198.51.100.7:{port}"));
+    let slots = clients.map(|client| bed.sent(&tcp(&client, "10.0.0.100:80", flags)).0);
+    let slots = slots.collect();
+    bed.switch.stop();
+    slots
+}
+
+/// A connection that one machine has pinned, and whose packets another one gets from now on, goes on where it is.
+#[test]
+fn two_machines_agree_where_a_connection_is() {
+    if !available() {
+        return;
+    }
+    let equal: fn(&mut Bed) = |_| {};
+    let weighted: fn(&mut Bed) = |bed| {
+        let slots = bed.plan.slots.iter_mut().flatten();
+        slots
+            .zip([256, 128, 32])
+            .for_each(|(slot, weight)| slot.weight = weight);
+        bed.publish();
+    };
+    for change in [equal, weighted] {
+        let begun = spread(1, SYN, change);
+        assert_eq!(begun.iter().collect::<BTreeSet<_>>().len(), 3, "{begun:?}");
+        assert_eq!(spread(2, ACK, change), begun);
+    }
+    // Once an instance has had its slow start, nothing tells that it had one.
+    let grown = |bed: &mut Bed| {
+        let mut last = bed.plan.slots[2].take().unwrap();
+        bed.publish();
+        last.active_since = clock::monotonic();
+        bed.plan.slots[2] = Some(last);
+        bed.publish();
+        let until = Instant::now() + Duration::from_nanos(scheduling::SLOW_START.0 + 200_000_000);
+        bed.until("it has grown", |_| Instant::now() >= until);
+    };
+    assert_eq!(spread(3, SYN, grown), spread(4, ACK, equal));
+}
+
 /// What flows share is forgotten when none of them was seen for long enough.
 #[test]
 fn what_flows_share_is_forgotten() {
@@ -189,7 +235,7 @@ fn what_flows_share_is_forgotten() {
     let first = next(&mut bed, 1);
     assert_eq!(next(&mut bed, 1), first);
     // The longest timeout and a minute: too long for a test, so it is made shorter in the programs' memory.
-    const FOR: usize = 128;
+    const FOR: usize = 136;
     let pin = format!("/sys/fs/bpf/inco/{}/world", bed.world.config.name);
     let map = aya::maps::MapData::from_pin(pin).unwrap();
     let world = shared_memory::Mapping::new(map.fd().as_fd(), shared_memory::PAGE, false).unwrap();

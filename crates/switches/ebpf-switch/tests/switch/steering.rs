@@ -463,13 +463,8 @@ fn what_answers_for_an_address_is_answered() {
     bed.switch.stop();
 }
 
-#[test]
-fn addresses_are_announced_when_a_plan_brings_them() {
-    if !available() {
-        return;
-    }
-    let world = World::new(1);
-    let mut bed = Bed::new(world, service());
+/// The announcements of both addresses come to the network.
+fn until_announced(bed: &mut Bed) {
     let mut came = Vec::new();
     bed.until("both are announced", |bed| {
         came.extend(bed.received());
@@ -481,6 +476,90 @@ fn addresses_are_announced_when_a_plan_brings_them() {
             .any(|frame| frame[12..14] == [0x86, 0xdd] && frame[54] == 136);
         arp && advertised
     });
+}
+
+#[test]
+fn addresses_are_announced_when_neighbours_may_not_know_them() {
+    if !available() {
+        return;
+    }
+    // A plan brings them.
+    let mut bed = Bed::new(World::new(1), service());
+    until_announced(&mut bed);
+    // The uplink comes back.
+    bed.world.host.ip("link set up0 down");
+    bed.until("the uplink is down", |bed| {
+        bed.events
+            .iter()
+            .any(|e| matches!(e, SwitchEvent::UplinkDown { .. }))
+    });
+    bed.received();
+    bed.world.host.ip("link set up0 up");
+    until_announced(&mut bed);
+    // Another run takes over.
+    bed.switch.leave();
+    bed.received();
+    bed.switch = bed.world.start_switch();
+    bed.publish();
+    until_announced(&mut bed);
+    bed.switch.stop();
+}
+
+/// The kernel drops what is redirected to an interface that is down, or to none, and counts it nowhere.
+#[test]
+fn packets_for_an_interface_that_is_down_are_dropped_and_counted() {
+    if !available() {
+        return;
+    }
+    let mut bed = Bed::with_two(|_, _| {});
+    let packet = udp("198.51.100.7:4000", "10.0.0.100:80", b"x");
+    let (slot, _) = bed.sent(&packet);
+    for (what, is_up) in [("down", false), ("up", true)] {
+        let namespace = &bed.world.instances[&slot].namespace;
+        namespace.ip(&format!("link set eth0 {what}"));
+        bed.until("the interface is seen", |bed| {
+            let seen = bed
+                .events
+                .iter()
+                .filter(|e| matches!(e, SwitchEvent::PortDown { .. }));
+            seen.count() == 1
+        });
+        (0..20).for_each(|_| bed.turn());
+        bed.taken();
+        let before = (bed.reading.delivered(), bed.reading.dropped());
+        (0..50).for_each(|_| bed.world.wire.send(&packet));
+        bed.until("all are counted", |bed| {
+            bed.reading.delivered() + bed.reading.dropped() == before.0 + before.1 + 50
+        });
+        let delivered = bed.reading.delivered() - before.0;
+        let came: usize = bed.taken().values().map(Vec::len).sum();
+        assert_eq!((delivered, came), if is_up { (50, 50) } else { (0, 0) });
+    }
+    // Its namespace ends under load.
+    drop(bed.world.instances.remove(&slot));
+    bed.until("its interface is gone", |bed| {
+        bed.world.wire.send(&packet);
+        let seen = bed
+            .events
+            .iter()
+            .filter(|e| matches!(e, SwitchEvent::PortDown { .. }));
+        seen.count() == 2
+    });
+    bed.turn();
+    let (delivered, lost) = (
+        bed.reading.delivered(),
+        bed.reading.drops[DropReason::InstanceLost.index()],
+    );
+    (0..50).for_each(|_| bed.world.wire.send(&packet));
+    bed.until("all are counted", |bed| {
+        bed.reading.drops[DropReason::InstanceLost.index()] == lost + 50
+    });
+    assert_eq!(bed.reading.delivered(), delivered);
+    let reading = &bed.reading;
+    assert_eq!(
+        reading.offered() + reading.originated(),
+        reading.sent() + reading.delivered() + reading.dropped()
+    );
     bed.switch.stop();
 }
 
