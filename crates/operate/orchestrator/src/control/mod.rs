@@ -32,6 +32,7 @@ use api::{EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
 use controller::{Controller, Settings, Shell};
+use engine::AttendedLauncher;
 use engine::launcher::Launcher;
 use keeper::Keeper;
 use model::{Action, EventKind, Histogram, Nanos};
@@ -101,7 +102,7 @@ pub(super) struct ControlLoop {
     /// Who keeps the API's listeners for it.
     keeper: Option<Arc<Keeper>>,
     /// Where the engine has no use for it: it keeps state.
-    _launcher: Option<Launcher>,
+    _launcher: Option<AttendedLauncher>,
 }
 
 /// Who keeps the switch's state for the next run, and how many entries of an earlier run there are.
