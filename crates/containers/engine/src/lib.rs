@@ -17,6 +17,7 @@
 // UNSAFETY: the launcher forks and unshares, for which std has no safe function; tokio takes a pidfd only by an
 // unsafe call. Each is allowed where it stands.
 
+mod attended;
 mod bundle;
 pub mod cgroup;
 mod container;
@@ -48,6 +49,7 @@ mod unpack;
 mod users;
 mod wire;
 
+pub use attended::AttendedLauncher;
 pub use container::{
     Container, ContainerSpec, ContainerState, CpuQuota, Exchange, Exit, ImageRef, Label, MAX_NAME_BYTES,
     OPEN_FILES, PIDS_LIMIT, Usage,

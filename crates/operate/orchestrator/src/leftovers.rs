@@ -2,9 +2,10 @@
 //! long as something may be left; a lock on it shows that the run continues.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::signals;
 use crate::daemon::launcher_command;
-use crate::drivers;
+use crate::drivers::{self, Bridge};
 use crate::host::is_listened_on;
 use crate::pool;
 use crate::upgrade::Where;
@@ -27,6 +28,8 @@ use api::run_dir::in_run_dir;
 
 /// The file in the run directory.
 const FILE: &str = "run.json";
+/// What has the launcher stay, among what it keeps.
+const STAY: &str = "inco/run";
 /// Time limit for the engine to remove everything.
 const REMOVAL: Duration = Duration::from_secs(60);
 /// Interval of checks for completion.
@@ -49,21 +52,33 @@ struct Record {
     driver: String,
     host: String,
     tls: Option<PathBuf>,
+    /// Its bridge in Open vSwitch.
+    #[serde(default)]
+    bridge: Option<Bridge>,
 }
 
 impl Record {
     /// What is written in the file. After a shorter record there may be the rest of the one before: inco was killed
     /// while it wrote.
-    fn read(file: &File) -> serde_json::Result<Record> {
-        Record::deserialize(&mut serde_json::Deserializer::from_reader(file))
+    fn read(mut file: &File) -> Result<Record> {
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(Record::parse(&text)?)
+    }
+
+    fn parse(text: &[u8]) -> serde_json::Result<Record> {
+        Record::deserialize(&mut serde_json::Deserializer::from_slice(text))
     }
 
     /// Replaces what is written: whenever this process is killed, there is one of the two.
-    fn write(&self, file: &mut File) -> io::Result<()> {
-        let text = serde_json::to_vec(self)?;
-        file.write_all(&text)?;
-        file.set_len(text.len() as u64)
+    fn write(&self, file: &File) -> io::Result<()> {
+        replace(file, &serde_json::to_vec(self)?)
     }
+}
+
+fn replace(file: &File, text: &[u8]) -> io::Result<()> {
+    file.write_all_at(text, 0)?;
+    file.set_len(text.len() as u64)
 }
 
 /// A running inco.
@@ -102,7 +117,7 @@ impl Running {
     }
 }
 
-/// Where the last run left sockets open in its launcher, for the next one.
+/// Where the last run left sockets open, in its launcher or in Open vSwitch, for the next one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) sockets: Vec<PathBuf>,
@@ -116,13 +131,18 @@ pub(crate) fn kept_sockets(run_dir: &Path) -> Kept {
         let is_over = file.try_lock_shared().is_ok();
         Record::read(&file).ok().filter(|_| is_over)
     });
-    match (record, Keeper::connect(run_dir)) {
+    let Some(record) = record else {
+        return Kept::default();
+    };
+    let mut sockets = record.bridge.map_or(Vec::new(), |bridge| bridge.sockets);
+    let keeper = Keeper::connect(run_dir).ok().flatten();
+    if keeper.is_some() {
         // The kernel's list has the name that the socket was bound to, which is another one.
-        (Some(record), Ok(Some(keeper))) => Kept {
-            sockets: record.uplinks.into_iter().chain([record.socket]).collect(),
-            listen: Where::kept_tcp(&keeper),
-        },
-        _ => Kept::default(),
+        sockets.extend(record.uplinks.into_iter().chain([record.socket]));
+    }
+    Kept {
+        sockets,
+        listen: keeper.as_ref().and_then(Where::kept_tcp),
     }
 }
 
@@ -132,9 +152,11 @@ pub(crate) fn kept_sockets(run_dir: &Path) -> Kept {
 pub(crate) struct Mark {
     path: PathBuf,
     /// Holds the lock.
-    _file: File,
-    /// Whether there was no mark of an earlier run.
-    is_new: bool,
+    file: File,
+    /// What was written there before: the mark of an earlier run, if there was one.
+    before: Vec<u8>,
+    /// The bridge of an earlier run that this one does not use.
+    unused_bridge: Option<Bridge>,
 }
 
 impl Mark {
@@ -145,13 +167,13 @@ impl Mark {
     pub(crate) fn set(run_dir: &Path, socket: &Path, configuration: &Configuration) -> Result<Mark> {
         let path = run_dir.join(FILE);
         let of_file = || format!("cannot write {}", path.display());
-        let is_new = !path.exists();
         let open = OpenOptions::new()
             .create(true)
+            .read(true)
             .write(true)
             .truncate(false)
             .open(&path);
-        let mut file = open.with_context(of_file)?;
+        let file = open.with_context(of_file)?;
         if let Err(error) = file.try_lock() {
             match error {
                 TryLockError::WouldBlock => bail!(
@@ -162,6 +184,12 @@ impl Mark {
                 TryLockError::Error(error) => return Err(error).with_context(of_file),
             }
         }
+        let mut before = Vec::new();
+        (&file).read_to_end(&mut before).with_context(of_file)?;
+        let bridge = drivers::driver(configuration).bridge(configuration);
+        let is_unused = |of: &Bridge| !bridge.as_ref().is_some_and(|bridge| bridge.is_same_as(of));
+        let unused_bridge = Record::parse(&before).ok().and_then(|record| record.bridge);
+        let unused_bridge = unused_bridge.filter(is_unused);
         let engine = &configuration.engine;
         let uplinks = configuration
             .uplinks
@@ -176,20 +204,32 @@ impl Mark {
             driver: engine.driver.name().to_owned(),
             host: engine.host.clone(),
             tls: engine.tls.clone(),
+            bridge,
         };
-        record.write(&mut file).with_context(of_file)?;
+        record.write(&file).with_context(of_file)?;
         Ok(Mark {
             path,
-            _file: file,
-            is_new,
+            file,
+            before,
+            unused_bridge,
         })
     }
 
     /// Undoes the mark of a run that did not start: an earlier run's leftovers remain marked.
     pub(crate) fn undo(self) {
-        if self.is_new {
+        if self.before.is_empty() {
             self.remove();
+        } else if let Err(error) = replace(&self.file, &self.before) {
+            tracing::warn!(%error, "`inco stop` may not find all that the last run left");
         }
+    }
+
+    /// Removes the bridge that an earlier run left and this one does not use.
+    ///
+    /// # Errors
+    /// As [`Bridge::remove`].
+    pub(crate) fn remove_unused_bridge(&self) -> Result<()> {
+        self.unused_bridge.as_ref().map_or(Ok(()), Bridge::remove)
     }
 
     /// Removes the mark: this run left nothing.
@@ -199,8 +239,19 @@ impl Mark {
     }
 }
 
+/// Has the launcher stay after this run, until the next one takes over or what this one left is removed: also where no
+/// descriptor has anything of it, as with a switch that outlives inco by itself.
+///
+/// # Errors
+/// The launcher does not answer.
+pub(crate) fn have_launcher_stay(keeper: &Keeper, run_dir: &Path) -> Result<()> {
+    // Each entry has a descriptor: here of what there is something left in.
+    let directory = File::open(run_dir)?;
+    Ok(keeper.keep(STAY, "", &[directory.as_fd()])?)
+}
+
 /// Removes the leftovers of a killed run, or of one that kept its containers, from this run directory: containers,
-/// cgroups, sockets and files. Returns the number of containers; `None` if no such run is known.
+/// cgroups, a bridge, sockets and files. Returns the number of containers; `None` if no such run is known.
 ///
 /// # Errors
 /// The run continues, the engine does not answer, or something cannot be removed.
@@ -223,6 +274,8 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
     }
     let launcher = launcher_of(&record, run_dir)?;
     let removed = remove_containers(engine_of(&record, run_dir, launcher)?.as_mut(), run_dir)?;
+    // Whatever comes of it, all else is removed.
+    let bridge = record.bridge.as_ref().map_or(Ok(()), Bridge::remove);
     for socket in record.uplinks.iter().chain([&record.socket]) {
         let is_socket = fs::symlink_metadata(socket).is_ok_and(|data| data.file_type().is_socket());
         if is_socket && !is_listened_on(socket) {
@@ -231,6 +284,7 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
     }
     drivers::clean_up(run_dir)?;
     remove_folders(run_dir)?;
+    bridge?;
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(Some(removed))
 }
@@ -337,6 +391,7 @@ mod tests {
             driver: "oci".to_owned(),
             host: String::new(),
             tls: None,
+            bridge: None,
         };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(FILE);
@@ -345,8 +400,8 @@ mod tests {
         let rest = longer.get(shorter.len()..).unwrap();
         fs::write(&path, [&shorter, rest].concat()).unwrap();
         assert_eq!(Record::read(&File::open(&path).unwrap()).unwrap().file, "a.toml");
-        let mut file = OpenOptions::new().write(true).open(&path).unwrap();
-        record("b.toml").write(&mut file).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        record("b.toml").write(&file).unwrap();
         assert_eq!(
             fs::read(&path).unwrap(),
             serde_json::to_vec(&record("b.toml")).unwrap()

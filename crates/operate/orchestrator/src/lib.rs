@@ -181,6 +181,9 @@ impl Orchestrator {
                 return Err(error);
             }
         };
+        if let Err(error) = mark.remove_unused_bridge() {
+            tracing::warn!("{error:#}");
+        }
         let stop = Arc::new(StopRequest::default());
         let (ready, started) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -196,9 +199,6 @@ impl Orchestrator {
                             // Until the end: who stops inco waits until its socket has gone.
                             let mut server = Some(server);
                             let summary = control.run(&mut server)?;
-                            if summary.hand_over.is_some() {
-                                control.end_as_it_is();
-                            }
                             if summary.left.is_empty() && !summary.kept {
                                 if let Err(error) = remove_folders(&place.run_dir) {
                                     tracing::warn!(%error, "a folder stays in the run directory");

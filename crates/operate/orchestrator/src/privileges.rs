@@ -8,7 +8,8 @@ use rustix::thread::{
 };
 
 /// For containers (mounts, namespaces, control groups, owners, signals), network interfaces, sockets, real-time
-/// threads and locked memory. A new launcher, if the first one ends, inherits them.
+/// threads and locked memory. A new launcher, if the first one ends, inherits them. It needs those that ordinary
+/// containers get to run commands there.
 const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::NET_RAW)
@@ -27,6 +28,8 @@ const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::MKNOD)
     .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::AUDIT_WRITE)
     .union(CapabilitySet::SYS_PTRACE);
 
 /// For programs in the kernel.

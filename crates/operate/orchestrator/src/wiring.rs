@@ -8,7 +8,10 @@ use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::logs::Logs;
-use engine::{ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
+use engine::{
+    AttendedLauncher, ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig,
+    OciEngine,
+};
 use model::{Nanos, ServiceId};
 use scheduling::{Scheduler, Settings};
 use switch::{PortSpec, Recovery, ServicePlan};
@@ -109,7 +112,7 @@ pub(super) fn docker_config(engine: &configuration::Engine) -> DockerConfig {
     }
 }
 
-/// Starts the engine or connects to it. `launcher` is [`None`] if it was not needed. Gives the launcher back where the
+/// Starts the engine or connects to it. `launcher` is [`None`] if it was not needed. Gives it back, attended, where the
 /// engine has no use for it.
 ///
 /// # Errors
@@ -119,7 +122,7 @@ pub(super) fn engine(
     run_dir: &Path,
     launcher: Option<Launcher>,
     logs: Logs,
-) -> Result<(Box<dyn Engine>, Option<Launcher>)> {
+) -> Result<(Box<dyn Engine>, Option<AttendedLauncher>)> {
     let engine: Box<dyn Engine> = match (configuration.engine.driver, launcher) {
         (EngineDriver::Oci, Some(launcher)) => {
             let mut config = OciConfig::at(run_dir);
@@ -130,7 +133,8 @@ pub(super) fn engine(
         (EngineDriver::Docker, launcher) => {
             let mut config = docker_config(&configuration.engine);
             config.logs = logs;
-            return Ok((Box::new(DockerEngine::start(config)?), launcher));
+            let engine = Box::new(DockerEngine::start(config)?);
+            return Ok((engine, launcher.map(AttendedLauncher::new).transpose()?));
         }
     };
     Ok((engine, None))

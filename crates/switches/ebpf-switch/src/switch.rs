@@ -138,7 +138,7 @@ pub struct EbpfSwitch {
     steering: Steering,
     flow_limit: u64,
     half_open: i32,
-    resumed: Option<Resumed>,
+    resumed: Resumed,
     events: Vec<SwitchEvent>,
 }
 
@@ -254,14 +254,14 @@ impl EbpfSwitch {
             },
             flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
             half_open: i32::try_from(config.half_open.unwrap_or(config.flows[0] / 4)).unwrap_or(i32::MAX),
-            resumed: None,
+            resumed: Resumed::default(),
             events: Vec::new(),
             shared,
         };
         switch.resumed = match found {
-            Found::Nothing => None,
-            Found::Taken | Found::Older(_) => Some(switch.resumption(taken_at, converted, Vec::new())),
-            Found::Unusable(reason) => Some(switch.resumption(taken_at, None, vec![reason])),
+            Found::Nothing => Resumed::default(),
+            Found::Taken | Found::Older(_) => switch.resumption(taken_at, converted, Vec::new()),
+            Found::Unusable(reason) => switch.resumption(taken_at, None, vec![reason]),
         };
         Ok(switch)
     }
@@ -572,7 +572,7 @@ impl Switch for EbpfSwitch {
     }
 
     fn resumed(&self) -> Option<&Resumed> {
-        self.resumed.as_ref()
+        Some(&self.resumed)
     }
 
     fn leave(&mut self) {

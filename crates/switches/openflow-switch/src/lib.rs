@@ -45,7 +45,9 @@ mod prover;
 mod rules;
 mod steering;
 
-pub use driver::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
+pub use driver::{
+    CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError, remove_bridge,
+};
 pub use fake::{Delivered, FakeNic, Faults, SteeredNic};
 pub use flows::{FlowId, FlowRow, RuleState};
 pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, ServiceRules, Side, Spread, TABLE};

@@ -324,17 +324,18 @@ pub trait Switch: Send {
         None
     }
 
-    /// Whether somebody keeps its state for the next run.
+    /// Whether its state stays for the next run after [`Switch::leave`].
     fn keeps_state(&self) -> bool {
         false
     }
 
-    /// What it took over from an earlier run; [`None`] for a switch that takes nothing over itself.
+    /// What it took over from an earlier run; [`None`] for a switch that takes nothing over, or does not know yet what
+    /// that is.
     fn resumed(&self) -> Option<&Resumed> {
         None
     }
 
-    /// Stops the workers. Where its state is [kept](Switch::keeps_state), leaves everything as it is for the next run:
+    /// Stops the workers. Where its state [stays](Switch::keeps_state), leaves everything as it is for the next run:
     /// no instance and no peer of an uplink notices.
     fn leave(&mut self) {
         self.stop();

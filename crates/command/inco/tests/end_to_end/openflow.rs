@@ -6,6 +6,7 @@ use api::types::InstanceRow;
 use model::{EventKind, InstanceState};
 use rustix::process::Signal;
 
+use crate::restart::{End, no_flow_notices_behind};
 use crate::support::{Engine, IMAGE, Inco, Ovs, Place, Traffic, assert_clean, changes, eventually, kill};
 
 /// As in the test of the soft switch: instances of a tenth of a CPU each.
@@ -206,37 +207,22 @@ fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
     inco.stop(&place);
 }
 
-/// inco ends without a word while packets flow. The switch goes on by its rules, and the next run goes on with them:
-/// no packet is lost, and each flow is where it was.
-#[test]
-fn after_kill_9_rules_and_flows_are_taken_over() {
-    if !Engine::Oci.is_here() {
+/// inco ends in each way that leaves everything to the next run, while packets flow. The switch goes on by its rules,
+/// and the next run goes on with them. After the last end no run comes: nothing stays, not even the bridge.
+fn no_flow_notices_that_inco_was_away(engine: Engine) {
+    if !engine.is_here() {
         return;
     }
     let place = Place::with_a_cpu();
     let Some(ovs) = Ovs::start() else { return };
-    // No flow ends meanwhile.
-    let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
-    let inco = place.run(&text);
-    inco.settled(3, 0);
-    let mut traffic = thirty_flows(&place, 60);
-    has_rules(&place);
-    let pids = |inco: &Inco| -> Vec<_> { inco.instances().iter().map(|row| (row.id, row.pid)).collect() };
-    let before = pids(&inco);
-    inco.kill();
-    let inco = place.run(&text);
-    inco.settled(3, 0);
-    assert_eq!(pids(&inco), before);
-    has_rules(&place);
-    let returned = inco.status().accounting.returned;
-    eventually("packets are counted", Duration::from_secs(15), || {
-        (inco.status().accounting.returned > returned + 1000).then_some(())
-    });
-    assert!(traffic.is_running(), "it has to go on until after that");
-    traffic.interrupt();
-    let report = traffic.report();
-    assert_clean(&report);
-    // What was in a function when the next run began to count is counted as if the function had made it.
+    let ends = [
+        End::Killed,
+        End::KilledAfterItsLauncher,
+        End::Kept,
+        End::Lingering,
+    ];
+    let inco = no_flow_notices_behind(Some(&ovs), &place, engine, &ends);
+    // What was in a function when a run began to count is counted as if the function had made it.
     let of = inco.at_rest().accounting;
     assert!(of.originated < 100, "{of:?}");
     assert_eq!(
@@ -244,8 +230,27 @@ fn after_kill_9_rules_and_flows_are_taken_over() {
         (of.returned, 0),
         "{of:?}"
     );
-    inco.stop(&place);
+    let traces = inco.terminated();
+    assert_eq!(
+        traces.processes_alive().len(),
+        3,
+        "containers wait for the next run"
+    );
+    assert_eq!(ovs.bridges().trim(), "br-inco", "the bridge waits for it");
+    place.is_left_clean();
+    traces.assert_nothing_left();
     assert_eq!(ovs.bridges(), "", "the bridge is removed");
+    assert_eq!(ovs.complaints(), "");
+}
+
+#[test]
+fn no_flow_notices_that_inco_was_away_oci() {
+    no_flow_notices_that_inco_was_away(Engine::Oci);
+}
+
+#[test]
+fn no_flow_notices_that_inco_was_away_docker() {
+    no_flow_notices_that_inco_was_away(Engine::Docker);
 }
 
 /// Harms an instance that was given so many packets, and waits until it has failed: which one it was, and why it is
@@ -359,7 +364,13 @@ fn an_instance_that_hangs_after_kill_9_is_noticed() {
         (1..=victim.live_flows).contains(&counts.expected_moves),
         "{counts:?} {victim:?}"
     );
-    inco.stop(&place);
+    // Killed again, it leaves everything to `inco stop`.
+    inco.note_traces();
+    let traces = inco.kill();
+    place.must(&["stop"]);
+    place.is_left_clean();
+    traces.assert_nothing_left();
+    assert_eq!(ovs.bridges(), "", "the bridge is removed");
 }
 
 /// A rule table smaller than configured. Flows without exact rules stay with their buckets, and the refusal is

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use testbed::http::Connection;
 
 use crate::support::{
-    Engine, Inco, Load, Network, PATIENCE, Place, available, eventually, kill, launcher_of,
+    Engine, Inco, Load, Network, PATIENCE, Place, Systemd, available, eventually, kill, launcher_of,
 };
 
 /// The services, each with the address that clients connect to: one whose instances carry it, and one for which it is
@@ -258,6 +258,32 @@ fn no_connection_ends_with_a_kill_9_of_inco_docker_soft() {
     if is_full_length() {
         no_connection_notices_a_kill_9(Engine::Docker, "soft");
     }
+}
+
+/// The programs go on alone after SIGTERM of systemd, and are removed where no next run comes in time.
+#[test]
+fn what_systemd_stops_goes_on_and_then_is_removed() {
+    if !are_here(Engine::Oci) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let text = configuration(&place, Engine::Oci, "0", ONE);
+    let text = text.replacen("[engine]\n", "[engine]\nlinger = \"2s\"\n", 1);
+    let systemd = Systemd::new(&place);
+    let inco = network.as_machine(|| systemd.run(&text));
+    inco.settled(2, 0);
+    let interfaces = || {
+        let text = network.as_machine(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
+        text.lines().filter(|line| line.contains(':')).count()
+    };
+    let before = interfaces();
+    assert!(before > 2, "lo, eth1, and those towards instances");
+    let traces = inco.terminated();
+    network.get("http://10.0.0.100/").unwrap();
+    assert_eq!((interfaces(), traces.processes_alive().len()), (before, 2));
+    place.is_left_clean();
+    traces.assert_nothing_left();
+    assert_eq!(interfaces(), 2);
 }
 
 /// They stay open while instances come, drain with them, and inco is killed twice.

@@ -32,6 +32,7 @@ use api::{EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
 use controller::{Controller, Settings, Shell};
+use engine::AttendedLauncher;
 use engine::launcher::Launcher;
 use keeper::Keeper;
 use model::{Action, EventKind, Histogram, Nanos};
@@ -51,6 +52,7 @@ use signals::Signals;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
+use crate::leftovers::have_launcher_stay;
 use crate::upgrade::{HandOver, Where};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
@@ -96,12 +98,12 @@ pub(super) struct ControlLoop {
     /// Delays of turns.
     lag: Histogram,
     stop: Arc<StopRequest>,
-    /// Who keeps the switch's state for the next run.
+    /// Who sees to it that the switch's state is kept for the next run, and removed if none comes.
     keep: Option<Keep>,
     /// Who keeps the API's listeners for it.
     keeper: Option<Arc<Keeper>>,
     /// Where the engine has no use for it: it keeps state.
-    _launcher: Option<Launcher>,
+    _launcher: Option<AttendedLauncher>,
 }
 
 /// Who keeps the switch's state for the next run, and how many entries of an earlier run there are.
@@ -157,12 +159,23 @@ impl ControlLoop {
             control.journal.add(before.event());
         }
         match (&started, &keep) {
-            (Ok(control), Some(keep)) if control.keep.is_some() => {
+            (Ok(control), Some(keep)) => {
+                if !driver(&control.configuration).is_kept_by_launcher() {
+                    // What another driver left is of no use to this one. But it takes over: the launcher waits for no
+                    // other run any more.
+                    if let Err(error) = keep.keeper().take() {
+                        tracing::warn!(%error, "after a crash, all may be removed once `linger` is over");
+                    }
+                    forget_all(keep);
+                }
                 keep.begin();
                 Where::forget(keep.keeper());
+                if control.keep.is_some()
+                    && let Err(error) = have_launcher_stay(keep.keeper(), &place.run_dir)
+                {
+                    tracing::warn!(%error, "nobody removes what this run leaves if no next one comes");
+                }
             }
-            // What another driver left is of no use to this one.
-            (Ok(_), Some(keep)) => forget_all(keep),
             // What was there before stays for the next attempt.
             (Err(_), Some(keep)) if is_new => forget_all(keep),
             _ => {}
@@ -206,9 +219,10 @@ impl ControlLoop {
         for (settings, places) in services.iter_mut().zip(places) {
             settings.places = places;
         }
+        let resumed = switch.resumed();
+        let has_lost_flows = keep.is_some() && resumed.is_some_and(|of| of.live.is_empty());
         let nothing = Resumed::default();
-        let resumed = switch.resumed().unwrap_or(&nothing);
-        let has_lost_flows = keep.is_some() && resumed.live.is_empty();
+        let resumed = resumed.unwrap_or(&nothing);
         if has_lost_flows {
             let recovery = wiring::recovery(host::boot_id()?)?;
             for service in &mut services {
@@ -220,8 +234,8 @@ impl ControlLoop {
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
         if has_adopted && has_lost_flows {
             tracing::warn!(
-                "containers of an earlier run go on, but nothing is known of its flows: TCP connections are recovered \
-                 by their hash, all other flows are scheduled again"
+                "containers of an earlier run go on, but nothing is known of its flows: they are scheduled again; \
+                 with inco's own switch, TCP connections are recovered by their hash"
             );
         }
         let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
@@ -320,15 +334,12 @@ impl ControlLoop {
 
     /// Leaves everything as it is for the next run: containers, flows, rings and sockets. False if nobody keeps it.
     fn leave(&mut self) -> bool {
-        let Some(keep) = &self.keep else {
-            // What the switch itself keeps is there for a program that takes over at once.
-            let is_upgraded = self.stop.upgrade().is_some();
-            if is_upgraded {
-                self.journal.add(EventKind::Stopping { keep: true });
-            }
-            return is_upgraded;
-        };
+        // Without a launcher, a program that takes over at once finds what the switch itself keeps.
+        if self.keep.is_none() && self.stop.upgrade().is_none() {
+            return false;
+        }
         if self.stop.lingers()
+            && let Some(keep) = &self.keep
             && let Err(error) = keep
                 .keeper()
                 .linger(Duration::from_nanos(self.configuration.engine.linger.0))
@@ -360,14 +371,6 @@ impl ControlLoop {
             }
         }
         true
-    }
-
-    /// Ends without undoing anything, for the program that takes over.
-    pub(super) fn end_as_it_is(self) {
-        if self.keep.is_none() {
-            // The switch's rules stay, as after `kill -9`: this process is about to execute another program.
-            std::mem::forget(self);
-        }
     }
 
     /// One turn. `is_fast`: the next turn follows sooner than usual.

@@ -16,6 +16,7 @@ use model::Slot;
 use soft_switch::Keep;
 use switch::{Capabilities, Switch};
 
+pub(crate) use openflow::Bridge;
 pub use soft::flow_tables_mib;
 
 /// A switch driver.
@@ -49,7 +50,17 @@ pub(super) trait Driver: Sync {
         Vec::new()
     }
 
-    /// Removes what a run that was killed has left of the switch.
+    /// Whether the launcher keeps its switch's state. That of another one outlives inco by itself.
+    fn is_kept_by_launcher(&self) -> bool {
+        false
+    }
+
+    /// The bridge that the switch makes in Open vSwitch.
+    fn bridge(&self, _configuration: &Configuration) -> Option<Bridge> {
+        None
+    }
+
+    /// Removes what a run has left of the switch in this machine's kernel.
     ///
     /// # Errors
     /// It is in use, or the system refuses.
@@ -103,7 +114,7 @@ pub fn passes_to_host(configuration: &Configuration) -> bool {
     driver(configuration).capabilities().passes_to_host
 }
 
-/// Removes what runs in that run directory have left of their switches.
+/// Removes what runs in that run directory have left of their switches in this machine's kernel.
 ///
 /// # Errors
 /// Fails as [`Driver::clean_up`] does.

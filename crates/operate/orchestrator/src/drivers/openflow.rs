@@ -9,6 +9,7 @@ use configuration::{Configuration, Device, Unusable};
 use model::Nanos;
 use openflow_switch::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice};
 use openvswitch::{Endpoint, Keys, Ovsdb};
+use serde::{Deserialize, Serialize};
 use soft_switch::Keep;
 use switch::Capabilities;
 
@@ -57,8 +58,53 @@ impl Driver for OpenFlow {
         sockets
     }
 
+    fn bridge(&self, configuration: &Configuration) -> Option<Bridge> {
+        let of = &configuration.switch.openflow;
+        let uplinks = configuration.uplinks.iter();
+        let uplinks = uplinks.filter_map(|uplink| Some(in_run_dir(uplink.device.socket()?)));
+        Some(Bridge {
+            name: of.bridge.clone(),
+            database: of.database.clone(),
+            tls: of.tls.clone(),
+            sockets: self.sockets(configuration).into_iter().chain(uplinks).collect(),
+        })
+    }
+
     fn start(&self, configuration: &Configuration, _: [u64; 4], _: Option<Keep>) -> Result<Started> {
         start(configuration)
+    }
+}
+
+/// A bridge as a run has left it: what is needed to remove it without that run's configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bridge {
+    name: String,
+    /// Where Open vSwitch's database listens.
+    database: String,
+    /// The directory of the keys for it.
+    tls: Option<PathBuf>,
+    /// The sockets of its ports: Open vSwitch listens there, and inco on the monitor port's.
+    pub(crate) sockets: Vec<PathBuf>,
+}
+
+impl Bridge {
+    /// Whether both are the same bridge of the same Open vSwitch.
+    pub(crate) fn is_same_as(&self, other: &Bridge) -> bool {
+        (&self.name, &self.database) == (&other.name, &other.database)
+    }
+
+    /// Removes it with its rules, ports and sockets.
+    ///
+    /// # Errors
+    /// Open vSwitch's database does not answer.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let database = endpoint(&self.database, self.tls.as_deref())?;
+        openflow_switch::remove_bridge(&database, &self.name, &self.sockets).with_context(|| {
+            format!(
+                "the bridge {} of an earlier run stays in Open vSwitch: start it and run `inco stop`",
+                self.name
+            )
+        })
     }
 }
 
@@ -67,17 +113,20 @@ impl Driver for OpenFlow {
 /// # Errors
 /// The endpoint cannot be parsed.
 fn ovs_database(of: &configuration::OpenFlow) -> Result<Endpoint> {
-    let database: Endpoint = of.database.parse().context("switch.openflow.database")?;
-    Ok(database.with_keys(ovs_keys(of).as_ref()))
+    endpoint(&of.database, of.tls.as_deref())
 }
 
-fn ovs_keys(of: &configuration::OpenFlow) -> Option<Keys> {
-    let directory = of.tls.as_ref()?;
-    Some(Keys {
+fn endpoint(database: &str, tls: Option<&Path>) -> Result<Endpoint> {
+    let database: Endpoint = database.parse().context("switch.openflow.database")?;
+    Ok(database.with_keys(tls.map(ovs_keys).as_ref()))
+}
+
+fn ovs_keys(directory: &Path) -> Keys {
+    Keys {
         certificate: directory.join("cert.pem"),
         key: directory.join("key.pem"),
         ca: directory.join("ca.pem"),
-    })
+    }
 }
 
 fn start(configuration: &Configuration) -> Result<Started> {
@@ -110,7 +159,7 @@ fn start(configuration: &Configuration) -> Result<Started> {
         bridge: of.bridge.clone(),
         datapath: of.datapath.name().to_owned(),
         database: ovs_database(of)?,
-        control: control.with_keys(ovs_keys(of).as_ref()),
+        control: control.with_keys(of.tls.as_deref().map(ovs_keys).as_ref()),
         monitor_socket: in_run_dir(Path::new(MONITOR_SOCKET)),
         uplinks,
         pool,

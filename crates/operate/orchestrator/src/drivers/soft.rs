@@ -37,6 +37,10 @@ impl Driver for Soft {
         switch(configuration, secret, keep)
     }
 
+    fn is_kept_by_launcher(&self) -> bool {
+        true
+    }
+
     fn clean_up(&self, run_dir: &Path) -> Result<()> {
         Ok(soft_switch::remove_pairs(&names(run_dir).1)?)
     }

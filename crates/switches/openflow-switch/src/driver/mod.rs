@@ -28,7 +28,7 @@ use model::{DropReason, Nanos, ServiceId, Slot, UplinkId};
 use offloaded::OffloadedFlows;
 use openvswitch::{Endpoint, Ovsdb, OvsdbError};
 use switch::{
-    Capabilities, Change, PortKind, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
+    Capabilities, Change, PortKind, Resumed, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
     SwitchRequest,
 };
 use thiserror::Error;
@@ -198,9 +198,33 @@ struct Shared {
     loads: Vec<(Slot, f32)>,
     /// What a new flow of each service is expected to bring.
     flow_loads: Vec<(ServiceId, f32)>,
+    /// What was taken over, once that is known.
+    resumed: Option<Resumed>,
 }
 
-/// A bridge of Open vSwitch that steers. Dropping it removes the bridge.
+/// Removes a bridge that inco has made, and the sockets of its ports: what a run has left that did not end in
+/// [`Switch::stop`]. A bridge of others stays.
+///
+/// # Errors
+/// The database does not answer, or refuses.
+pub fn remove_bridge(database: &Endpoint, bridge: &str, sockets: &[PathBuf]) -> Result<(), OvsdbError> {
+    let mut connection = Ovsdb::connect(database, REMOVE_LIMIT)?;
+    let ids = connection.bridge_ids(bridge)?.unwrap_or_default();
+    if ids.get(MARK.0).is_some_and(|maker| maker == MARK.1) {
+        match connection.delete_bridge(bridge) {
+            // It is gone from the database: Open vSwitch removes it as soon as it runs again.
+            Err(OvsdbError::Timeout { .. }) if connection.bridge_ids(bridge)?.is_none() => {}
+            removed => removed?,
+        }
+    }
+    for socket in sockets {
+        let _none = std::fs::remove_file(socket);
+    }
+    Ok(())
+}
+
+/// A bridge of Open vSwitch that steers. Dropping it removes the bridge, unless it was [left](Switch::leave) or is that of
+/// an earlier run: a run that does not start leaves what it found. In a panic the bridge stays, as after `kill -9`.
 pub struct OpenFlowSwitch {
     /// Where requests go; gone once it stops.
     requests: Option<Sender<SwitchRequest>>,
@@ -211,6 +235,10 @@ pub struct OpenFlowSwitch {
     database: Endpoint,
     bridge: String,
     sockets: Vec<PathBuf>,
+    /// Whether the bridge was there before.
+    is_inherited: bool,
+    /// [`None`] while the rules of an earlier run are read.
+    resumed: Option<Resumed>,
 }
 
 impl OpenFlowSwitch {
@@ -254,6 +282,7 @@ impl OpenFlowSwitch {
         let queue_pairs = queue_pairs(database.other_config("pmd-cpu-mask")?.as_deref());
         let mark = mark(config, &services, queue_pairs);
         let mut is_left = false;
+        let mut rejected = Vec::new();
         match database.bridge_ids(&config.bridge)? {
             Some(ids) if ids.get(MARK.0).is_none_or(|maker| maker != MARK.1) => {
                 return Err(StartError::ForeignBridge {
@@ -262,7 +291,13 @@ impl OpenFlowSwitch {
             }
             // An earlier run has left it, with the same ports: it goes on by its rules.
             Some(ids) if ids == mark => is_left = true,
-            Some(_) => database.delete_bridge(&config.bridge)?,
+            Some(_) => {
+                rejected.push(format!(
+                    "bridge {}: it has other ports or services",
+                    config.bridge
+                ));
+                database.delete_bridge(&config.bridge)?;
+            }
             None => {}
         }
         let listening = memif::ServerConfig {
@@ -283,6 +318,7 @@ impl OpenFlowSwitch {
                 .and_then(|()| first_ports(&mut database, config, mark.clone(), queue_pairs));
             if let Err(error) = again {
                 tracing::warn!(%error, bridge = config.bridge, "the bridge of an earlier run is made anew");
+                rejected.push(format!("bridge {}: {error}", config.bridge));
                 database.delete_bridge(&config.bridge)?;
                 is_left = false;
             }
@@ -312,6 +348,7 @@ impl OpenFlowSwitch {
             reading,
             loads: Vec::new(),
             flow_loads: Vec::new(),
+            resumed: None,
         }));
         let (requests, asked) = channel();
         let (tell, events) = channel();
@@ -340,6 +377,11 @@ impl OpenFlowSwitch {
             database: config.database.clone(),
             bridge: config.bridge.clone(),
             sockets,
+            is_inherited: is_left,
+            resumed: (!is_left).then(|| Resumed {
+                rejected,
+                ..Resumed::default()
+            }),
         })
     }
 
@@ -350,6 +392,16 @@ impl OpenFlowSwitch {
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
         lock(&self.shared)
+    }
+
+    /// Ends the threads. False if they had ended.
+    fn end(&mut self) -> bool {
+        let Some(worker) = self.worker.take() else {
+            return false;
+        };
+        self.requests = None;
+        let _result = worker.join();
+        true
     }
 }
 
@@ -425,6 +477,10 @@ impl Switch for OpenFlowSwitch {
 
     fn poll(&mut self, _now: Nanos, events: &mut Vec<SwitchEvent>) {
         events.extend(self.events.try_iter());
+        if self.resumed.is_none() {
+            let resumed = self.shared().resumed.take();
+            self.resumed = resumed;
+        }
     }
 
     fn take_longest_gaps(&mut self) -> Vec<Nanos> {
@@ -435,10 +491,23 @@ impl Switch for OpenFlowSwitch {
             .collect()
     }
 
+    /// In the rules of the bridge.
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
+    fn resumed(&self) -> Option<&Resumed> {
+        self.resumed.as_ref()
+    }
+
+    fn leave(&mut self) {
+        self.end();
+    }
+
     fn stop(&mut self) {
-        let Some(worker) = self.worker.take() else { return };
-        self.requests = None;
-        let _result = worker.join();
+        if !self.end() {
+            return;
+        }
         // What is still in the bridge goes with it.
         let removed = Ovsdb::connect(&self.database, REMOVE_LIMIT)
             .and_then(|mut database| database.delete_bridge(&self.bridge));
@@ -469,7 +538,11 @@ impl Switch for OpenFlowSwitch {
 
 impl Drop for OpenFlowSwitch {
     fn drop(&mut self) {
-        self.stop();
+        if self.is_inherited || std::thread::panicking() {
+            self.leave();
+        } else {
+            self.stop();
+        }
     }
 }
 

@@ -517,6 +517,16 @@ impl Inco {
         );
     }
 
+    /// SIGTERM.
+    pub(crate) fn terminated(mut self) -> Traces {
+        self.note_traces();
+        let mut child = self.child.take().unwrap();
+        kill(child.id(), rustix::process::Signal::TERM);
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+        self.traces.clone()
+    }
+
     /// `inco stop`, and how it ended.
     pub(crate) fn stop_with(mut self, place: &Place, arguments: &[&str]) -> (String, Traces) {
         self.note_traces();

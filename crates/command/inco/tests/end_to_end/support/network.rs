@@ -98,6 +98,11 @@ impl Network {
         self.router.ip(commands);
     }
 
+    /// Does something on inco's machine. Programs that are started there stay there.
+    pub(crate) fn as_machine<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        self.router.within(run)
+    }
+
     /// Does something on the client's side. Threads and programs that are started there stay there.
     pub(crate) fn as_client<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
         self.client.within(run)

@@ -1,9 +1,9 @@
 //! A stand-in for systemd: starts inco as a service, and hears what that tells.
 
 use std::os::unix::net::UnixDatagram;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use super::{PATIENCE, Place, eventually, text};
+use super::{Inco, PATIENCE, Place, eventually, text};
 
 pub(crate) struct Systemd<'a> {
     place: &'a Place,
@@ -20,11 +20,9 @@ impl Systemd<'_> {
     /// `inco run` with that configuration, once so many containers are active and on standby.
     pub(crate) fn start(&self, configuration: &str, active: usize, standby: usize) -> Child {
         let file = self.place.file("inco.toml", configuration);
+        let mut command = self.place.inco(&["run", "-f", file.to_str().unwrap()]);
         let child = self
-            .place
-            .inco(&["run", "-f", file.to_str().unwrap()])
-            .env("NOTIFY_SOCKET", self.place.path("notify"))
-            .env("INVOCATION_ID", "1")
+            .as_service(&mut command)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
@@ -35,6 +33,23 @@ impl Systemd<'_> {
             (count("active") == active && count("standby") == standby).then_some(())
         });
         child
+    }
+
+    /// The same, which can be asked.
+    pub(crate) fn run(&self, configuration: &str) -> Inco {
+        let file = self.place.file("inco.toml", configuration);
+        let mut command = self.place.inco(&["run", "-f", file.to_str().unwrap()]);
+        self.as_service(&mut command);
+        let inco = self.place.start(command);
+        self.hears("READY=1");
+        inco
+    }
+
+    /// Has the command run as systemd runs a service.
+    fn as_service<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env("NOTIFY_SOCKET", self.place.path("notify"))
+            .env("INVOCATION_ID", "1")
     }
 
     /// Waits until a program tells this, and gives what follows it.

@@ -63,8 +63,10 @@ struct Above {
 }
 
 /// What waits until the rules of an earlier run are taken over.
-#[derive(Default)]
 struct WaitingAdoption {
+    since: Nanos,
+    /// Whether it is known what is taken over.
+    is_known: bool,
     /// Whether the switch answers. It is not asked before the first table.
     is_up: bool,
     attach: Vec<(Slot, ServiceId, Nanos)>,
@@ -124,7 +126,12 @@ impl Worker {
                 loads: BTreeMap::new(),
             },
             attachments: BTreeMap::new(),
-            adoption: adopts.then(WaitingAdoption::default),
+            adoption: adopts.then(|| WaitingAdoption {
+                since: clock::monotonic(),
+                is_known: false,
+                is_up: false,
+                attach: Vec::new(),
+            }),
             // A new bridge drops what comes before it has rules.
             account: Account::new((!adopts).then_some(DropReason::NoInstance), clock::monotonic()),
             noticed: Noticed {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flow_table::AttachCounts;
 use model::{DropReason, InstanceState, Nanos, Slot};
 use openflow::{Message, MultipartRequest, PortStats, port};
-use switch::SwitchEvent;
+use switch::{Resumed, SwitchEvent};
 
 use super::{Base, DataPort, Phase, Worker};
 use crate::Family;
@@ -138,6 +139,35 @@ impl Worker {
         self.count_switch(now);
         self.let_go(now);
         self.settle_unseen(now);
+    }
+
+    /// Once the rules of an earlier run are read, says what is known from them.
+    pub(super) fn note_taken_over(&mut self, now: Nanos) {
+        let is_read = self.steering.figures().reconciled > 0;
+        let Some(waiting) = self.adoption.as_mut().filter(|of| is_read && !of.is_known) else {
+            return;
+        };
+        waiting.is_known = true;
+        let live = |slot: &Slot| (*slot, self.steering.slot_figures(*slot).live_flows);
+        let live: BTreeMap<Slot, u64> = (self.ports.pool.keys().map(live))
+            .filter(|(_, flows)| *flows > 0)
+            .collect();
+        let flows: u64 = live.values().sum();
+        let awaited = self.ports.pool.keys();
+        let instances = awaited.filter(|slot| self.steering.is_awaited(**slot)).count();
+        tracing::info!(flows, instances, "taken over from the rules of an earlier run");
+        lock(&self.above.shared).resumed = Some(Resumed {
+            taken_at: waiting.since,
+            attached_at: now,
+            flows: AttachCounts {
+                flows,
+                ..AttachCounts::default()
+            },
+            live,
+            instances,
+            uplinks: self.ports.uplinks.len(),
+            ..Resumed::default()
+        });
     }
 
     /// What an earlier run left is taken over: what its ports have counted is not this run's.

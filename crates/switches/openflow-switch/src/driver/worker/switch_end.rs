@@ -97,6 +97,7 @@ impl Worker {
                         _ => {}
                     }
                     self.steering.message(xid, &message, now);
+                    self.note_taken_over(now);
                 }
                 Turned::Said(Event::Garbled { kind, error }) => {
                     tracing::debug!(kind, %error, "cannot decode a message of the switch");
