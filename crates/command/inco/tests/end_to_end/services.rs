@@ -267,7 +267,7 @@ fn what_systemd_stops_goes_on_and_then_is_removed() {
         return;
     }
     let (place, network) = (Place::new(), Network::new());
-    let text = configuration(&place, Engine::Oci, "0", ONE);
+    let text = configuration(&place, Engine::Oci, "ebpf", "0", ONE);
     let text = text.replacen("[engine]\n", "[engine]\nlinger = \"2s\"\n", 1);
     let systemd = Systemd::new(&place);
     let inco = network.as_machine(|| systemd.run(&text));
