@@ -1,11 +1,13 @@
 //! Drops the capabilities that a running inco does not need. `CapabilityBoundingSet` of `inco.service` has the same
 //! list.
 
-use configuration::{Configuration, SwitchDriver};
+use configuration::Configuration;
 use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
 };
+
+use crate::drivers::loads_programs;
 
 /// For containers (mounts, namespaces, control groups, owners, signals), network interfaces, sockets, real-time
 /// threads and locked memory. A new launcher, if the first one ends, inherits them. It needs those that ordinary
@@ -52,7 +54,7 @@ pub(crate) fn drop_unneeded(configuration: &Configuration) -> Result<CapabilityS
     {
         kept |= FOR_DEVICES;
     }
-    if configuration.switch.driver == SwitchDriver::Ebpf {
+    if loads_programs(configuration) {
         kept |= FOR_PROGRAMS;
     }
     let has = capabilities(None)?;
