@@ -7,6 +7,7 @@
 )]
 
 mod alarm;
+mod announcements;
 mod bed;
 mod contract;
 mod errors;
