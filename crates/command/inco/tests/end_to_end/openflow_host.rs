@@ -194,7 +194,10 @@ fn functions_of_the_host_are_run_by_its_docker_engine_over_tls() {
     expected.sort();
     assert_eq!(had, expected);
 
-    assert_eq!(every_packet_comes_back(&inco, &place), COUNT);
+    // A new instance gets buckets of the other one, some at a time: flows may still all come to that one, the next do
+    // not.
+    let both_serve = || (0..2).any(|_| every_packet_comes_back(&inco, &place) == COUNT);
+    assert!(both_serve(), "{:#?}", inco.instances());
 
     // One ends on the host: that is told over the connection, and the next one has its function.
     let killed = first[0].container.clone().unwrap();
@@ -205,9 +208,7 @@ fn functions_of_the_host_are_run_by_its_docker_engine_over_tls() {
         (rows.len() == COUNT && rows.iter().any(is_new)).then_some(())
     });
     inco.note_traces();
-    // It gets buckets of the other one, some at a time: those flows may still all come to that one, the next do not.
-    let both = (0..2).any(|_| every_packet_comes_back(&inco, &place) == COUNT);
-    assert!(both, "{:#?}", inco.instances());
+    assert!(both_serve(), "{:#?}", inco.instances());
     ports.assert_as_before();
 
     // The containers' processes were the host's.

@@ -61,7 +61,8 @@ fn flows_change_instances_under_load_and_keep_their_order() {
         "{early} early moves, {outcome:?}"
     );
     assert_eq!((outcome.sent - outcome.received, outcome.wrong_uplink), (0, 0));
-    assert!(outcome.moves >= held, "{outcome:?}");
+    // A flow that has no packet between two moves has moved there and back unseen.
+    assert!(outcome.moves >= u64::from(FLOWS), "{outcome:?}");
     bed.assert_accounts_close();
     assert_eq!(bed.reading.dropped(), 0);
     bed.finish();
