@@ -150,7 +150,7 @@ pub(crate) fn live_flows(inco: &Inco) -> u64 {
 
 /// Kills the launcher, and waits for another one that keeps the same: memory, and the run directory. Of memory so many
 /// pieces at least.
-fn launcher_is_replaced(place: &Place, memory: usize) {
+pub(crate) fn launcher_is_replaced(place: &Place, memory: usize) {
     let files = |pid: u32| {
         let files = std::fs::read_dir(format!("/proc/{pid}/fd"))
             .into_iter()

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use model::InstanceState;
 use real_parts::is_full_length;
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use testbed::http::Connection;
 
-use crate::support::{
-    Engine, Inco, Load, Network, PATIENCE, Place, Systemd, available, eventually, kill, launcher_of,
-};
+use crate::restart::launcher_is_replaced;
+use crate::support::{Engine, Inco, Load, Network, PATIENCE, Place, Systemd, available, eventually};
 
 /// The services, each with the address that clients connect to: one whose instances carry it, and one for which it is
 /// translated to theirs.
@@ -174,12 +173,8 @@ fn no_connection_notices_scaling_docker_soft() {
 /// Kills inco, or its launcher and then inco, waits a moment and starts it again.
 fn kill_and_run(place: &Place, network: &Network, inco: Inco, text: &str, with_launcher: bool) -> Inco {
     if with_launcher {
-        let first = launcher_of(place);
-        kill(first[0], Signal::KILL);
-        eventually("there is another launcher", PATIENCE, || {
-            let now = launcher_of(place);
-            (now != first && now.len() == 1).then_some(())
-        });
+        // The next one has what the first one kept: with the driver `soft` that is the flow table.
+        launcher_is_replaced(place, 0);
     }
     drop(inco.kill());
     std::thread::sleep(Duration::from_millis(300));

@@ -566,6 +566,9 @@ impl Drop for Inco {
         };
         // A test failed: nothing of it may disturb the next one.
         eprintln!("log of inco:\n{}", self.log());
+        if let Ok(client) = Client::connect(&self.run_dir.join("api.sock")) {
+            eprintln!("{:#?}", client.instances());
+        }
         if let Some(pid) = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap_or(0)) {
             let _gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }

@@ -5,8 +5,9 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Places for tests. Most tests wait; more of them would be late for what they wait for on a machine with two CPUs.
-const PLACES: usize = 4;
+/// Places for tests. Most tests wait; more of them would be late for what they wait for on a machine with two CPUs:
+/// with four, while other suites ran, an instance took nothing for the 100 ms after which it counts as stalled.
+const PLACES: usize = 2;
 /// What a test takes that uses a CPU, or that cannot be late.
 const PLACES_OF_A_CPU: usize = 2;
 /// The variable with the file that other suites lock, shared, while they run.
