@@ -74,20 +74,23 @@ pub struct Kept {
     pub positions: OwnedFd,
 }
 
+/// What the kernel refused at an interface.
+fn failure(interface: &str, what: &'static str) -> impl FnOnce(io::Error) -> Error + use<> {
+    let interface = interface.to_owned();
+    move |source| Error {
+        interface,
+        what,
+        source,
+    }
+}
+
 impl PacketSocket {
     /// Opens an interface of this thread's network namespace.
     ///
     /// # Errors
     /// There is no such interface, the sizes are out of their limits, or the caller lacks `CAP_NET_RAW`.
     pub fn open(interface: &str, config: Config) -> Result<PacketSocket, Error> {
-        let wrong = |what| {
-            let interface = interface.to_owned();
-            move |source: io::Error| Error {
-                interface,
-                what,
-                source,
-            }
-        };
+        let wrong = |what| failure(interface, what);
         let slot_bytes = config
             .slot_bytes()
             .filter(|_| config.slots.is_power_of_two() && config.slots <= SLOTS_LIMIT)
@@ -168,14 +171,7 @@ impl PacketSocket {
         kept: Kept,
         unfinished: Option<u64>,
     ) -> Result<PacketSocket, Error> {
-        let wrong = |what| {
-            let interface = interface.to_owned();
-            move |source: io::Error| Error {
-                interface,
-                what,
-                source,
-            }
-        };
+        let wrong = |what| failure(interface, what);
         let slot_bytes = config
             .slot_bytes()
             .ok_or_else(|| wrong("sizes of the rings")(io::Error::from_raw_os_error(libc::EINVAL)))?;

@@ -55,7 +55,7 @@ const SHARED_MIN: u32 = 64;
 /// after 64 packets or after a second's pause.
 const SHARED_SPARE: Nanos = Nanos::from_secs(60);
 /// How long a program that reads what was there before may still run. One takes microseconds.
-const GRACE: Duration = Duration::from_millis(1);
+pub(crate) const GRACE: Duration = Duration::from_millis(1);
 
 /// What a switch is made of.
 #[derive(Clone, Debug)]

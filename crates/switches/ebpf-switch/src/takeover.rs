@@ -13,7 +13,6 @@ use std::mem::offset_of;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::Duration;
 
 use aya::maps::MapData;
 use flow_table::AttachCounts;
@@ -24,9 +23,8 @@ use crate::error::chain;
 use crate::kernel::{self, Shared};
 use crate::layout::{Counts, Flow, KEY_BYTES, SERVICES, SLOTS, SlotCounts, SlotRow, TCP_HANDSHAKE, World};
 use crate::release::Before;
+use crate::switch::GRACE;
 
-/// How long a program that has begun may still run. One takes microseconds.
-const GRACE: Duration = Duration::from_millis(1);
 /// The flow tables, with the orders of their flows.
 const FLOWS: [(&str, &str); 2] = [("flows_v4", "order_v4"), ("flows_v6", "order_v6")];
 /// Tables whose entries are copied as they are.
