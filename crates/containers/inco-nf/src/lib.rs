@@ -20,6 +20,7 @@ mod interface;
 mod manager;
 mod options;
 mod pace;
+mod page;
 mod ports;
 mod reload;
 mod runner;

@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use functions::{Burst, Chain, RECEIVED_LIMIT};
 use model::Nanos;
-use nf_page::{NfCounters, PageListener, PageWriter};
+use nf_page::{NfCounters, PageWriter};
 
 use crate::options::Run;
 use crate::pace::Pacer;
+use crate::page::{self, Pages};
 use crate::ports::{Ports, Received};
 use crate::reload::{self, Reloads};
 
@@ -85,7 +86,7 @@ pub(crate) fn run(run: &Run) -> Result<()> {
     let chain = Chain::new(stages.collect::<Result<Vec<_>>>()?)?;
     let ports = Ports::open(options)?;
     let pages = match &options.page {
-        Some(path) => Some(PageListener::bind(path)?),
+        Some(path) => Some(Pages::bind(path)?),
         None => None,
     };
     let signals = match &options.signals {
@@ -103,7 +104,6 @@ pub(crate) fn run(run: &Run) -> Result<()> {
         signals,
         stop,
         busy_ns: 0,
-        page: None,
         pacer: options.pace_cpus.map(|cpus| Pacer::new(cpus, now_ns(), cpu_ns())),
         rest_us: options.rest_us,
         instance: options.instance_id,
@@ -150,12 +150,11 @@ struct Runner {
     chain: Chain,
     burst: Burst,
     reloads: Option<Reloads>,
-    pages: Option<PageListener>,
+    pages: Option<Pages>,
     /// Where signals come from that leave by the first port.
     signals: Option<UnixDatagram>,
     stop: UnixStream,
     busy_ns: u64,
-    page: Option<PageWriter>,
     pacer: Option<Pacer>,
     rest_us: Option<u64>,
     instance: u32,
@@ -250,7 +249,7 @@ impl Runner {
     /// Sleeps until there is work.
     fn sleep(&mut self, now: u64) -> Result<()> {
         self.publish();
-        let mut longest = if self.page.is_some() {
+        let mut longest = if self.page().is_some() {
             HEARTBEAT
         } else if self.ports.must_connect() {
             CONNECT_AGAIN
@@ -292,13 +291,10 @@ impl Runner {
         if let Some(reloads) = &mut self.reloads {
             reloads.apply(&mut self.chain);
         }
-        if let Some(pages) = &self.pages {
-            // An invalid offer is the host's error and no reason to stop working.
-            if let Ok(Some(page)) = pages.accept() {
-                self.page = Some(page);
-            }
+        if let Some(pages) = &mut self.pages {
+            pages.accept(&self.chain);
         }
-        if let Some(limit) = self.page.as_ref().and_then(PageWriter::cpu_limit)
+        if let Some(limit) = self.page().and_then(PageWriter::cpu_limit)
             && let Some(pacer) = &mut self.pacer
         {
             pacer.set_cpus(limit);
@@ -322,12 +318,16 @@ impl Runner {
         }
     }
 
+    fn page(&self) -> Option<&PageWriter> {
+        self.pages.as_ref().and_then(Pages::page)
+    }
+
     fn publish(&mut self) {
-        let Some(page) = &self.page else { return };
         let now = now_ns();
-        if now - self.memory.0 >= MEMORY_NS {
+        if self.page().is_some() && now - self.memory.0 >= MEMORY_NS {
             self.memory = (now, resident_bytes());
         }
+        let Some(page) = self.page() else { return };
         let ports = self.ports.counters();
         let mut counters = NfCounters {
             instance: self.instance,
@@ -336,10 +336,11 @@ impl Runner {
             cpu_ns: cpu_ns(),
             rss_bytes: self.memory.1,
             port_count: ports.len(),
+            reloads_failed: self.reloads.as_ref().map_or(0, |of| of.failed),
             ..NfCounters::default()
         };
         counters.ports[..ports.len()].copy_from_slice(ports);
-        page.publish(&counters);
+        page::publish(page, &self.chain, counters);
     }
 }
 
