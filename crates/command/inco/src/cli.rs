@@ -340,6 +340,9 @@ pub(crate) struct InstancesArgs {
     /// Only instances that meet all requirements; the keys are service, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...")]
     pub(crate) selector: Option<Selector>,
+    /// What their functions say of themselves: packets, drops by reason, their own counters
+    #[arg(long)]
+    pub(crate) functions: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -1,8 +1,9 @@
 //! The commands that query or control a running inco.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use api::counters::ResumedCounters;
+use api::counters::{FunctionCounters, ResumedCounters};
 use api::types::{FlowExplanation, FlowFilter, FlowPage, InstanceRow, PortPool, Refusal, ServiceRow, Status};
 use api::{ApiError, Client};
 use display::event::{clock, event_text};
@@ -371,7 +372,54 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
         }
         Ok(rows)
     };
-    show(&args.output, ask, |rows| instances_text(rows))
+    if !args.functions {
+        return show(&args.output, ask, |rows| instances_text(rows));
+    }
+    let ask_functions = |client: &Client| {
+        let rows = ask(client)?;
+        let mut functions = client.counters()?.functions;
+        functions.retain(|of| rows.iter().any(|row| row.id.0 == of.instance));
+        Ok(functions)
+    };
+    show(&args.output, ask_functions, |functions| functions_text(functions))
+}
+
+/// What functions say of themselves: a row for each, and below it what it counts besides.
+pub(crate) fn functions_text(functions: &[FunctionCounters]) -> String {
+    let mut table = Table::new(&[
+        ">id",
+        "service",
+        "function",
+        ">packets",
+        ">forwarded",
+        ">answered",
+        ">made",
+        ">dropped",
+        ">flows",
+        "counters",
+    ]);
+    for of in functions {
+        let named = |from: &BTreeMap<String, u64>| {
+            let shown = from.iter().filter(|(_, value)| **value > 0);
+            shown
+                .map(|(name, value)| format!("{name} {}", grouped(*value)))
+                .collect::<Vec<_>>()
+        };
+        let besides = [&of.drops, &of.totals, &of.gauges].map(named).concat();
+        table.row([
+            of.instance.to_string(),
+            of.service.clone(),
+            of.name.clone(),
+            grouped(of.packets),
+            grouped(of.forwarded),
+            grouped(of.answered),
+            grouped(of.originated),
+            grouped(of.drops.values().fold(0, |sum: u64, n| sum.saturating_add(*n))),
+            grouped(of.flows),
+            besides.join(", "),
+        ]);
+    }
+    table.text()
 }
 
 /// Names for completions, one per line.

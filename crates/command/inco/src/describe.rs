@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use api::counters::{InstanceCounters, ServiceCounters};
+use api::counters::{FunctionCounters, InstanceCounters, ServiceCounters};
 use api::types::{FlowFilter, FlowPage, InstanceRow, Refusal, ServicePolicies, ServiceRow, Snapshot};
 use api::{ApiError, Client, EVENT_LIMIT};
 use display::event::event_text;
@@ -12,7 +12,9 @@ use model::{Event, EventKind, InstanceId, InstanceState, Setting};
 use serde::Serialize;
 
 use crate::cli::DescribeArgs;
-use crate::client_commands::{connect, heavy_flows_text, instances_text, restrictions, unknown_service};
+use crate::client_commands::{
+    connect, functions_text, heavy_flows_text, instances_text, restrictions, unknown_service,
+};
 use crate::target::Target;
 
 /// Maximum number of flows.
@@ -38,6 +40,7 @@ struct OfService {
 struct OfInstance {
     instance: InstanceRow,
     counters: Option<InstanceCounters>,
+    functions: Vec<FunctionCounters>,
     heaviest_flows: FlowPage,
     #[serde(flatten)]
     past: Past,
@@ -167,10 +170,13 @@ fn of_instance(
         top: Some(FLOWS),
         ..FlowFilter::default()
     };
-    let counters = client.counters()?.instances.into_iter();
+    let mut all = client.counters()?;
+    all.functions.retain(|of| of.instance == id.0);
+    let counters = all.instances.into_iter();
     let events = client.events(EVENT_LIMIT)?.into_iter();
     Ok(OfInstance {
         counters: counters.into_iter().find(|of| of.id == id.0),
+        functions: all.functions,
         heaviest_flows: heaviest(client, &filter)?,
         past: Past::of(events.filter(|event| event.instance == Some(id))),
         instance,
@@ -390,6 +396,11 @@ fn instance_text(of: &OfInstance) -> String {
                 .map_or_else(String::new, configuration::show_size),
         ),
     ]);
+    if !of.functions.is_empty() {
+        text.push_str("\nFunctions\n");
+        let table = functions_text(&of.functions);
+        text.extend(table.lines().map(|line| format!("  {line}\n")));
+    }
     text.push_str(&flows_text(&of.heaviest_flows));
     text.push_str(&of.past.text());
     text

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{InstanceId, InstanceState, Nanos, RolloutState};
@@ -21,6 +23,21 @@ pub struct Event {
     /// What happened.
     #[serde(flatten)]
     pub kind: EventKind,
+}
+
+crate::words! {
+    /// What happened to a function.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub enum FunctionChange {
+        /// It works by another configuration.
+        Reloaded = "reloaded",
+        /// A changed configuration of the instance was wrong: it works as before.
+        Refused = "refused",
+        /// Its instance has ended.
+        Ended = "ended",
+    }
 }
 
 /// Declares the kinds of events, each with its name: the value of `event` in serialised form.
@@ -160,6 +177,21 @@ kinds! {
     Overcommitted = "overcommitted" {
         /// Number of such flows since the last such event.
         flows: u64,
+    },
+    /// A function took another configuration, refused one, or ended: what it had done by then, by its own account.
+    Function = "function" {
+        /// Its name.
+        function: String,
+        /// Its place in the instance's chain, from 0 on.
+        stage: u32,
+        /// What happened.
+        change: FunctionChange,
+        /// Packets that it was given.
+        packets: u64,
+        /// Packets that it dropped, by reason; reasons without packets are omitted.
+        drops: BTreeMap<String, u64>,
+        /// Packets that it made.
+        originated: u64,
     },
     /// An uplink's peer connected or disconnected.
     Uplink = "uplink" {

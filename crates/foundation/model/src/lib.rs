@@ -30,7 +30,7 @@ pub mod written;
 pub use action::{Action, PolicyChoice};
 pub use change::{KeyChange, Setting};
 pub use drop_reason::DropReason;
-pub use event::{Event, EventKind};
+pub use event::{Event, EventKind, FunctionChange};
 pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, protocol};
 pub use health::{AgentCheck, AgentReport, AgentState, HealthCheck, Probe};
 pub use histogram::Histogram;

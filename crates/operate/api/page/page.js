@@ -59,6 +59,11 @@ function sentence(event) {
     case "hot": return about + `ring ${percent(event.occupancy)} full`;
     case "picked": return about + `${event.policy} picked it for ${event.flow}`;
     case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;
+    case "function": {
+      const change = { reloaded: "takes another configuration", refused: "keeps its configuration, because the changed one is wrong", ended: "ends" };
+      const drops = Object.entries(event.drops).map(([reason, packets]) => `${packets} ${reason}`).join(", ") || "0";
+      return about + `${event.function} ${change[event.change] || event.change}; packets so far: ${event.packets} in, ${event.originated} made, dropped: ${drops}`;
+    }
     case "uplink": return about + `uplink ${event.uplink} is ${event.up ? "up" : "down"}: ${event.detail}`;
     case "rollout": return about + `rollout ${event.state}: ${event.replaced} of ${event.total} replaced (${event.reason})`;
     case "failure": return about + `${event.what} failed: ${event.reason}`;

@@ -189,6 +189,9 @@ pub struct Counters {
     pub services: Vec<ServiceCounters>,
     /// By instance.
     pub instances: Vec<InstanceCounters>,
+    /// By instance and function: what functions say of themselves.
+    #[serde(default)]
+    pub functions: Vec<FunctionCounters>,
     /// By worker.
     pub workers: Vec<WorkerCounters>,
     /// Packets dropped, by reason; all reasons.
@@ -345,6 +348,46 @@ pub struct EngineCounters {
     pub calls: BTreeMap<String, SpanCounts>,
     /// Calls that failed, by call.
     pub failures: BTreeMap<String, u64>,
+}
+
+level! {
+    /// A function of an instance, by its own account. Names consist of lower-case letters, digits and underscores.
+    FunctionCounters {
+        /// The instance's id.
+        instance: u32,
+        /// Its service.
+        service: String,
+        /// Its place in the instance's chain, from 0 on, as packets from the first uplink pass it.
+        stage: u32,
+        /// Its name.
+        name: String,
+        /// Packets that the function was given.
+        packets: u64 = counter "function_packets",
+        /// Packets that went on from the function.
+        forwarded: u64 = counter "function_forwarded_packets",
+        /// Packets that went back from the function as answers.
+        answered: u64 = counter "function_answered_packets",
+        /// Packets that were for the function itself.
+        consumed: u64 = counter "function_consumed_packets",
+        /// Packets that the function made.
+        originated: u64 = counter "function_originated_packets",
+        /// Packets that the function wanted to make, and that found no room.
+        refused: u64 = counter "function_refused_packets",
+        /// Packets that it dropped, by reason.
+        drops: BTreeMap<String, u64>,
+        /// Its own totals, by name.
+        totals: BTreeMap<String, u64>,
+        /// Its own gauges, by name.
+        gauges: BTreeMap<String, u64>,
+        /// Configurations that the function has taken since it started.
+        reloads: u64 = counter "function_reloads",
+        /// Entries of the function's configuration: rules, routes, patterns. A gauge.
+        entries: u64 = gauge "function_entries",
+        /// Flows that the function holds state of. A gauge.
+        flows: u64 = gauge "function_flows",
+        /// Flows that the function can hold. A gauge.
+        flows_limit: u64 = gauge "function_flows_limit",
+    }
 }
 
 level! {

@@ -13,7 +13,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::counters::{Counters, Kind, Level, Number, SpanCounts};
+use crate::counters::{Counters, FunctionCounters, Kind, Level, Number, SpanCounts};
 
 /// The text formats of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,6 +226,7 @@ impl Collector for Families {
         self.uplinks(&mut out)?;
         self.services(&mut out)?;
         self.instances(&mut out)?;
+        self.functions(&mut out)?;
         self.workers(&mut out)?;
         self.control(&mut out)
     }
@@ -373,6 +374,54 @@ impl Families {
                 ];
                 (labels, 1.0)
             }),
+        )
+    }
+
+    fn functions(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let all = &self.0.functions;
+        let numbers: Vec<[String; 2]> = all
+            .iter()
+            .map(|of| [of.instance.to_string(), of.stage.to_string()])
+            .collect();
+        let labelled = || {
+            all.iter().zip(&numbers).map(|(of, [instance, stage])| {
+                let labels: Labels<'_> = vec![
+                    ("service", of.service.as_str()),
+                    ("instance_id", instance.as_str()),
+                    ("stage", stage.as_str()),
+                    ("function", of.name.as_str()),
+                ];
+                (labels, of)
+            })
+        };
+        for kind in [Kind::Counter, Kind::Gauge] {
+            out.level(kind, labelled().collect::<Vec<_>>())?;
+        }
+        // Names that functions choose are values of a label, and no names of metrics.
+        let by = |label: &'static str, of: fn(&FunctionCounters) -> &BTreeMap<String, u64>| {
+            labelled().flat_map(move |(labels, counters)| {
+                of(counters).iter().map(move |(name, n)| {
+                    let mut labels = labels.clone();
+                    labels.push((label, name.as_str()));
+                    (labels, *n)
+                })
+            })
+        };
+        out.counter(
+            "function_dropped_packets",
+            "Packets that the function dropped, by reason",
+            by("reason", |of| &of.drops),
+        )?;
+        out.counter(
+            "function_counted",
+            "The function's own totals, by name",
+            by("name", |of| &of.totals),
+        )?;
+        let gauges = by("name", |of| &of.gauges);
+        out.gauge(
+            "function_gauge",
+            "The function's own gauges, by name",
+            gauges.map(|(labels, n)| (labels, n as f64)),
         )
     }
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use api::counters::{
-    ActionCount, ApiCounters, Counters, EngineCounters, InstanceCounters, ResumedCounters, ServiceCounters,
-    SpanCounts, UplinkCounters, WorkerCounters,
+    ActionCount, ApiCounters, Counters, EngineCounters, FunctionCounters, InstanceCounters, ResumedCounters,
+    ServiceCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use api::{Format, encode, openapi};
 use model::{DropReason, EventKind, Histogram, Nanos};
@@ -93,6 +93,15 @@ fn full() -> Counters {
             cpu_quota: Some(0.1),
             utilisation: Some(0.25),
             ..InstanceCounters::default()
+        }],
+        functions: vec![FunctionCounters {
+            instance: 3,
+            service: "web".to_owned(),
+            name: "firewall".to_owned(),
+            drops: named(&["denied"]),
+            totals: named(&["cache_hits"]),
+            gauges: named(&["cached_flows"]),
+            ..FunctionCounters::default()
         }],
         workers: vec![WorkerCounters::default()],
         drops: DropReason::ALL

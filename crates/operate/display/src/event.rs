@@ -1,6 +1,6 @@
 //! Events as text.
 
-use model::{Event, EventKind};
+use model::{Event, EventKind, FunctionChange};
 
 use crate::table::{percent, span_ms};
 
@@ -87,6 +87,30 @@ pub fn event_sentence(event: &Event) -> String {
             format!(
                 "{flows} new flow{plural} beyond the capacity of every instance; given to the least loaded one"
             )
+        }
+        EventKind::Function {
+            function,
+            change,
+            packets,
+            drops,
+            originated,
+            ..
+        } => {
+            let change = match change {
+                FunctionChange::Reloaded => "takes another configuration",
+                FunctionChange::Refused => "keeps its configuration, because the changed one is wrong",
+                FunctionChange::Ended => "ends",
+            };
+            let drops: Vec<String> = drops
+                .iter()
+                .map(|(reason, packets)| format!("{packets} {reason}"))
+                .collect();
+            let drops = if drops.is_empty() {
+                "0".to_owned()
+            } else {
+                drops.join(", ")
+            };
+            format!("{function} {change}; packets so far: {packets} in, {originated} made, dropped: {drops}")
         }
         EventKind::Uplink {
             uplink,
@@ -175,6 +199,22 @@ mod tests {
             "01:02:03.004Z     12 inco started and adopted 2 containers"
         );
         let sentence = |of: EventKind| event_sentence(&event(None, None, of));
+        let function = |change, drops| EventKind::Function {
+            function: "firewall".to_owned(),
+            stage: 0,
+            change,
+            packets: 7,
+            drops,
+            originated: 1,
+        };
+        assert_eq!(
+            sentence(function(FunctionChange::Ended, [("denied".to_owned(), 2)].into())),
+            "firewall ends; packets so far: 7 in, 1 made, dropped: 2 denied"
+        );
+        assert_eq!(
+            sentence(function(FunctionChange::Reloaded, Default::default())),
+            "firewall takes another configuration; packets so far: 7 in, 1 made, dropped: 0"
+        );
         assert_eq!(sentence(started(0, 0)), "inco started");
         assert_eq!(
             sentence(started(2, 70)),

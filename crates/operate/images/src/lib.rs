@@ -18,8 +18,11 @@ use engine::{DockerConfig, ImageRef, LeftOut};
 use clap::ValueEnum;
 use display::output::WrongUsage;
 
-/// The functions built into `inco-nf`.
-const FUNCTIONS: [&str; 1] = ["forward"];
+/// The names of the functions built into `inco-nf`.
+fn function_names() -> impl Iterator<Item = &'static str> + Clone {
+    functions::LIBRARY.iter().map(|entry| entry.about().name)
+}
+
 /// The program name of DPDK's testpmd in Debian and Ubuntu.
 pub const TESTPMD: &str = "dpdk-testpmd";
 /// The name of its image.
@@ -42,10 +45,13 @@ pub fn store() -> Store {
 
 /// Builds the image of a built-in function: FROM scratch, with only `inco-nf`.
 pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> {
-    if !FUNCTIONS.contains(&function) {
-        let write = match configuration::nearest(function, FUNCTIONS) {
+    if !function_names().any(|name| name == function) {
+        let write = match configuration::nearest(function, function_names()) {
             Some(near) => format!("did you mean {near}?"),
-            None => format!("known services: {}", FUNCTIONS.join(", ")),
+            None => format!(
+                "known functions: {}",
+                function_names().collect::<Vec<_>>().join(", ")
+            ),
         };
         return Err(WrongUsage(format!("unknown built-in function {function:?}; {write}")).into());
     }

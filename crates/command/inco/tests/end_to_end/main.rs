@@ -27,6 +27,7 @@ mod documentation;
 mod engine_away;
 mod examples;
 mod failures;
+mod functions;
 mod gaps;
 mod hostile_container;
 mod monitoring;

@@ -33,6 +33,7 @@ impl ControlLoop {
             uplinks: self.uplink_counters(),
             services: self.service_counters(),
             instances: self.instance_counters(),
+            functions: self.gather.pages.counters(),
             workers: self.worker_counters(),
             drops: DropReason::ALL
                 .iter()

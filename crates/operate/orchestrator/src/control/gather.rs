@@ -7,10 +7,11 @@ use clock::monotonic;
 use collector::Collector;
 use configuration::Configuration;
 use controller::Controller;
-use model::{EventKind, Nanos, ServiceId, Slot};
+use model::{Event, EventKind, Nanos, ServiceId, Slot};
 use switch::{FunctionCounters, SlotCounters, Switch, SwitchEvent, SwitchReading};
 
-use super::functions::FunctionPages;
+use super::functions::{FunctionEvent, FunctionPages};
+use super::journal::new_event;
 use super::uplink_events::UplinkEvents;
 use super::{ControlLoop, wiring};
 
@@ -31,7 +32,7 @@ pub(super) struct Gather {
     pub(super) baselines: Baselines,
     pub(super) gaps: Gaps,
     pub(super) uplinks: Vec<UplinkState>,
-    pages: FunctionPages,
+    pub(super) pages: FunctionPages,
     usage: HashMap<Slot, UsageNote>,
     /// The switch's packet count when it last changed, and the time of that change.
     moved: (u64, Nanos),
@@ -70,7 +71,6 @@ impl Gather {
     fn note(&mut self, event: &SwitchEvent) {
         match event {
             SwitchEvent::Detached { slot, .. } => {
-                self.pages.remove(*slot);
                 self.usage.remove(slot);
             }
             SwitchEvent::UplinkUp { uplink, peer } => {
@@ -324,13 +324,29 @@ impl ControlLoop {
             self.take_found(event);
             match event {
                 SwitchEvent::Signal { slot, frame } => self.take_signal(*slot, frame, now),
-                SwitchEvent::Detached { slot, .. } => self.close_gate(*slot),
+                SwitchEvent::Detached { slot, .. } => {
+                    let ended = self.gather.pages.remove(*slot);
+                    self.report_functions(ended);
+                    self.close_gate(*slot);
+                }
                 _ => {}
             }
         }
         self.decide.switch_events = events;
         self.gather.sample(self.publish.switch.as_mut(), now);
+        let reloads = self.gather.pages.reloads(now);
+        self.report_functions(reloads);
         self.report_uplinks(now);
+    }
+
+    /// Adds events of functions to the journal.
+    fn report_functions(&mut self, events: Vec<FunctionEvent>) {
+        for (service, instance, kind) in events {
+            self.journal.push(Event {
+                instance: Some(instance),
+                ..new_event(Some(service), kind)
+            });
+        }
     }
 
     /// Adds events of the switch to the journal.
@@ -378,7 +394,8 @@ impl ControlLoop {
             let mut instances = shell.controller().instances().iter();
             if let Some(instance) = instances.find(|i| i.slot() == slot) {
                 let socket = instance.socket_dir().join(wiring::PAGE_SOCKET);
-                self.gather.pages.add(slot, &socket, now);
+                let whose = (of.map(|of| of.name.clone()).unwrap_or_default(), instance.id());
+                self.gather.pages.add(slot, whose, &socket, now);
             }
         }
     }

@@ -1,0 +1,86 @@
+//! A chain of functions in each instance, while instances come and go, and what the functions say of themselves.
+
+use api::counters::FunctionCounters;
+use model::{EventKind, FunctionChange};
+
+use crate::support::{Engine, PATIENCE, Place, assert_clean, eventually};
+
+const CONFIGURATION: &str = r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.chain]
+image = "inco-test/forward"
+command = ["/inco-nf", "forward", "--", "forward", "--stamp", "--", "forward"]
+memory = "64MiB"
+instances = { min = 1, max = 3, standby = 0 }
+autoscaler = "fixed"
+scheduler = { policy = "round-robin", slow_start = "0s" }
+drain_deadline = "1s"
+"#;
+
+fn a_chain_scales_and_counts(engine: Engine) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&(engine.toml() + CONFIGURATION));
+    inco.settled(1, 0);
+    let traffic = place.traffic(
+        "uplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"2s\"\nflows = 12\n\
+         rate_per_flow = \"100pps\"\n[[phase]]\nduration = \"2s\"\nflows = 30\nrate_per_flow = \"100pps\"\n",
+    );
+    place.must(&["scale", "chain", "3"]);
+    inco.settled(3, 0);
+    let report = traffic.report();
+    assert_clean(&report);
+    let offered = report.counts.offered_packets;
+    let functions = eventually("all packets are counted", PATIENCE, || {
+        let json = place.must(&["instances", "--functions", "--json"]);
+        let functions: Vec<FunctionCounters> = serde_json::from_str(&json).unwrap();
+        let packets = |stage| {
+            let of_stage = functions.iter().filter(|of| of.stage == stage);
+            of_stage.map(|of| of.packets).sum::<u64>()
+        };
+        ((0..3).all(|stage| packets(stage) == offered)).then_some(functions)
+    });
+    assert_eq!(functions.len(), 9);
+    for of in &functions {
+        assert_eq!((of.name.as_str(), of.service.as_str()), ("forward", "chain"));
+        assert_eq!((of.packets, of.originated), (of.forwarded, 0));
+        let stamped = if of.stage == 1 { of.packets } else { 0 };
+        assert_eq!(of.totals["stamped"], stamped);
+    }
+    // What they had done stays in the events.
+    place.must(&["scale", "chain", "1"]);
+    let ended = eventually("two instances have ended", PATIENCE, || {
+        let events = inco.events().into_iter();
+        let ended = events.filter_map(|event| match event.kind {
+            EventKind::Function {
+                stage,
+                change: FunctionChange::Ended,
+                packets,
+                ..
+            } => Some((event.instance?.0, stage, packets)),
+            _ => None,
+        });
+        let ended: Vec<(u32, u32, u64)> = ended.collect();
+        (ended.len() == 6).then_some(ended)
+    });
+    for (instance, stage, packets) in ended {
+        let is_it = |of: &&FunctionCounters| of.instance == instance && of.stage == stage;
+        assert_eq!(functions.iter().find(is_it).map(|of| of.packets), Some(packets));
+    }
+    inco.stop(&place);
+}
+
+#[test]
+fn a_chain_scales_and_counts_with_oci() {
+    a_chain_scales_and_counts(Engine::Oci);
+}
+
+#[test]
+fn a_chain_scales_and_counts_with_docker() {
+    a_chain_scales_and_counts(Engine::Docker);
+}
