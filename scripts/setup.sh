@@ -73,6 +73,9 @@ for part in "$@"; do
         has nc || want netcat-openbsd 'listens in those tests'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
         has wrk || want wrk 'loads web servers in tests'
+        has ping || want iputils-ping 'asks addresses of services whether they are there'
+        has nft || want nftables 'a peer of the web demo, which tests run'
+        has ethtool || want ethtool 'sets offloads of interfaces in tests'
         has docker-registry || want docker-registry 'a registry of images, for tests that pull'
         ;;
     api)
