@@ -601,7 +601,12 @@ fn state_dir(given: Option<PathBuf>, run_dir: Option<PathBuf>) -> PathBuf {
 fn read_image(dir: &Path) -> Option<Image> {
     loop {
         let held = File::open(dir).ok()?;
-        let opened = openat(&held, "image.json", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let opened = openat(
+            &held,
+            "image.json",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         let Ok(file) = opened else {
             let (looked_in, in_place) = (held.metadata().ok()?, fs::metadata(dir).ok()?);
             if looked_in.ino() == in_place.ino() {

@@ -13,7 +13,7 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use display::output;
 use images::EngineName;
 use testbed::wrk::{Connections, Load, Requests, Wrk};
@@ -24,7 +24,6 @@ use super::live::Live;
 pub use beds::Balancer;
 use beds::{Bed, MAX};
 use result::{Instances, Run, Web};
-use servers::IMAGE;
 use watch::Watch;
 
 /// Connections of the client in the phase of speed, and while servers come and go.
@@ -59,7 +58,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
         bail!("inco demo --web: the peers' containers are made by the engine oci; leave --engine out");
     }
     let interrupt = Interrupt::listen()?;
-    make_image()?;
+    testbed::make_web_server_image()?;
     let ground = Environment::new(args.engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
     let mut live = Live::new(args.json);
     let balancers = match args.balancer.as_slice() {
@@ -79,17 +78,6 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
         bail!("the demo failed these checks: {}", broken.join("; "));
     }
     Ok(())
-}
-
-/// Makes the image from this machine's nginx, unless there is one.
-fn make_image() -> Result<()> {
-    if images::store().resolve(&engine::ImageRef::from(IMAGE)).is_ok() {
-        return Ok(());
-    }
-    let mut own = std::process::Command::new("/proc/self/exe");
-    network::output(own.args(["image", "import", IMAGE]))
-        .map(drop)
-        .context("cannot make an image from this machine's nginx: `apt-get install nginx-light`")
 }
 
 fn show(ground: &Environment, interrupt: &Interrupt, balancers: &[Balancer], live: &mut Live) -> Result<Web> {
