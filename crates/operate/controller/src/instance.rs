@@ -83,6 +83,8 @@ pub struct Instance {
     /// True if it is to become Active, false if it is for the pool.
     pub(crate) for_active: bool,
     pub(crate) adopted: bool,
+    /// It has flows from the run before, so it was ready there. They wait for it, and may not wait for a command.
+    pub(crate) has_served: bool,
     pub(crate) requested: Nanos,
     /// When its program was first seen running. The readiness deadline counts from then.
     pub(crate) started: Nanos,

@@ -222,8 +222,9 @@ fn no_connection_notices_a_kill_9(engine: Engine, driver: &str) {
         let outcome = load.end();
         assert!(
             outcome.failures == 0 && outcome.servers == 2 && (has_pause || outcome.longest < PAUSE_LIMIT),
-            "{outcome:#?}\n{}",
-            inco.told()
+            "{outcome:#?}\n{}\n{:#?}",
+            inco.told(),
+            inco.status()
         );
     }
     let status = inco.at_rest();

@@ -105,6 +105,7 @@ impl Controller {
                     },
                 });
             }
+            Port::Up if instance.has_served => self.ready(index, "its ports are up, and its flows wait"),
             Port::Up => match ready {
                 ReadyKind::Connected => self.ready(index, "its ports are up"),
                 ReadyKind::Consumes => {

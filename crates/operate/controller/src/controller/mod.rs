@@ -304,6 +304,7 @@ impl Controller {
             };
             let mut instance = self.new_instance(id, service, slot, true);
             instance.adopted = true;
+            instance.has_served = resumed.live.contains_key(&slot);
             let spec = self.services[service.index()].settings.container.as_ref();
             instance.cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
             instance.wanted_cpus = instance.cpus;
@@ -344,20 +345,19 @@ impl Controller {
                 StandbyMode::Warm => settings.standby,
                 StandbyMode::Paused => 0,
             };
-            let has_flows = |i: &Instance| resumed.live.contains_key(&i.slot);
             let mut running_ones: Vec<&mut Instance> = self
                 .instances
                 .iter_mut()
                 .filter(|i| i.service == id && i.for_active)
                 .collect();
-            let with_flows = running_ones.iter().filter(|i| has_flows(i)).count() as u32;
+            let with_flows = running_ones.iter().filter(|i| i.has_served).count() as u32;
             // All that have flows serve them. If that is more than the maximum, as in a rollout, the surplus drains.
             let wanted = running
                 .saturating_sub(pool)
                 .clamp(settings.min, settings.max)
                 .max(with_flows);
             service.wanted = wanted;
-            running_ones.sort_by_key(|i| (!has_flows(i), i.id));
+            running_ones.sort_by_key(|i| (!i.has_served, i.id));
             for (active, instance) in (1..).zip(running_ones) {
                 instance.for_active = active <= wanted;
             }
@@ -546,6 +546,7 @@ impl Controller {
             op: None,
             for_active,
             adopted: false,
+            has_served: false,
             requested: self.now,
             started: self.now,
             ready: None,
