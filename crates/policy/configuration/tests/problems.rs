@@ -1263,11 +1263,10 @@ fn an_address_that_is_translated_needs_those_of_instances() {
     }
     // Not every driver does that.
     let shares = "affinity_key = \"source\"";
-    let only_ebpf = "write affinity_key = \"flow\", or driver = \"ebpf\" in [switch]";
+    let not_here = "write affinity_key = \"flow\", or driver = \"soft\" in [switch]";
     let translates = "vip = { address = \"10.0.0.100\", ports = 80, mode = \"dnat\" }";
     for (line, driver, said) in [
-        (shares, "soft", only_ebpf),
-        (shares, "openflow", only_ebpf),
+        (shares, "openflow", not_here),
         (translates, "soft", "write port = \"kernel\", or mode = \"l2\""),
         (
             translates,
@@ -1296,10 +1295,11 @@ fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
     let own = "[switch]\nebpf = { instance_addresses = \"10.0.1.0/24\" }";
     good(&text("kernel:eth0", &format!("{dnat}\n{health}\n{own}")));
     assert_eq!(read.switch.spare_ports(), 2);
-    let flood = format!("{vip}\n[switch]\nebpf = {{ spare_ports = 3, half_open = 100 }}");
-    let problems = problems_of(&text("kernel:eth0", &flood));
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].contains("switch.ebpf.half_open: the driver soft pins each SYN"));
+    let flood =
+        format!("{vip}\naffinity_key = \"source\"\n[switch]\nebpf = {{ spare_ports = 3, half_open = 100 }}");
+    let read = good(&text("kernel:eth0", &flood));
+    assert_eq!(read.switch.ebpf.half_open, Some(100));
+    assert_eq!(read.services[0].affinity_key, model::AffinityKey::Source);
     for (device, service, said) in [
         ("kernel:eth0", String::new(), "write vip = {"),
         (

@@ -8,6 +8,7 @@
 )]
 
 mod plans;
+mod sharing;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -113,6 +114,10 @@ const CASES: &[Case] = &[
         plans::that_ask_for_more_are_refused,
     ),
     ("flows are shared, pinned and returned", flows_are_pinned),
+    (
+        "flows of a client share an instance",
+        sharing::flows_of_a_client_share_an_instance,
+    ),
     (
         "a drain takes no new flows and keeps its own",
         a_drain_keeps_its_flows,

@@ -335,7 +335,7 @@ impl Controller {
                 .count() as u32;
             let service = &mut self.services[index];
             if !self.instances.iter().any(|i| i.service == id) {
-                service.settings.plan.recovery = None;
+                service.settings.plan.recovers = service.settings.plan.vip.is_some();
             }
             let settings = &service.settings;
             // A warm pool runs like the active instances: it was full, or is filled first.
