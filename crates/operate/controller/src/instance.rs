@@ -93,8 +93,9 @@ pub struct Instance {
     pub(crate) again: Nanos,
     pub(crate) retry: BackOff,
     pub(crate) check_running: bool,
-    /// Its program was seen to listen on all ports of its service.
-    pub(crate) listens: bool,
+    /// What its program was found to serve: all ports of its service, or what is missing; [`None`] before anybody has
+    /// looked.
+    pub(crate) listens: Option<Result<(), String>>,
     /// Packets it had consumed from its ring when the probe was sent.
     pub(crate) probed: Option<u64>,
     pub(crate) drain: Option<Drain>,

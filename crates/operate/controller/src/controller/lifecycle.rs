@@ -119,7 +119,9 @@ impl Controller {
                         Some(_) => {}
                     }
                 }
-                ReadyKind::Listens if instance.listens => self.ready(index, "its program listens"),
+                ReadyKind::Listens if instance.listens == Some(Ok(())) => {
+                    self.ready(index, "its program listens");
+                }
                 ReadyKind::Listens => {}
                 ReadyKind::Exec => {
                     if !instance.check_running && now >= instance.again && self.engine_down.is_none() {

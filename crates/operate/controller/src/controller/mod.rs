@@ -553,7 +553,7 @@ impl Controller {
             again: Nanos::ZERO,
             retry: BackOff::default(),
             check_running: false,
-            listens: false,
+            listens: None,
             probed: None,
             drain: None,
             leaving: false,

@@ -23,6 +23,7 @@ impl Switch for KernelEnds {
         Capabilities {
             ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
             returns: false,
+            ring_occupancy: false,
             ..self.0.switch.capabilities()
         }
     }
