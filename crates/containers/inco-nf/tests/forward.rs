@@ -22,7 +22,10 @@ struct Function {
 
 impl Function {
     fn start(arguments: &[&str]) -> Function {
-        let dir = tempfile::tempdir().unwrap();
+        Function::start_in(tempfile::tempdir().unwrap(), arguments)
+    }
+
+    fn start_in(dir: tempfile::TempDir, arguments: &[&str]) -> Function {
         let child = Command::new(env!("CARGO_BIN_EXE_inco-nf"))
             .arg("forward")
             .args(arguments)
@@ -282,6 +285,70 @@ fn work_is_declared_per_packet_and_per_byte() {
     assert!(busy + frames.len() as u64 >= declared, "{busy} of {declared} ns");
 }
 
+/// The functions of a page: name, packets, and how often each took another configuration.
+fn functions(page: &PageReader) -> Vec<(String, u64, u64)> {
+    let functions = page.functions().into_iter();
+    functions
+        .map(|of| (of.name, of.counters.packets, of.counters.reloads))
+        .collect()
+}
+
+#[test]
+fn a_chain_counts_each_of_its_functions() {
+    let function = Function::start(&["--instance-id", "5", "--", "forward", "--stamp", "--", "forward"]);
+    let page = function.page();
+    let report = function.run(profile(phase(20_000.0, 100)));
+    assert!(report.is_clean(), "{}", report.table(true));
+    assert!(report.flows.iter().all(|flow| flow.instance == 5));
+    let packets = report.counts.returned_packets;
+    let each = ("forward".to_owned(), packets, 0);
+    until("all counters", || {
+        functions(&page) == [each.clone(), each.clone(), each.clone()]
+    });
+    let stamped = |of: &nf_page::StageReport| (of.metrics[0].name.clone(), of.metrics[0].value);
+    let stamped: Vec<_> = page.functions().iter().map(stamped).collect();
+    assert_eq!(
+        stamped,
+        [0, packets, 0].map(|value| ("stamped".to_owned(), value))
+    );
+}
+
+#[test]
+fn a_configuration_is_read_again_without_a_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("forward.toml");
+    std::fs::write(&file, "stamp = false\n").unwrap();
+    let path = file.to_str().unwrap().to_owned();
+    let function = Function::start_in(dir, &["--instance-id", "5", "--config", &path]);
+    let page = function.page();
+    let report = std::thread::scope(|scope| {
+        let traffic = scope.spawn(|| function.run(profile(phase(20_000.0, 1500))));
+        until("packets", || page.read().unwrap().total().packets_in > 0);
+        // A wrong one first: the function goes on as it was.
+        std::fs::write(&file, "stamp = 3\n").unwrap();
+        until("the wrong file is noticed", || {
+            page.read().unwrap().reloads_failed == 1
+        });
+        assert_eq!(functions(&page)[0].2, 0);
+        // In one piece, as an editor does it.
+        let next = file.with_extension("next");
+        std::fs::write(&next, "stamp = true\n").unwrap();
+        std::fs::rename(&next, &file).unwrap();
+        until("the right file is taken", || functions(&page)[0].2 == 1);
+        traffic.join().unwrap()
+    });
+    assert!(report.is_clean(), "{}", report.table(true));
+    // On a signal also without a change.
+    function.signal(Signal::HUP);
+    until("it is read again", || functions(&page)[0].2 == 2);
+    let report = function.run(profile(phase(20_000.0, 100)));
+    assert!(
+        report.is_clean() && report.counts.unstamped == 0,
+        "{}",
+        report.table(true)
+    );
+}
+
 #[test]
 fn sigterm_ends_it_at_once_and_removes_its_sockets() {
     let mut function = Function::start(&["--pace-cpus", "0.1"]);
@@ -304,6 +371,14 @@ fn wrong_usage_is_status_2() {
         &["--ports", "3"],
         &["--pace-cpus", "-1"],
         &["--bogus"],
+        &["--config-text", "costs = 1"],
+        &["--config-text", "stamp = true"],
+        &["--config-text", "", "--stamp"],
+        &["--cost-ns-per-byte", "1001"],
+        &["--"],
+        &["--", "foreward"],
+        &["--", "forward", "--socket", "x"],
+        &["--", "manager"],
     ] {
         let mut function = Command::new(env!("CARGO_BIN_EXE_inco-nf"));
         let output = function
