@@ -28,6 +28,7 @@ mod configuration;
 mod forward;
 mod function;
 mod library;
+pub mod nat;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{
@@ -38,3 +39,4 @@ pub use configuration::{Error, from_toml};
 pub use forward::Forward;
 pub use function::{Function, Setup, Summary};
 pub use library::{Compiled, Entry, LIBRARY, find};
+pub use nat::Nat;
