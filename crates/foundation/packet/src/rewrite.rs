@@ -199,7 +199,10 @@ mod tests {
 
     /// The endpoints after a rewrite. An echo keeps its identifier where the source has it.
     fn after(of: u8, [source, destination]: [SocketAddrV4; 2], rewrite: Rewrite) -> [SocketAddrV4; 2] {
-        let mut ends = [rewrite.source.unwrap_or(source), rewrite.destination.unwrap_or(destination)];
+        let mut ends = [
+            rewrite.source.unwrap_or(source),
+            rewrite.destination.unwrap_or(destination),
+        ];
         if of == protocol::ICMP {
             let identifier = rewrite.destination.or(rewrite.source).unwrap_or(source).port();
             ends = ends.map(|end| SocketAddrV4::new(*end.ip(), identifier));
@@ -328,7 +331,10 @@ mod tests {
         put16(&mut got, 40, 0);
         let info = info(&got);
         let source = Some("203.0.113.9:5000".parse().unwrap());
-        let rewrite = Rewrite { source, destination: None };
+        let rewrite = Rewrite {
+            source,
+            destination: None,
+        };
         assert!(rewrite.apply(&mut got, &info, Part::Headed));
         assert_eq!((be16(&got, 40), be16(&got, 34)), (Some(0), Some(5000)));
     }

@@ -81,7 +81,10 @@ impl Known {
         match class {
             Class::Udp => (idle <= 300, idle <= 300),
             Class::Icmp => (idle <= 60, idle <= 60),
-            Class::Tcp => (idle <= 240 || (self.data_out && self.data_in && idle <= 7440), idle <= 7440),
+            Class::Tcp => (
+                idle <= 240 || (self.data_out && self.data_in && idle <= 7440),
+                idle <= 7440,
+            ),
         }
     }
 }
@@ -97,26 +100,51 @@ fn block_of(external: SocketAddrV4) -> (u8, u16) {
 type Mappings = HashMap<(Class, u8, u16), Known>;
 
 /// Checks a port that a host got anew.
-fn check_new(all: &Mappings, now: u64, class: Class, host: u8, external: SocketAddrV4) -> Result<(), TestCaseError> {
+fn check_new(
+    all: &Mappings,
+    now: u64,
+    class: Class,
+    host: u8,
+    external: SocketAddrV4,
+) -> Result<(), TestCaseError> {
     let there = || all.iter().filter(|((of, ..), known)| known.is_there(*of, now).0);
     prop_assert!((1000..1012).contains(&external.port()));
     for (&(of, other, _), known) in there() {
-        prop_assert!((of, known.external) != (class, external), "a port stands for two endpoints");
+        prop_assert!(
+            (of, known.external) != (class, external),
+            "a port stands for two endpoints"
+        );
         if other == host {
-            prop_assert_eq!(known.external.ip(), external.ip(), "a host has two external addresses");
+            prop_assert_eq!(
+                known.external.ip(),
+                external.ip(),
+                "a host has two external addresses"
+            );
         } else {
-            prop_assert_ne!(block_of(known.external), block_of(external), "a block is of two hosts");
+            prop_assert_ne!(
+                block_of(known.external),
+                block_of(external),
+                "a block is of two hosts"
+            );
         }
     }
     Ok(())
 }
 
 /// Checks that a host could get none. `may`: with the mappings that need not be there any more.
-fn check_refused(all: &Mappings, now: u64, class: Class, host: u8, why: Refused) -> Result<(), TestCaseError> {
+fn check_refused(
+    all: &Mappings,
+    now: u64,
+    class: Class,
+    host: u8,
+    why: Refused,
+) -> Result<(), TestCaseError> {
     let there = || all.iter().filter(|((of, ..), known)| known.is_there(*of, now).1);
     match why {
         Refused::HostLimit => {
-            let own = there().filter(|((of, other, _), _)| (*of, *other) == (class, host)).count();
+            let own = there()
+                .filter(|((of, other, _), _)| (*of, *other) == (class, host))
+                .count();
             prop_assert!(own >= usize::from(BLOCK) * BLOCKS_PER_HOST, "{own} ports of 8");
         }
         Refused::NoBlock => {

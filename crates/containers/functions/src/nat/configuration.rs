@@ -111,15 +111,47 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn parse(text: &str) -> Result<Settings, Error> {
         let text: Text = from_toml(text)?;
-        let inside = text.inside.iter().map(|word| prefix(word)).collect::<Result<Vec<_>, _>>()?;
-        let mut ranges = text.external.iter().map(|word| range(word)).collect::<Result<Vec<_>, _>>()?;
+        let inside = text
+            .inside
+            .iter()
+            .map(|word| prefix(word))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut ranges = text
+            .external
+            .iter()
+            .map(|word| range(word))
+            .collect::<Result<Vec<_>, _>>()?;
         ranges.sort_by_key(|range| (range.address, range.first));
         within("inside", inside.len(), 1, INSIDE_LIMIT, "prefixes")?;
         within("external", ranges.len(), 1, RANGES_LIMIT, "ranges")?;
-        within("block_ports", text.block_ports.into(), 1, BLOCK_PORTS_LIMIT.into(), "ports")?;
-        within("blocks_per_host", text.blocks_per_host, 1, BLOCKS_PER_HOST_LIMIT, "blocks")?;
-        within("mappings_limit", text.mappings_limit, 1, MAPPINGS_LIMIT, "mappings")?;
-        within("log_records_limit", text.log_records_limit, 1, RECORDS_LIMIT, "records")?;
+        within(
+            "block_ports",
+            text.block_ports.into(),
+            1,
+            BLOCK_PORTS_LIMIT.into(),
+            "ports",
+        )?;
+        within(
+            "blocks_per_host",
+            text.blocks_per_host,
+            1,
+            BLOCKS_PER_HOST_LIMIT,
+            "blocks",
+        )?;
+        within(
+            "mappings_limit",
+            text.mappings_limit,
+            1,
+            MAPPINGS_LIMIT,
+            "mappings",
+        )?;
+        within(
+            "log_records_limit",
+            text.log_records_limit,
+            1,
+            RECORDS_LIMIT,
+            "records",
+        )?;
         for (key, seconds) in [
             ("udp_timeout_s", text.udp_timeout_s),
             ("tcp_established_timeout_s", text.tcp_established_timeout_s),
@@ -130,13 +162,28 @@ impl Settings {
         }
         for pair in ranges.windows(2) {
             if pair[0].address == pair[1].address && pair[0].last >= pair[1].first {
-                let [of, and] = [&pair[0], &pair[1]].map(|range| format!("{}:{}-{}", range.address, range.first, range.last));
-                return Err(Error::whole(format!("external: {of} and {and} overlap; write each port once")));
+                let [of, and] = [&pair[0], &pair[1]]
+                    .map(|range| format!("{}:{}-{}", range.address, range.first, range.last));
+                return Err(Error::whole(format!(
+                    "external: {of} and {and} overlap; write each port once"
+                )));
             }
         }
-        let ports: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
-        within("external", ports, text.block_ports.into(), PORTS_LIMIT, "ports in all ranges")?;
-        let smallest = ranges.iter().map(|range| u32::from(range.last - range.first) + 1).min();
+        let ports: usize = ranges
+            .iter()
+            .map(|range| usize::from(range.last - range.first) + 1)
+            .sum();
+        within(
+            "external",
+            ports,
+            text.block_ports.into(),
+            PORTS_LIMIT,
+            "ports in all ranges",
+        )?;
+        let smallest = ranges
+            .iter()
+            .map(|range| u32::from(range.last - range.first) + 1)
+            .min();
         if smallest.is_some_and(|ports| ports < text.block_ports.into()) {
             return Err(Error::whole(format!(
                 "external: a range has fewer ports than a block, {}; make it longer, or block_ports smaller",
@@ -159,7 +206,11 @@ impl Settings {
             log: text.log,
             log_records_limit: text.log_records_limit,
         };
-        if let Some(range) = settings.ranges.iter().find(|range| settings.is_inside(range.address)) {
+        if let Some(range) = settings
+            .ranges
+            .iter()
+            .find(|range| settings.is_inside(range.address))
+        {
             return Err(Error::whole(format!(
                 "external: {} is one of the inside; an address is on one side only",
                 range.address
@@ -186,7 +237,9 @@ fn within(key: &str, value: usize, least: usize, most: usize, of: &str) -> Resul
     if (least..=most).contains(&value) {
         Ok(())
     } else {
-        Err(Error::whole(format!("{key}: {value} {of}; there are {least} to {most}")))
+        Err(Error::whole(format!(
+            "{key}: {value} {of}; there are {least} to {most}"
+        )))
     }
 }
 
@@ -196,7 +249,11 @@ fn prefix(word: &str) -> Result<(u32, u32), Error> {
         let mask = u32::MAX.checked_shl(32_u32.checked_sub(bits)?).unwrap_or(0);
         Some((u32::from(address) & mask, mask))
     });
-    parsed.ok_or_else(|| Error::whole(format!("inside: {word:?} is no IPv4 prefix such as \"10.0.0.0/8\"")))
+    parsed.ok_or_else(|| {
+        Error::whole(format!(
+            "inside: {word:?} is no IPv4 prefix such as \"10.0.0.0/8\""
+        ))
+    })
 }
 
 fn range(word: &str) -> Result<Range, Error> {
@@ -210,7 +267,9 @@ fn range(word: &str) -> Result<Range, Error> {
         (range.first > 0 && range.first <= range.last).then_some(range)
     });
     parsed.ok_or_else(|| {
-        Error::whole(format!("external: {word:?} is no range of ports such as \"192.0.2.1:1024-65535\""))
+        Error::whole(format!(
+            "external: {word:?} is no range of ports such as \"192.0.2.1:1024-65535\""
+        ))
     })
 }
 
@@ -225,7 +284,10 @@ mod tests {
         let settings = Settings::parse(LEAST).unwrap();
         assert!(settings.is_inside([10, 255, 0, 1].into()) && !settings.is_inside([11, 0, 0, 0].into()));
         let of = settings.timeouts;
-        assert_eq!((of.udp, of.tcp_established, of.tcp_transitory, of.icmp), (300, 7440, 240, 60));
+        assert_eq!(
+            (of.udp, of.tcp_established, of.tcp_transitory, of.icmp),
+            (300, 7440, 240, 60)
+        );
         assert_eq!(settings.log, Log::Blocks);
     }
 
@@ -235,13 +297,34 @@ mod tests {
             ("", "missing field `inside`"),
             ("inside = [\"10.0.0.0\"]\nexternal = []", "no IPv4 prefix"),
             ("inside = [\"10.0.0.0/33\"]\nexternal = []", "no IPv4 prefix"),
-            ("inside = []\nexternal = [\"192.0.2.1:1-2\"]", "inside: 0 prefixes"),
-            ("inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:9-2\"]", "no range of ports"),
-            ("inside = [\"10.0.0.0/8\"]\nexternal = [\"10.0.2.1:1024-2000\"]", "on one side only"),
-            ("inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1-62\"]", "external: 62 ports"),
-            ("inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1-62\", \"192.0.2.2:1-65535\"]", "fewer ports than"),
-            ("inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1-99\", \"192.0.2.1:99-500\"]", "overlap"),
-            (&format!("{LEAST}udp_timeout_s = 0"), "udp_timeout_s: 0 seconds; there are 1 to"),
+            (
+                "inside = []\nexternal = [\"192.0.2.1:1-2\"]",
+                "inside: 0 prefixes",
+            ),
+            (
+                "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:9-2\"]",
+                "no range of ports",
+            ),
+            (
+                "inside = [\"10.0.0.0/8\"]\nexternal = [\"10.0.2.1:1024-2000\"]",
+                "on one side only",
+            ),
+            (
+                "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1-62\"]",
+                "external: 62 ports",
+            ),
+            (
+                "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1-62\", \"192.0.2.2:1-65535\"]",
+                "fewer ports than",
+            ),
+            (
+                "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1-99\", \"192.0.2.1:99-500\"]",
+                "overlap",
+            ),
+            (
+                &format!("{LEAST}udp_timeout_s = 0"),
+                "udp_timeout_s: 0 seconds; there are 1 to",
+            ),
             (&format!("{LEAST}block_ports = 0"), "block_ports: 0"),
             (&format!("{LEAST}blocks_per_host = 17"), "1 to 16"),
             (&format!("{LEAST}ports = 1"), "line 3: unknown field"),

@@ -99,7 +99,13 @@ impl Mapping {
 
     /// After a packet from the outside. Whether it now ends earlier than it would have.
     #[inline(always)]
-    pub(super) fn received(&mut self, from: SocketAddrV4, flags: TcpFlags, now: Tick, may_refresh: bool) -> bool {
+    pub(super) fn received(
+        &mut self,
+        from: SocketAddrV4,
+        flags: TcpFlags,
+        now: Tick,
+        may_refresh: bool,
+    ) -> bool {
         let is_same = from == self.remote;
         let mut is_shorter = false;
         let mut refreshes = is_same && may_refresh;

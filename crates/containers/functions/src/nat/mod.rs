@@ -3,7 +3,6 @@
 
 mod configuration;
 mod fragments;
-mod keys;
 mod mapping;
 mod moving;
 mod pool;
@@ -46,16 +45,43 @@ const NO_BLOCK: Reason = Reason(8);
 const MAPPING_LIMIT: Reason = Reason(9);
 
 const REASONS: &[Metric] = &[
-    Metric::counter("malformed", "Truncated or inconsistent headers, or a wrong IPv4 header checksum"),
-    Metric::counter("fragment", "A fragment that contradicts others, is too long to wait, or found no room"),
-    Metric::counter("protocol", "IPv4, but not TCP, UDP, an ICMP echo or an ICMP error"),
-    Metric::counter("no_realm", "Neither from the inside to the outside, nor to an external address"),
-    Metric::counter("spoofed", "With an address of the inside, but from the port of the outside"),
+    Metric::counter(
+        "malformed",
+        "Truncated or inconsistent headers, or a wrong IPv4 header checksum",
+    ),
+    Metric::counter(
+        "fragment",
+        "A fragment that contradicts others, is too long to wait, or found no room",
+    ),
+    Metric::counter(
+        "protocol",
+        "IPv4, but not TCP, UDP, an ICMP echo or an ICMP error",
+    ),
+    Metric::counter(
+        "no_realm",
+        "Neither from the inside to the outside, nor to an external address",
+    ),
+    Metric::counter(
+        "spoofed",
+        "With an address of the inside, but from the port of the outside",
+    ),
     Metric::counter("no_mapping", "To an external endpoint that stands for nothing"),
-    Metric::counter("unrelated", "An ICMP error that does not fit the packet that it quotes, or is about no mapping"),
-    Metric::counter("host_limit", "The host has as many mappings as its blocks have ports"),
-    Metric::counter("no_block", "There is no free block of ports on the host's external address"),
-    Metric::counter("mapping_limit", "There are as many mappings as mappings_limit says"),
+    Metric::counter(
+        "unrelated",
+        "An ICMP error that does not fit the packet that it quotes, or is about no mapping",
+    ),
+    Metric::counter(
+        "host_limit",
+        "The host has as many mappings as its blocks have ports",
+    ),
+    Metric::counter(
+        "no_block",
+        "There is no free block of ports on the host's external address",
+    ),
+    Metric::counter(
+        "mapping_limit",
+        "There are as many mappings as mappings_limit says",
+    ),
 ];
 
 const METRICS: &[Metric] = &[
@@ -63,16 +89,34 @@ const METRICS: &[Metric] = &[
     Metric::counter("mappings_ended", "Mappings ended because they were idle"),
     Metric::counter("mappings_imported", "Mappings taken over from other instances"),
     Metric::counter("mappings_exported", "Mappings given to other instances"),
-    Metric::counter("mappings_withdrawn", "Mappings ended because a reload took their external port away"),
+    Metric::counter(
+        "mappings_withdrawn",
+        "Mappings ended because a reload took their external port away",
+    ),
     Metric::gauge("hosts", "Internal hosts that have blocks of ports"),
     Metric::gauge("blocks", "Blocks of ports that this instance owns"),
     Metric::gauge("blocks_assigned", "Blocks of ports that hosts have"),
-    Metric::gauge("ports_lent", "Ports whose mappings other instances have taken over"),
-    Metric::counter("hairpinned", "Packets from one internal host to another's external endpoint"),
+    Metric::gauge(
+        "ports_lent",
+        "Ports whose mappings other instances have taken over",
+    ),
+    Metric::counter(
+        "hairpinned",
+        "Packets from one internal host to another's external endpoint",
+    ),
     Metric::counter("passed", "Packets that are not IPv4, which leave unchanged"),
-    Metric::gauge("fragments_waiting", "Fragments that wait for the one with the ports"),
-    Metric::counter("fragments_lost", "Fragments that waited, and whose first one or whose room did not come"),
-    Metric::gauge("log_records_waiting", "Records of the log that have not been taken"),
+    Metric::gauge(
+        "fragments_waiting",
+        "Fragments that wait for the one with the ports",
+    ),
+    Metric::counter(
+        "fragments_lost",
+        "Fragments that waited, and whose first one or whose room did not come",
+    ),
+    Metric::gauge(
+        "log_records_waiting",
+        "Records of the log that have not been taken",
+    ),
     Metric::counter("log_records_lost", "Records of the log beyond log_records_limit"),
 ];
 
@@ -183,7 +227,9 @@ impl Subject {
     /// its source only has to be on the same side.
     fn is_consistent(&self, frame: &[u8], translator: &Translator) -> bool {
         let address = |at: usize| {
-            let bytes = frame.get(usize::from(self.info.l3_offset) + at..)?.first_chunk::<4>()?;
+            let bytes = frame
+                .get(usize::from(self.info.l3_offset) + at..)?
+                .first_chunk::<4>()?;
             Some(std::net::Ipv4Addr::from(*bytes))
         };
         let (Some(source), Some(destination)) = (address(12), address(16)) else {
@@ -247,7 +293,11 @@ impl Nat {
         if (!is_from_inside && !is_to_external) || is_to_inside {
             return Err(NO_REALM);
         }
-        let way = if is_from_inside && is_to_external { Way::Hairpin } else { Way::Across };
+        let way = if is_from_inside && is_to_external {
+            Way::Hairpin
+        } else {
+            Way::Across
+        };
         let mut rewrite = Rewrite::default();
         if of.info.is_icmp_error {
             if !of.is_consistent(frame, translator) {
@@ -257,7 +307,11 @@ impl Nat {
                 rewrite.source = Some(translator.external_of(of.class, of.source).ok_or(UNRELATED)?);
             }
             if is_to_external {
-                rewrite.destination = Some(translator.internal_of(of.class, of.destination).ok_or(UNRELATED)?);
+                rewrite.destination = Some(
+                    translator
+                        .internal_of(of.class, of.destination)
+                        .ok_or(UNRELATED)?,
+                );
             }
             return Ok((rewrite, way));
         }
@@ -316,7 +370,11 @@ impl Nat {
             Outcome::Waits => packet.consume(),
             Outcome::Refused => packet.drop(FRAGMENT),
             Outcome::Known(info) => {
-                let part = if fragment.is_first() { Part::Headed } else { Part::Later };
+                let part = if fragment.is_first() {
+                    Part::Headed
+                } else {
+                    Part::Later
+                };
                 self.headless(&mut packet, info, part, side);
                 self.release(burst, side);
             }
@@ -409,7 +467,8 @@ impl Function for Nat {
         let given = burst.len().min(RECEIVED_LIMIT);
         for seen in &seen[..given] {
             if let Seen::Subject(subject) = seen {
-                self.translator.prefetch_mapping(subject.class, [subject.source, subject.destination]);
+                self.translator
+                    .prefetch_mapping(subject.class, [subject.source, subject.destination]);
             }
         }
         for (index, seen) in seen[..given].iter().enumerate() {

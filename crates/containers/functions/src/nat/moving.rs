@@ -35,7 +35,10 @@ impl MovedMapping {
         bytes[1] = self.class as u8;
         bytes[2] = self.state.byte();
         bytes[4..8].copy_from_slice(&self.idle_s.to_be_bytes());
-        for (place, end) in bytes[8..].chunks_exact_mut(6).zip([self.internal, self.external, self.remote]) {
+        for (place, end) in bytes[8..]
+            .chunks_exact_mut(6)
+            .zip([self.internal, self.external, self.remote])
+        {
             place[..4].copy_from_slice(&end.ip().octets());
             place[4..].copy_from_slice(&end.port().to_be_bytes());
         }
@@ -48,7 +51,9 @@ impl MovedMapping {
         let [VERSION, class, state, 0, ..] = *bytes else {
             return None;
         };
-        let class = [Class::Tcp, Class::Udp, Class::Icmp].into_iter().find(|of| *of as u8 == class)?;
+        let class = [Class::Tcp, Class::Udp, Class::Icmp]
+            .into_iter()
+            .find(|of| *of as u8 == class)?;
         let end = |at: usize| {
             let ip = bytes.get(at..)?.first_chunk::<4>()?;
             let port = bytes.get(at + 4..)?.first_chunk::<2>()?;

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use model::Random;
 
-use super::keys::Keys;
+use crate::keys::Keys;
 
 /// Blocks of one host, at most: bounds the search for a free port.
 pub(super) const BLOCKS_PER_HOST_LIMIT: usize = 16;
@@ -174,7 +174,9 @@ impl Pool {
     #[inline]
     pub(super) fn has_address(&self, address: Ipv4Addr) -> bool {
         let first = self.parts.partition_point(|part| part.begin < number(address, 0));
-        self.parts.get(first).is_some_and(|part| part.begin >> 16 == number(address, 0) >> 16)
+        self.parts
+            .get(first)
+            .is_some_and(|part| part.begin >> 16 == number(address, 0) >> 16)
     }
 
     /// The number of an external port; [`None`] if it is not of the pool.
@@ -196,7 +198,9 @@ impl Pool {
     pub(super) fn is_taken(&self, place: Place, class: usize) -> bool {
         let (block, port) = (place / self.block_ports, place % self.block_ports);
         let word = (block as usize * CLASSES + class) * self.words + (port / 64) as usize;
-        self.bits.get(word).is_some_and(|word| word >> (port % 64) & 1 == 1)
+        self.bits
+            .get(word)
+            .is_some_and(|word| word >> (port % 64) & 1 == 1)
     }
 
     fn bits_of(&mut self, block: u32, class: usize) -> &mut [u64] {
@@ -220,7 +224,11 @@ impl Pool {
 
     /// A port for a host, and the block if it is the first one of a block. All blocks of a host are of one external
     /// address (RFC 4787, REQ-2).
-    pub(super) fn take(&mut self, address: Ipv4Addr, class: usize) -> Result<(Place, Option<Assigned>), Exhausted> {
+    pub(super) fn take(
+        &mut self,
+        address: Ipv4Addr,
+        class: usize,
+    ) -> Result<(Place, Option<Assigned>), Exhausted> {
         let known = self.by_address.get(host_key(address));
         if let Some(host) = known.and_then(|at| self.hosts.get(at as usize).copied()) {
             for &block in &host.blocks[..usize::from(host.count)] {
@@ -235,7 +243,9 @@ impl Pool {
         let of = match known.and_then(|at| self.hosts[at as usize].blocks.first().copied()) {
             Some(block) => usize::from(self.blocks[block as usize].of),
             // The address that has most: hosts spread over them.
-            None => (0..self.free.len()).max_by_key(|&of| self.free[of].len()).ok_or(Exhausted::Pool)?,
+            None => (0..self.free.len())
+                .max_by_key(|&of| self.free[of].len())
+                .ok_or(Exhausted::Pool)?,
         };
         let block = self.free[of].last().copied().ok_or(Exhausted::Pool)?;
         self.assign(block, address).ok_or(Exhausted::Pool)?;
@@ -245,7 +255,12 @@ impl Pool {
 
     /// Takes one port for a host: of a mapping that was made elsewhere. [`None`] if it is in use. The block becomes the
     /// host's if it is nobody's, unless the address is 0.0.0.0.
-    pub(super) fn take_this(&mut self, place: Place, class: usize, address: Ipv4Addr) -> Option<Option<Assigned>> {
+    pub(super) fn take_this(
+        &mut self,
+        place: Place,
+        class: usize,
+        address: Ipv4Addr,
+    ) -> Option<Option<Assigned>> {
         let (block, port) = (place / self.block_ports, place % self.block_ports);
         let (word, bit) = ((port / 64) as usize, 1 << (port % 64));
         if self.bits_of(block, class)[word] & bit != 0 {
@@ -401,7 +416,12 @@ mod tests {
 
     #[test]
     fn places_are_those_of_whole_blocks() {
-        let ranges = ["192.0.2.9:2000-2019", "192.0.2.1:1000-1009", "192.0.2.9:1000-1007"].map(range);
+        let ranges = [
+            "192.0.2.9:2000-2019",
+            "192.0.2.1:1000-1009",
+            "192.0.2.9:1000-1007",
+        ]
+        .map(range);
         let pool = Pool::new(&ranges, 4, 1, 0);
         assert_eq!(pool.ports(), 8 + 8 + 20);
         let mut seen = HashSet::new();
@@ -412,7 +432,13 @@ mod tests {
             seen.insert(external);
         }
         assert_eq!(seen.len(), 36);
-        for other in ["192.0.2.1:1008", "192.0.2.1:999", "192.0.2.9:1008", "192.0.2.9:2020", "192.0.2.2:1000"] {
+        for other in [
+            "192.0.2.1:1008",
+            "192.0.2.1:999",
+            "192.0.2.9:1008",
+            "192.0.2.9:2020",
+            "192.0.2.2:1000",
+        ] {
             assert_eq!(pool.place(other.parse().unwrap()), None, "{other}");
         }
         assert!(!pool.has_address([192, 0, 2, 2].into()));

@@ -131,7 +131,13 @@ impl Records {
         }
     }
 
-    pub(super) fn mapping(&mut self, began: bool, class: Class, internal: SocketAddrV4, external: SocketAddrV4) {
+    pub(super) fn mapping(
+        &mut self,
+        began: bool,
+        class: Class,
+        internal: SocketAddrV4,
+        external: SocketAddrV4,
+    ) {
         if self.log == Log::Mappings {
             self.add(Event::Mapping {
                 began,

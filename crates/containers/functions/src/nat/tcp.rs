@@ -46,7 +46,8 @@ impl State {
 
     /// A state as a byte, to be moved to another instance; [`None`] if it is none.
     pub(super) fn from_byte(byte: u8) -> Option<State> {
-        let is_known = byte & PHASE <= Phase::Reset as u8 && byte & !(PHASE | FIN_INSIDE | FIN_OUTSIDE | SHARED) == 0;
+        let is_known =
+            byte & PHASE <= Phase::Reset as u8 && byte & !(PHASE | FIN_INSIDE | FIN_OUTSIDE | SHARED) == 0;
         is_known.then_some(State(byte))
     }
 
@@ -187,11 +188,17 @@ mod tests {
 
     /// Packets: whether it goes out, its flags, and whether it is one of the connection before.
     fn after(packets: &[(bool, u8, bool)]) -> State {
-        packets.iter().fold(State::NEW, |state, &(is_out, flags, is_same)| {
-            let flags = TcpFlags(flags);
-            let step = if is_out { state.outbound(flags, is_same) } else { state.inbound(flags, is_same) };
-            step.state
-        })
+        packets
+            .iter()
+            .fold(State::NEW, |state, &(is_out, flags, is_same)| {
+                let flags = TcpFlags(flags);
+                let step = if is_out {
+                    state.outbound(flags, is_same)
+                } else {
+                    state.inbound(flags, is_same)
+                };
+                step.state
+            })
     }
 
     const OPEN: [(bool, u8, bool); 3] = [(true, SYN, true), (false, SYN | ACK, true), (true, ACK, true)];
@@ -202,7 +209,11 @@ mod tests {
         assert_eq!(after(&OPEN[..2]).phase(), Phase::Answered);
         assert_eq!(after(&OPEN).phase(), Phase::Established);
         let half = [&OPEN[..], &[(true, FIN, true), (false, ACK, true)]].concat();
-        assert_eq!(after(&half).phase(), Phase::Established, "the outside may go on sending");
+        assert_eq!(
+            after(&half).phase(),
+            Phase::Established,
+            "the outside may go on sending"
+        );
         let closed = [&half[..], &[(false, FIN, true), (true, ACK, true)]].concat();
         assert_eq!(after(&closed).phase(), Phase::Closed);
         let again = [&closed[..], &OPEN].concat();
@@ -226,8 +237,16 @@ mod tests {
 
     #[test]
     fn one_of_several_connections_does_not_end_the_mapping() {
-        let two = [&OPEN[..], &[(true, SYN, false), (false, SYN | ACK, true), (true, ACK, true)]].concat();
-        let one_closes = [&two[..], &[(true, FIN, true), (false, FIN, true), (true, ACK, true)]].concat();
+        let two = [
+            &OPEN[..],
+            &[(true, SYN, false), (false, SYN | ACK, true), (true, ACK, true)],
+        ]
+        .concat();
+        let one_closes = [
+            &two[..],
+            &[(true, FIN, true), (false, FIN, true), (true, ACK, true)],
+        ]
+        .concat();
         assert_eq!(after(&one_closes).phase(), Phase::Established);
         let one_resets = [&two[..], &[(false, RST, true)]].concat();
         assert_eq!(after(&one_resets).phase(), Phase::Established);

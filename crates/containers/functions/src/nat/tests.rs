@@ -30,17 +30,26 @@ fn nat(more: &str) -> Nat {
 
 fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Vec<u8> {
     let (source, destination) = (SocketAddr::V4(source), SocketAddr::V4(destination));
-    Frame::udp(source, destination, b"what is said").unwrap().to_vec().unwrap()
+    Frame::udp(source, destination, b"what is said")
+        .unwrap()
+        .to_vec()
+        .unwrap()
 }
 
 fn tcp(source: SocketAddrV4, destination: SocketAddrV4, flags: u8) -> Vec<u8> {
     let (source, destination) = (SocketAddr::V4(source), SocketAddr::V4(destination));
-    Frame::tcp(source, destination, TcpFlags(flags), b"").unwrap().to_vec().unwrap()
+    Frame::tcp(source, destination, TcpFlags(flags), b"")
+        .unwrap()
+        .to_vec()
+        .unwrap()
 }
 
 fn icmp(source: &str, destination: IpAddr, kind: u8, word: [u8; 4], body: &[u8]) -> Vec<u8> {
     let source = source.parse().unwrap();
-    Frame::icmp(source, destination, kind, 0, word, body).unwrap().to_vec().unwrap()
+    Frame::icmp(source, destination, kind, 0, word, body)
+        .unwrap()
+        .to_vec()
+        .unwrap()
 }
 
 /// What becomes of frames that come from a port in one burst: verdicts and frames, also of those that it makes.
@@ -118,13 +127,29 @@ fn a_packet_and_its_reply_are_as_their_receivers_expect_them() {
 fn an_echo_keeps_its_identifier_at_its_ends() {
     let mut nat = nat("");
     let remote = IpAddr::from([198, 51, 100, 1]);
-    let (_, out) = one(&mut nat, 0, icmp("10.0.0.1", remote, 8, [0x12, 0x34, 0, 1], b"ping"));
+    let (_, out) = one(
+        &mut nat,
+        0,
+        icmp("10.0.0.1", remote, 8, [0x12, 0x34, 0, 1], b"ping"),
+    );
     let outside = source_of(&out);
     let [high, low] = outside.port().to_be_bytes();
     assert_eq!(out, icmp("192.0.2.1", remote, 8, [high, low, 0, 1], b"ping"));
-    let reply = icmp("198.51.100.1", (*outside.ip()).into(), 0, [high, low, 0, 1], b"ping");
+    let reply = icmp(
+        "198.51.100.1",
+        (*outside.ip()).into(),
+        0,
+        [high, low, 0, 1],
+        b"ping",
+    );
     let (verdict, back) = one(&mut nat, 1, reply);
-    let expected = icmp("198.51.100.1", [10, 0, 0, 1].into(), 0, [0x12, 0x34, 0, 1], b"ping");
+    let expected = icmp(
+        "198.51.100.1",
+        [10, 0, 0, 1].into(),
+        0,
+        [0x12, 0x34, 0, 1],
+        b"ping",
+    );
     assert_eq!((verdict, back), (Verdict::Forward(0), expected));
 }
 
@@ -172,17 +197,35 @@ fn errors_quote_what_their_receiver_sent() {
     let about = udp(outside, remote);
     let error = icmp("203.0.113.254", (*outside.ip()).into(), 11, [0; 4], &about[14..]);
     let (verdict, got) = one(&mut nat, 1, error);
-    let expected = icmp("203.0.113.254", (*host.ip()).into(), 11, [0; 4], &udp(host, remote)[14..]);
+    let expected = icmp(
+        "203.0.113.254",
+        (*host.ip()).into(),
+        11,
+        [0; 4],
+        &udp(host, remote)[14..],
+    );
     assert_eq!((verdict, got), (Verdict::Forward(0), expected));
     // From a router inside, about a packet that came in: it must not show its own address.
     let about = udp(remote, host);
     let error = icmp("10.9.9.9", (*remote.ip()).into(), 11, [0; 4], &about[14..]);
     let (verdict, got) = one(&mut nat, 0, error);
-    let expected = icmp("192.0.2.1", (*remote.ip()).into(), 11, [0; 4], &udp(remote, outside)[14..]);
+    let expected = icmp(
+        "192.0.2.1",
+        (*remote.ip()).into(),
+        11,
+        [0; 4],
+        &udp(remote, outside)[14..],
+    );
     assert_eq!((verdict, got), (Verdict::Forward(1), expected));
     // About no mapping, or to another address than that which has sent the quoted packet.
     let unknown = udp(SocketAddrV4::new(*outside.ip(), outside.port() ^ 1), remote);
-    let error = icmp("203.0.113.254", (*outside.ip()).into(), 11, [0; 4], &unknown[14..]);
+    let error = icmp(
+        "203.0.113.254",
+        (*outside.ip()).into(),
+        11,
+        [0; 4],
+        &unknown[14..],
+    );
     assert_eq!(reason(&mut nat, 1, error), "unrelated");
     let about = udp(outside, remote);
     let error = icmp("203.0.113.254", [192, 0, 2, 99].into(), 11, [0; 4], &about[14..]);
@@ -211,12 +254,17 @@ fn fragments_in_any_order_are_those_of_the_translated_datagram() {
     sent.rotate_right(1);
     for frame in sent.iter_mut().chain(&mut expected) {
         // Another identification, with its checksum.
-        let Parsed::Fragment(_) = parse(frame) else { panic!() };
+        let Parsed::Fragment(_) = parse(frame) else {
+            panic!()
+        };
         frame[19] = 8;
         let sum = !packet::checksum::sum(&[&frame[14..24], &frame[26..34]].concat());
         frame[24..26].copy_from_slice(&sum.to_be_bytes());
     }
-    let got: Vec<_> = all(&mut nat, 0, &sent, 1000).into_iter().map(|(_, frame)| frame).collect();
+    let got: Vec<_> = all(&mut nat, 0, &sent, 1000)
+        .into_iter()
+        .map(|(_, frame)| frame)
+        .collect();
     assert_eq!(got, expected);
     // One that waits in vain.
     sent[1][19] = 9;
@@ -226,7 +274,10 @@ fn fragments_in_any_order_are_those_of_the_translated_datagram() {
     let due = nat.due().unwrap();
     assert!(due <= Nanos::from_secs(1000) + packet::WAITING_TIME);
     nat.tick(&mut Burst::new(), due);
-    assert_eq!((metric(&nat, "fragments_waiting"), metric(&nat, "fragments_lost")), (0, 1));
+    assert_eq!(
+        (metric(&nat, "fragments_waiting"), metric(&nat, "fragments_lost")),
+        (0, 1)
+    );
 }
 
 #[test]
@@ -236,12 +287,24 @@ fn what_is_not_to_be_translated_is_dropped_with_its_reason_or_left_alone() {
     assert_eq!(reason(&mut nat, 1, udp(end(HOST), end(REMOTE))), "spoofed");
     assert_eq!(reason(&mut nat, 0, udp(end(REMOTE), outside)), "no_realm");
     assert_eq!(reason(&mut nat, 0, udp(end(HOST), end(OTHER_HOST))), "no_realm");
-    assert_eq!(reason(&mut nat, 1, udp(end(REMOTE), end("203.0.113.1:1"))), "no_realm");
-    assert_eq!(reason(&mut nat, 1, tcp(end(REMOTE), outside, TcpFlags::SYN)), "no_mapping");
-    assert_eq!(reason(&mut nat, 0, tcp(end(HOST), end(REMOTE), TcpFlags::RST)), "no_mapping");
+    assert_eq!(
+        reason(&mut nat, 1, udp(end(REMOTE), end("203.0.113.1:1"))),
+        "no_realm"
+    );
+    assert_eq!(
+        reason(&mut nat, 1, tcp(end(REMOTE), outside, TcpFlags::SYN)),
+        "no_mapping"
+    );
+    assert_eq!(
+        reason(&mut nat, 0, tcp(end(HOST), end(REMOTE), TcpFlags::RST)),
+        "no_mapping"
+    );
     let stamp = icmp("10.0.0.1", [198, 51, 100, 1].into(), 13, [0; 4], b"");
     assert_eq!(reason(&mut nat, 0, stamp), "protocol");
-    assert_eq!(reason(&mut nat, 0, udp(end(HOST), end(REMOTE))[..30].to_vec()), "malformed");
+    assert_eq!(
+        reason(&mut nat, 0, udp(end(HOST), end(REMOTE))[..30].to_vec()),
+        "malformed"
+    );
     let v6: [SocketAddr; 2] = ["[2001:db8::1]:1", "[2001:db8::2]:2"].map(|end| end.parse().unwrap());
     let v6 = Frame::udp(v6[0], v6[1], b"").unwrap().to_vec().unwrap();
     assert_eq!(one(&mut nat, 0, v6.clone()), (Verdict::Forward(1), v6));
@@ -257,23 +320,49 @@ fn limits_hold_and_are_counted() {
     for port in 0..8 {
         external(&mut of_host, &format!("10.0.0.1:{}", 1000 + port));
     }
-    assert_eq!(reason(&mut of_host, 0, udp(end("10.0.0.1:2000"), end(REMOTE))), "host_limit");
+    assert_eq!(
+        reason(&mut of_host, 0, udp(end("10.0.0.1:2000"), end(REMOTE))),
+        "host_limit"
+    );
     external(&mut of_host, "10.0.0.2:2000");
-    assert_eq!((metric(&of_host, "hosts"), metric(&of_host, "blocks_assigned")), (2, 3));
+    assert_eq!(
+        (metric(&of_host, "hosts"), metric(&of_host, "blocks_assigned")),
+        (2, 3)
+    );
     let mut of_table = nat("mappings_limit = 3\nlog_records_limit = 4\n");
     for host in 1..4 {
         external(&mut of_table, &format!("10.0.0.{host}:1000"));
     }
-    assert_eq!(reason(&mut of_table, 0, udp(end("10.0.0.9:1"), end(REMOTE))), "mapping_limit");
+    assert_eq!(
+        reason(&mut of_table, 0, udp(end("10.0.0.9:1"), end(REMOTE))),
+        "mapping_limit"
+    );
     // A block and a mapping each.
-    assert_eq!((metric(&of_table, "log_records_waiting"), metric(&of_table, "log_records_lost")), (4, 2));
-    let records: Vec<String> = std::iter::from_fn(|| of_table.take_record()).map(|of| of.to_string()).collect();
-    assert!(records[0].starts_with("1000.000 block 10.0.0.1 192.0.2.1:"), "{records:?}");
-    assert!(records[1].starts_with("1000.000 mapping udp 10.0.0.1:1000 192.0.2.1:"), "{records:?}");
+    assert_eq!(
+        (
+            metric(&of_table, "log_records_waiting"),
+            metric(&of_table, "log_records_lost")
+        ),
+        (4, 2)
+    );
+    let records: Vec<String> = std::iter::from_fn(|| of_table.take_record())
+        .map(|of| of.to_string())
+        .collect();
+    assert!(
+        records[0].starts_with("1000.000 block 10.0.0.1 192.0.2.1:"),
+        "{records:?}"
+    );
+    assert!(
+        records[1].starts_with("1000.000 mapping udp 10.0.0.1:1000 192.0.2.1:"),
+        "{records:?}"
+    );
     let text = "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1024-1029\"]\nblock_ports = 6\n";
     let mut of_pool = Nat::new(Nat::compile(text, &SETUP).unwrap(), &SETUP);
     external(&mut of_pool, "10.0.0.1:1");
-    assert_eq!(reason(&mut of_pool, 0, udp(end("10.0.0.2:1"), end(REMOTE))), "no_block");
+    assert_eq!(
+        reason(&mut of_pool, 0, udp(end("10.0.0.2:1"), end(REMOTE))),
+        "no_block"
+    );
 }
 
 #[test]
@@ -291,8 +380,18 @@ fn idle_mappings_end_and_their_ports_come_back() {
         ticks += 1;
         assert!(ticks < 400, "{now:?}");
     }
-    assert!(now >= Nanos::from_secs(1300) && now <= Nanos::from_secs(1303), "{now:?}");
-    assert_eq!((nat.summary().flows, metric(&nat, "hosts"), metric(&nat, "mappings_ended")), (0, 0, 200));
+    assert!(
+        now >= Nanos::from_secs(1300) && now <= Nanos::from_secs(1303),
+        "{now:?}"
+    );
+    assert_eq!(
+        (
+            nat.summary().flows,
+            metric(&nat, "hosts"),
+            metric(&nat, "mappings_ended")
+        ),
+        (0, 0, 200)
+    );
 }
 
 #[test]
@@ -307,7 +406,10 @@ fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
     assert_eq!(MovedMapping::from_bytes(&moved.to_bytes()), Some(moved));
     assert_eq!(MovedMapping::from_bytes(&moved.to_bytes()[1..]), None);
     // The old instance gives the port to nobody: the host's only block has no other one.
-    assert_eq!(reason(&mut from, 0, udp(end("10.0.0.1:4001"), end(REMOTE))), "host_limit");
+    assert_eq!(
+        reason(&mut from, 0, udp(end("10.0.0.1:4001"), end(REMOTE))),
+        "host_limit"
+    );
     assert_eq!(reason(&mut from, 1, udp(end(REMOTE), outside)), "no_mapping");
     let text = "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.2:1024-65535\"]\n";
     let mut to = Nat::new(Nat::compile(text, &SETUP).unwrap(), &SETUP);
@@ -315,8 +417,14 @@ fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
     external(&mut to, OTHER_HOST);
     assert!(to.import(&moved));
     assert!(!to.import(&moved), "it is there already");
-    assert_eq!(one(&mut to, 1, udp(end(REMOTE), outside)).1, udp(end(REMOTE), end(HOST)));
-    assert_eq!(one(&mut to, 0, udp(end(HOST), end(REMOTE))).1, udp(outside, end(REMOTE)));
+    assert_eq!(
+        one(&mut to, 1, udp(end(REMOTE), outside)).1,
+        udp(end(REMOTE), end(HOST))
+    );
+    assert_eq!(
+        one(&mut to, 0, udp(end(HOST), end(REMOTE))).1,
+        udp(outside, end(REMOTE))
+    );
     // And back, by the flow as the outside sees it.
     let moved = to.export(Class::Udp, [outside, end(REMOTE)]).unwrap();
     assert_eq!(metric(&from, "ports_lent"), 1);
@@ -341,13 +449,23 @@ fn a_reload_keeps_the_mappings_whose_ports_stay() {
     assert_eq!(before, after);
     all(&mut nat, 0, &[], 1005);
     assert_eq!(nat.summary().flows, 8);
-    reload(&mut nat, "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.2:1024-4000\"]\nblock_ports = 7\n");
+    reload(
+        &mut nat,
+        "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.2:1024-4000\"]\nblock_ports = 7\n",
+    );
     assert_eq!((nat.summary().flows, metric(&nat, "mappings_withdrawn")), (4, 4));
-    for (host, before) in hosts.iter().zip(before).filter(|(_, of)| of.ip().octets()[3] == 2) {
+    for (host, before) in hosts
+        .iter()
+        .zip(before)
+        .filter(|(_, of)| of.ip().octets()[3] == 2)
+    {
         assert_eq!(external(&mut nat, host), before);
     }
-    let (begun, ended, withdrawn) =
-        (metric(&nat, "mappings_begun"), metric(&nat, "mappings_ended"), metric(&nat, "mappings_withdrawn"));
+    let (begun, ended, withdrawn) = (
+        metric(&nat, "mappings_begun"),
+        metric(&nat, "mappings_ended"),
+        metric(&nat, "mappings_withdrawn"),
+    );
     assert_eq!(begun, ended + withdrawn + nat.summary().flows);
     let assigned = std::iter::from_fn(|| nat.take_record()).fold(0, |sum, record| match record.event {
         Event::Block { assigned: true, .. } => sum + 1,

@@ -6,12 +6,12 @@ use model::{Nanos, mix};
 use packet::TcpFlags;
 
 use super::configuration::Settings;
-use super::keys::Keys;
 use super::mapping::{Class, Id, Mapping, NONE, NewMapping, Slab, Tick};
 use super::moving::MovedMapping;
 use super::pool::{CLASSES, Exhausted, Pool};
 use super::records::Records;
 use super::tcp::State;
+use crate::keys::Keys;
 
 /// Mappings looked at per burst and per tick, to end those whose time is over. A burst makes at most half as many, so
 /// ends keep up with beginnings.
@@ -120,10 +120,15 @@ impl Translator {
     /// Sets the time, which does not go backwards, and ends some of the mappings whose time is over. Whether there may
     /// be more of them.
     pub(super) fn turn(&mut self, now: Nanos) -> bool {
-        self.now = self.now.max((now.0 / 1_000_000_000).min(u64::from(u32::MAX)) as u32);
+        self.now = self
+            .now
+            .max((now.0 / 1_000_000_000).min(u64::from(u32::MAX)) as u32);
         self.records.set_time(now);
         let mut budget = ENDS_PER_CALL;
-        while let Some(id) = self.slab.next_over(self.now, &self.settings.timeouts, &mut budget) {
+        while let Some(id) = self
+            .slab
+            .next_over(self.now, &self.settings.timeouts, &mut budget)
+        {
             self.end(id);
         }
         budget == 0
@@ -150,7 +155,8 @@ impl Translator {
     /// Whether packets to this address are for the inside.
     #[inline]
     pub(super) fn is_external(&self, class: Class, end: SocketAddrV4) -> bool {
-        self.pool.has_address(*end.ip()) || (self.foreign.len() > 0 && self.foreign.get(key(class, end)).is_some())
+        self.pool.has_address(*end.ip())
+            || (self.foreign.len() > 0 && self.foreign.get(key(class, end)).is_some())
     }
 
     fn id_of_external(&self, class: Class, external: SocketAddrV4) -> Option<Id> {
@@ -183,7 +189,11 @@ impl Translator {
     ) -> Result<SocketAddrV4, Refused> {
         if let Some(id) = self.by_internal.get(key(class, internal)) {
             let (now, timeouts) = (self.now, self.settings.timeouts);
-            if let Some(mapping) = self.slab.get_mut(id).filter(|mapping| mapping.end(&timeouts) > now) {
+            if let Some(mapping) = self
+                .slab
+                .get_mut(id)
+                .filter(|mapping| mapping.end(&timeouts) > now)
+            {
                 let external = mapping.external;
                 if mapping.sent(remote, flags, now) {
                     self.slab.hasten(id, &timeouts);
@@ -244,10 +254,13 @@ impl Translator {
         if self.slab.len() >= self.slab.limit() {
             return Err(Refused::MappingLimit);
         }
-        let (place, assigned) = self.pool.take(*internal.ip(), class.index()).map_err(|why| match why {
-            Exhausted::Host => Refused::HostLimit,
-            Exhausted::Pool => Refused::NoBlock,
-        })?;
+        let (place, assigned) = self
+            .pool
+            .take(*internal.ip(), class.index())
+            .map_err(|why| match why {
+                Exhausted::Host => Refused::HostLimit,
+                Exhausted::Pool => Refused::NoBlock,
+            })?;
         if let Some(assigned) = assigned {
             self.records.block(true, assigned);
         }
@@ -276,7 +289,8 @@ impl Translator {
                 let _ = self.foreign.insert(key(mapping.class, mapping.external), id);
             }
         }
-        self.records.mapping(true, mapping.class, mapping.internal, mapping.external);
+        self.records
+            .mapping(true, mapping.class, mapping.internal, mapping.external);
         Some(id)
     }
 
@@ -299,20 +313,25 @@ impl Translator {
             Some(place) => self.by_external[place as usize * CLASSES + mapping.class.index()] = NONE,
             None => self.foreign.remove(key(mapping.class, mapping.external)),
         }
-        self.records.mapping(false, mapping.class, mapping.internal, mapping.external);
+        self.records
+            .mapping(false, mapping.class, mapping.internal, mapping.external);
         Some(mapping)
     }
 
     /// The mapping that a flow between these endpoints uses, if there is one, and which of the two is external.
     fn id_of_flow(&self, class: Class, ends: [SocketAddrV4; 2]) -> Option<Id> {
-        let inside = ends.into_iter().find_map(|end| self.by_internal.get(key(class, end)));
+        let inside = ends
+            .into_iter()
+            .find_map(|end| self.by_internal.get(key(class, end)));
         let id = inside.or_else(|| ends.into_iter().find_map(|end| self.id_of_external(class, end)))?;
         self.live(id).map(|_| id)
     }
 
     /// The mapping of a flow as a value, for [`Translator::import`] of another instance. Changes nothing.
     pub(super) fn moved(&self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
-        self.slab.get(self.id_of_flow(class, ends)?).map(|mapping| self.value(mapping))
+        self.slab
+            .get(self.id_of_flow(class, ends)?)
+            .map(|mapping| self.value(mapping))
     }
 
     fn value(&self, mapping: &Mapping) -> MovedMapping {

@@ -15,7 +15,7 @@ struct Entry {
 /// Linear probing, at most half full: two probes for a hit on average. The hash is keyed, so that no sender can make
 /// its keys collide.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(crate) struct Keys {
     entries: Box<[Entry]>,
     mask: usize,
     secret: [u64; 2],
@@ -25,7 +25,7 @@ pub(super) struct Keys {
 
 impl Keys {
     /// An empty table for at most `limit` keys.
-    pub(super) fn new(limit: usize, secret: u64) -> Keys {
+    pub(crate) fn new(limit: usize, secret: u64) -> Keys {
         let size = (limit.max(1) * 2).next_power_of_two();
         let empty = Entry { key: 0, place: EMPTY };
         Keys {
@@ -46,13 +46,13 @@ impl Keys {
 
     /// Brings the entry of a key into the cache.
     #[inline(always)]
-    pub(super) fn prefetch(&self, key: u64) {
+    pub(crate) fn prefetch(&self, key: u64) {
         simd::prefetch_at(&self.entries, self.home(key));
     }
 
     /// The place of a key.
     #[inline]
-    pub(super) fn get(&self, key: u64) -> Option<u32> {
+    pub(crate) fn get(&self, key: u64) -> Option<u32> {
         let mut at = self.home(key);
         loop {
             let entry = self.entries.get(at)?;
@@ -68,7 +68,7 @@ impl Keys {
 
     /// Adds a key that is not there. False, and no change, if the table is full.
     #[must_use]
-    pub(super) fn insert(&mut self, key: u64, place: u32) -> bool {
+    pub(crate) fn insert(&mut self, key: u64, place: u32) -> bool {
         if self.len >= self.limit {
             return false;
         }
@@ -81,8 +81,21 @@ impl Keys {
         true
     }
 
+    /// Gives a key that is there another place.
+    #[inline]
+    pub(crate) fn set(&mut self, key: u64, place: u32) {
+        let mut at = self.home(key);
+        while self.entries[at].place != EMPTY {
+            if self.entries[at].key == key {
+                self.entries[at].place = place;
+                return;
+            }
+            at = (at + 1) & self.mask;
+        }
+    }
+
     /// Removes a key, if it is there.
-    pub(super) fn remove(&mut self, key: u64) {
+    pub(crate) fn remove(&mut self, key: u64) {
         let mut at = self.home(key);
         while self.entries[at].key != key || self.entries[at].place == EMPTY {
             if self.entries[at].place == EMPTY {
@@ -109,7 +122,7 @@ impl Keys {
         self.entries[gap].place = EMPTY;
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 }
