@@ -32,6 +32,7 @@ mod keyed;
 mod keys;
 mod library;
 pub mod limiter;
+pub mod monitor;
 pub mod nat;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
@@ -44,4 +45,5 @@ pub use forward::Forward;
 pub use function::{Function, Setup, Summary};
 pub use library::{Compiled, Entry, LIBRARY, find};
 pub use limiter::Limiter;
+pub use monitor::Monitor;
 pub use nat::Nat;

@@ -8,6 +8,7 @@ use crate::configuration::Error;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
 use crate::limiter::Limiter;
+use crate::monitor::Monitor;
 use crate::nat::Nat;
 
 /// The functions of this crate.
@@ -15,6 +16,7 @@ pub const LIBRARY: &[Entry] = &[
     Entry::of::<Forward>(),
     Entry::of::<Nat>(),
     Entry::of::<Limiter>(),
+    Entry::of::<Monitor>(),
 ];
 
 /// A function in the list of a runner.
