@@ -1,24 +1,196 @@
+//! The command line: `inco-nf NAME [OPTIONS] [-- NAME [OPTIONS]]...`.
+
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, FromArgMatches as _, ValueEnum};
+use functions::{Entry, STAGES_LIMIT, Setup};
 
-/// Runs a network function connected to the switch over memif.
-#[derive(Debug, Parser)]
-#[command(name = "inco-nf", version, max_term_width = 110)]
-pub(crate) struct Cli {
-    #[command(subcommand)]
-    pub(crate) function: Function,
+/// What the program is to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Run functions.
+    Run(Run),
+    /// On the host: watch how busy functions are.
+    Manager(Manager),
+    /// On the host: send a signal.
+    Signal(Send),
 }
 
-/// The built-in functions.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Function {
-    /// Returns every packet unchanged.
-    Forward(Forward),
-    /// On the host: watches the CPUs of functions, and wakes instances or sends them to sleep by signals.
-    Manager(Manager),
-    /// On the host: sends one signal of an instance.
-    Signal(Send),
+/// Functions, and how they are run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) options: Options,
+    /// The functions of the chain, as packets from port 0 pass them.
+    pub(crate) stages: Vec<Named>,
+}
+
+/// A function by its name, with its configuration.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) entry: &'static Entry,
+    pub(crate) configuration: Configuration,
+}
+
+/// Where the text of a configuration is.
+#[derive(Debug)]
+pub(crate) enum Configuration {
+    /// In this file, which may change.
+    File(PathBuf),
+    /// This is it.
+    Text(String),
+}
+
+/// The name of the function `forward`, which has options of its own.
+const FORWARD: &str = "forward";
+const MANAGER: &str = "manager";
+const SIGNAL: &str = "signal";
+
+/// Reads the arguments of the program, the first of which is its name.
+///
+/// # Errors
+/// Wrong usage, or a request for help.
+pub(crate) fn parse(
+    library: &'static [Entry],
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<Command, clap::Error> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut segments = arguments.split(|argument| argument == "--");
+    let first = segments.next().unwrap_or_default();
+    let mut program = program(library, true);
+    let matches = program.try_get_matches_from_mut(first)?;
+    let wrong = |program: &mut clap::Command, what: &str| program.error(ErrorKind::ArgumentConflict, what);
+    let (name, of_first) = matches
+        .subcommand()
+        .ok_or_else(|| program.error(ErrorKind::MissingSubcommand, "which function?"))?;
+    match name {
+        MANAGER | SIGNAL if first.len() < arguments.len() => {
+            return Err(wrong(&mut program, &format!("{name} is in no chain")));
+        }
+        MANAGER => {
+            let manager = Manager::from_arg_matches(of_first)?;
+            return match manager.check() {
+                Ok(()) => Ok(Command::Manager(manager)),
+                Err(mistake) => Err(wrong(&mut program, mistake)),
+            };
+        }
+        SIGNAL => return Ok(Command::Signal(Send::from_arg_matches(of_first)?)),
+        _ => {}
+    }
+    let options = Options::from_arg_matches(of_first)?;
+    let setup = options.setup(0);
+    options.check().map_err(|mistake| wrong(&mut program, mistake))?;
+    let mut stages = vec![named(library, name, of_first)?];
+    for segment in segments {
+        let name_first = [OsString::from("inco-nf")];
+        let words = name_first.iter().chain(segment);
+        let matches = self::program(library, false).try_get_matches_from(words)?;
+        if let Some((name, of_next)) = matches.subcommand() {
+            stages.push(named(library, name, of_next)?);
+        }
+    }
+    if stages.len() > STAGES_LIMIT {
+        let what = format!("a chain has at most {STAGES_LIMIT} functions");
+        return Err(wrong(&mut program, &what));
+    }
+    for of in &stages {
+        // What is in a file is checked where it is read.
+        if let Configuration::Text(text) = &of.configuration
+            && let Err(error) = of.entry.compile(text, &setup)
+        {
+            let what = format!("{}: {error}", of.entry.about().name);
+            return Err(program.error(ErrorKind::ValueValidation, what));
+        }
+    }
+    Ok(Command::Run(Run { options, stages }))
+}
+
+/// The program's commands; those behind `--` have the options of functions alone.
+fn program(library: &[Entry], is_first: bool) -> clap::Command {
+    let mut program = clap::Command::new("inco-nf")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Runs network functions connected to the switch over memif, or to network interfaces.")
+        .after_help(CHAINS)
+        .max_term_width(110)
+        .subcommand_required(true)
+        .arg_required_else_help(true);
+    for entry in library {
+        let about = entry.about();
+        let mut command = ConfigurationOptions::augment_args(clap::Command::new(about.name));
+        if about.name == FORWARD {
+            command = ForwardOptions::augment_args(command);
+        }
+        if is_first {
+            command = Options::augment_args(command);
+        }
+        program = program.subcommand(command.about(format!("{}.", about.help)));
+    }
+    if is_first {
+        let manager = Manager::augment_args(clap::Command::new(MANAGER)).about(
+            "On the host: watches the CPUs of functions, and wakes instances or sends them to sleep by signals.",
+        );
+        let signal = Send::augment_args(clap::Command::new(SIGNAL))
+            .about("On the host: sends one signal of an instance.");
+        program = program.subcommand(manager).subcommand(signal);
+    }
+    program
+}
+
+const CHAINS: &str = "\
+Chains: inco-nf FUNCTION [OPTIONS] -- FUNCTION [OPTIONS] -- ...
+Packets from port 0 pass the functions in this order, packets from port 1 in the opposite one. The options of ports
+belong to the first function. A chain has at most 8 functions.";
+
+/// A function by its name and options.
+fn named(library: &'static [Entry], name: &str, matches: &ArgMatches) -> Result<Named, clap::Error> {
+    let entry = functions::find(library, name)
+        .map_err(|error| clap::Error::raw(ErrorKind::InvalidSubcommand, error))?;
+    let given = ConfigurationOptions::from_arg_matches(matches)?;
+    let configuration = match (given.config, given.config_text) {
+        (Some(file), _) => Configuration::File(file),
+        (None, Some(text)) => Configuration::Text(text),
+        (None, None) if name == FORWARD => {
+            Configuration::Text(ForwardOptions::from_arg_matches(matches)?.text())
+        }
+        (None, None) => Configuration::Text(String::new()),
+    };
+    Ok(Named { entry, configuration })
+}
+
+/// Where the configuration of a function is.
+#[derive(Debug, Args)]
+struct ConfigurationOptions {
+    /// The file of the function's configuration. When it changes, or on SIGHUP, it is read again, without a loss of
+    /// packets; while it is wrong, the function goes on with the one before.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The function's configuration itself.
+    #[arg(long, value_name = "TEXT", conflicts_with = "config")]
+    config_text: Option<String>,
+}
+
+/// The configuration of `forward`, as options.
+#[derive(Debug, Args)]
+struct ForwardOptions {
+    /// Write the instance's id into the test field of generated packets.
+    #[arg(long, env = "INCO_STAMP", conflicts_with_all = ["config", "config_text"])]
+    stamp: bool,
+    /// Simulated work per packet, in nanoseconds of spinning.
+    #[arg(long, env = "INCO_COST_NS", conflicts_with_all = ["config", "config_text"], default_value_t = 0, value_name = "NS")]
+    cost_ns: u64,
+    /// Simulated work per byte of a packet, in nanoseconds of spinning, such as 12.4.
+    #[arg(long, env = "INCO_COST_NS_PER_BYTE", conflicts_with_all = ["config", "config_text"], default_value_t = 0.0, value_name = "NS", allow_negative_numbers = true)]
+    cost_ns_per_byte: f64,
+}
+
+impl ForwardOptions {
+    fn text(&self) -> String {
+        format!(
+            "cost_ns = {}\ncost_ns_per_byte = {:?}\nstamp = {}\n",
+            self.cost_ns, self.cost_ns_per_byte, self.stamp
+        )
+    }
 }
 
 /// A role in the memif protocol.
@@ -30,8 +202,9 @@ pub(crate) enum Role {
     Client,
 }
 
+/// Where packets come from, and how the functions are run.
 #[derive(Debug, Args)]
-pub(crate) struct Forward {
+pub(crate) struct Options {
     /// The memif socket shared with the switch.
     #[arg(
         long,
@@ -70,15 +243,6 @@ pub(crate) struct Forward {
     /// This instance's id, for the stamp and the page of counters.
     #[arg(long, env = "INCO_INSTANCE_ID", default_value_t = 0, value_name = "ID")]
     pub(crate) instance_id: u32,
-    /// Write the instance's id into the test field of generated packets.
-    #[arg(long, env = "INCO_STAMP")]
-    pub(crate) stamp: bool,
-    /// Simulated work per packet, in nanoseconds of spinning.
-    #[arg(long, env = "INCO_COST_NS", default_value_t = 0, value_name = "NS")]
-    pub(crate) cost_ns: u64,
-    /// Simulated work per byte of a packet, in nanoseconds of spinning, such as 12.4.
-    #[arg(long, env = "INCO_COST_NS_PER_BYTE", default_value_t = 0.0, value_name = "NS", value_parser = ns_per_byte)]
-    pub(crate) cost_ns_per_byte: f64,
     /// Stay just below this share of a CPU, which should be the container's quota: the kernel throttles a
     /// function that exceeds its quota for tens of milliseconds. A limit set by the host in the page takes
     /// precedence.
@@ -143,7 +307,7 @@ pub(crate) struct Manager {
 
 impl Manager {
     /// Validates combinations of options.
-    pub(crate) fn check(&self) -> Result<(), &'static str> {
+    fn check(&self) -> Result<(), &'static str> {
         if self.down >= self.up {
             return Err("--down must be below --up");
         }
@@ -180,17 +344,23 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-impl Forward {
+impl Options {
+    /// What functions learn of the instance.
+    pub(crate) fn setup(&self, seed: u64) -> Setup {
+        Setup {
+            instance: self.instance_id,
+            ports: self.ports,
+            seed,
+        }
+    }
+
     /// Validates combinations of options.
-    pub(crate) fn check(&self) -> Result<(), &'static str> {
+    fn check(&self) -> Result<(), &'static str> {
         if self.cross && self.ports != 2 {
             return Err("--cross needs --ports 2");
         }
         if !self.interfaces.is_empty() && self.interfaces.len() != usize::from(self.ports) {
             return Err("--interfaces needs as many as there are --ports");
-        }
-        if self.stamp && self.instance_id == 0 {
-            return Err("--stamp needs --instance-id above 0");
         }
         Ok(())
     }
@@ -201,16 +371,6 @@ fn slots(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(slots) if slots.is_power_of_two() && (least..=most).contains(&slots) => Ok(slots),
         _ => Err(format!("a power of two, {least} to {most}")),
-    }
-}
-
-/// A packet of the longest length then takes at most some tens of milliseconds.
-const NS_PER_BYTE_LIMIT: f64 = 1_000.0;
-
-fn ns_per_byte(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(ns) if (0.0..=NS_PER_BYTE_LIMIT).contains(&ns) => Ok(ns),
-        _ => Err(format!("nanoseconds, 0 to {NS_PER_BYTE_LIMIT}")),
     }
 }
 

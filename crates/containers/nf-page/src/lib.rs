@@ -168,6 +168,12 @@ impl PortCounters {
         }
     }
 
+    /// Counts packets that went to the switch.
+    pub fn sent(&mut self, packets: u64, bytes: u64) {
+        self.packets_out += packets;
+        self.bytes_out += bytes;
+    }
+
     /// The sum of all drops.
     pub fn dropped(&self) -> u64 {
         self.dropped_ring_full

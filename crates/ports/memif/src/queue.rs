@@ -329,7 +329,12 @@ impl TxQueue {
     /// first frame that finds the ring full, is empty, or is longer than `longest` bytes or its buffer; call
     /// [`TxQueue::push`] for that one.
     #[inline]
-    pub fn push_burst<F>(&mut self, frames: &[F], bytes: impl Fn(&F) -> &[u8], longest: usize) -> Moved {
+    pub fn push_burst<'f, F>(
+        &mut self,
+        frames: &'f [F],
+        bytes: impl Fn(&'f F) -> &'f [u8],
+        longest: usize,
+    ) -> Moved {
         let mut moved = Moved::default();
         for chunk in frames.chunks(GATHERED) {
             let mut places = [NOWHERE; GATHERED];
@@ -776,7 +781,18 @@ impl RxQueue {
     /// Takes up to `most` packets and passes each to `take`, which may copy it; it is removed either way.
     /// Returns how many there were. Undeliverable packets are only counted, in [`RxQueue::counters`].
     #[inline]
-    pub fn take_burst(&mut self, most: usize, mut take: impl FnMut(Found<'_>)) -> usize {
+    pub fn take_burst(&mut self, most: usize, take: impl FnMut(Found<'_>)) -> usize {
+        self.take_burst_while(most, |_| true, take)
+    }
+
+    /// As [`RxQueue::take_burst`], but stops at, and keeps, the first packet for whose length in bytes `fits` is false.
+    #[inline]
+    pub fn take_burst_while(
+        &mut self,
+        most: usize,
+        mut fits: impl FnMut(usize) -> bool,
+        mut take: impl FnMut(Found<'_>),
+    ) -> usize {
         let mut taken = 0;
         while taken < most {
             if self.consumer.known_filled() == 0 && self.available() == 0 {
@@ -786,7 +802,11 @@ impl RxQueue {
             let limit = (most - taken).min(usize::from(self.consumer.known_filled()));
             let wanted = limit.min(GATHERED);
             let gathered = self.gather(&mut places[..wanted]);
+            let mut fitting = 0;
             for place in &places[..gathered] {
+                if !fits(place.bytes as usize) {
+                    break;
+                }
                 // `gather` has validated the buffer. The peer gets it back only on release, and the mapping
                 // lives as long as this queue, which the packet borrows.
                 take(Found {
@@ -794,11 +814,17 @@ impl RxQueue {
                     len: place.bytes as usize,
                     _ring: PhantomData,
                 });
+                fitting += 1;
             }
-            self.consumer.empty(gathered as u16);
-            taken += gathered;
+            self.consumer.empty(fitting as u16);
+            taken += fitting;
+            if fitting < gathered {
+                break;
+            }
             if gathered < wanted {
-                self.take_exception(&mut take);
+                if !self.take_exception(&mut fits, &mut take) {
+                    break;
+                }
                 taken += 1;
             }
         }
@@ -856,9 +882,21 @@ impl RxQueue {
         count
     }
 
-    /// Takes the packet at which [`RxQueue::gather`] stopped. Its descriptor is read again.
+    /// Takes the packet at which [`RxQueue::gather`] stopped, unless it is not to fit. Its descriptor is read again.
     #[cold]
-    fn take_exception(&mut self, take: &mut impl FnMut(Found<'_>)) {
+    fn take_exception(
+        &mut self,
+        fits: &mut impl FnMut(usize) -> bool,
+        take: &mut impl FnMut(Found<'_>),
+    ) -> bool {
+        let len = match self.find() {
+            Head::Whole(_, len) => Some(len),
+            Head::Chain => Some(self.chain_bytes()),
+            Head::Bad => None,
+        };
+        if len.is_some_and(|len| !fits(len)) {
+            return false;
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
         if let Some(Ok(len)) = self.pop(&mut scratch) {
             take(Found {
@@ -868,6 +906,7 @@ impl RxQueue {
             });
         }
         self.scratch = scratch;
+        true
     }
 
     /// Moves up to `most` packets into `tx` and releases their slots. Returns how many were moved. Stops when

@@ -191,6 +191,38 @@ fn a_burst_stops_at_an_exception() {
 }
 
 #[test]
+fn a_burst_keeps_what_does_not_fit() {
+    let mut place = place(|_| ());
+    let (mut client, mut server) = link(&mut place.listener, &config(&place.path, RingConfig::default()));
+    for client_sends in [true, false] {
+        let (from, to) = if client_sends {
+            (&mut client.queues[0], &mut server.queues[0])
+        } else {
+            (&mut server.queues[0], &mut client.queues[0])
+        };
+        // The third takes several buffers.
+        for len in [60, 61, 5000, 62] {
+            from.tx.push(&vec![1; len]).unwrap();
+        }
+        from.tx.flush();
+        let mut take = |longest: usize| {
+            let mut lengths = Vec::new();
+            let fits = |len| len <= longest;
+            let taken = to
+                .rx
+                .take_burst_while(10, fits, |packet| lengths.push(packet.len()));
+            assert_eq!(taken, lengths.len());
+            lengths
+        };
+        assert_eq!(take(59), []);
+        assert_eq!(take(60), [60]);
+        assert_eq!(take(4999), [61]);
+        assert_eq!(take(4999), []);
+        assert_eq!(take(5000), [5000, 62]);
+    }
+}
+
+#[test]
 fn frames_of_every_length_arrive_unchanged_in_both_directions() {
     let mut place = place(|_| ());
     let config = config(&place.path, RingConfig::default());
