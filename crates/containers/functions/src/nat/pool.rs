@@ -170,15 +170,6 @@ impl Pool {
         self.blocks_per_host = blocks.min(BLOCKS_PER_HOST_LIMIT);
     }
 
-    /// Whether an address has ports of the pool.
-    #[inline]
-    pub(super) fn has_address(&self, address: Ipv4Addr) -> bool {
-        let first = self.parts.partition_point(|part| part.begin < number(address, 0));
-        self.parts
-            .get(first)
-            .is_some_and(|part| part.begin >> 16 == number(address, 0) >> 16)
-    }
-
     /// The number of an external port; [`None`] if it is not of the pool.
     #[inline]
     pub(super) fn place(&self, external: SocketAddrV4) -> Option<Place> {
@@ -428,7 +419,6 @@ mod tests {
         for place in 0..36 {
             let external = pool.external(place);
             assert_eq!(pool.place(external), Some(place));
-            assert!(pool.has_address(*external.ip()));
             seen.insert(external);
         }
         assert_eq!(seen.len(), 36);
@@ -441,7 +431,6 @@ mod tests {
         ] {
             assert_eq!(pool.place(other.parse().unwrap()), None, "{other}");
         }
-        assert!(!pool.has_address([192, 0, 2, 2].into()));
     }
 
     #[derive(Clone, Debug)]

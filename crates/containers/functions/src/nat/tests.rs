@@ -433,6 +433,25 @@ fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
     assert_eq!(external(&mut from, HOST), outside);
 }
 
+#[test]
+fn a_host_reaches_an_external_endpoint_of_another_instance() {
+    let range = |ports| format!("inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:{ports}\"]\n");
+    let [mut first, mut second] = ["1024-33023", "33024-65535"]
+        .map(|ports| Nat::new(Nat::compile(&range(ports), &SETUP).unwrap(), &SETUP));
+    let of_second = external(&mut second, OTHER_HOST);
+    let of_first = external(&mut first, HOST);
+    let (verdict, between) = one(&mut first, 0, udp(end(HOST), of_second));
+    assert_eq!(
+        (verdict, &between),
+        (Verdict::Forward(1), &udp(of_first, of_second))
+    );
+    let (verdict, got) = one(&mut second, 1, between);
+    assert_eq!(
+        (verdict, got),
+        (Verdict::Forward(0), udp(of_first, end(OTHER_HOST)))
+    );
+}
+
 fn reload(nat: &mut Nat, text: &str) {
     let configuration = Nat::compile(text, &SETUP).unwrap();
     drop(nat.reload(configuration));

@@ -152,10 +152,11 @@ impl Translator {
         }
     }
 
-    /// Whether packets to this address are for the inside.
+    /// Whether packets to this endpoint are for the inside, by this instance. Another port of the same address may be
+    /// another instance's: from here it is one of the outside.
     #[inline]
     pub(super) fn is_external(&self, class: Class, end: SocketAddrV4) -> bool {
-        self.pool.has_address(*end.ip())
+        self.pool.place(end).is_some()
             || (self.foreign.len() > 0 && self.foreign.get(key(class, end)).is_some())
     }
 
