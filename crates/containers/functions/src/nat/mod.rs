@@ -194,7 +194,7 @@ impl From<Refused> for Reason {
 
 impl Subject {
     #[inline(always)]
-    fn new(info: PacketInfo, frame: &[u8], part: Part) -> Seen {
+    fn seen(info: PacketInfo, frame: &[u8], part: Part) -> Seen {
         let FlowKey::V4(key) = info.key else {
             return Seen::Other;
         };
@@ -243,7 +243,7 @@ impl Subject {
 #[inline(always)]
 fn look(frame: &[u8]) -> Seen {
     match parse(frame) {
-        Parsed::Flow(info) => Subject::new(info, frame, Part::Headed),
+        Parsed::Flow(info) => Subject::seen(info, frame, Part::Headed),
         Parsed::Fragment(fragment) if matches!(fragment.info.key, FlowKey::V4(_)) => Seen::Fragment(fragment),
         Parsed::Fragment(_) | Parsed::Other { .. } => Seen::Other,
         Parsed::Invalid(_) => Seen::Dropped(MALFORMED),
@@ -383,7 +383,7 @@ impl Nat {
 
     /// A fragment whose flow is known.
     fn headless(&mut self, packet: &mut Packet<'_>, info: PacketInfo, part: Part, side: Option<bool>) {
-        match Subject::new(info, packet.frame(), part) {
+        match Subject::seen(info, packet.frame(), part) {
             Seen::Subject(subject) => self.translate(packet, &subject, side),
             Seen::Dropped(reason) => packet.drop(reason),
             Seen::Other | Seen::Fragment(_) => packet.drop(FRAGMENT),

@@ -93,7 +93,7 @@ fn source_of(frame: &[u8]) -> SocketAddrV4 {
     let Parsed::Flow(info) = parse(frame) else {
         panic!()
     };
-    match Subject::new(info, frame, Part::Headed) {
+    match Subject::seen(info, frame, Part::Headed) {
         Seen::Subject(subject) => subject.source,
         other => panic!("{other:?}"),
     }
