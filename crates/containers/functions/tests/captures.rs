@@ -70,7 +70,7 @@ fn is_sound(frame: &[u8]) -> Option<bool> {
     };
     let address = |at: usize| *header[at..].first_chunk::<4>().unwrap();
     let sum = checksum::pseudo_v4(address(12), address(16), info.protocol, payload.len());
-    let is_sound = checksum::add(sum, checksum::sum(payload)) % 0xffff == 0;
+    let is_sound = checksum::add(sum, checksum::sum(payload)).is_multiple_of(0xffff);
     Some(checksum::sum(header) == 0xffff && (is_sound || !has_sum))
 }
 
