@@ -36,7 +36,7 @@ const ROUTER_MAC: &str = "02:00:00:00:00:02";
 
 const NAT: &str = "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1024-65535\", \"192.0.2.2:1024-65535\", \
                    \"192.0.2.3:1024-65535\", \"192.0.2.4:1024-65535\", \"192.0.2.5:1024-65535\"]\n\
-                   block_ports = 1024\n";
+                   block_ports = 128\n";
 const LIMITER: &str = "[[rule]]\nrate = \"100Mpps\"\nburst_packets = 100000000\n";
 const MASQUERADE: &str =
     "table ip nat { chain post { type nat hook postrouting priority 100; oifname \"b1\" masquerade; }; }";
