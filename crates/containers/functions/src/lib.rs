@@ -22,12 +22,18 @@
 #![forbid(unsafe_code)]
 
 mod about;
+mod addresses;
 mod burst;
 mod chain;
 mod configuration;
 mod forward;
 mod function;
+mod keyed;
+mod keys;
 mod library;
+pub mod limiter;
+pub mod monitor;
+pub mod nat;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{
@@ -38,3 +44,6 @@ pub use configuration::{Error, from_toml};
 pub use forward::Forward;
 pub use function::{Function, Setup, Summary};
 pub use library::{Compiled, Entry, LIBRARY, find};
+pub use limiter::Limiter;
+pub use monitor::Monitor;
+pub use nat::Nat;

@@ -7,9 +7,17 @@ use crate::chain::Stage;
 use crate::configuration::Error;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
+use crate::limiter::Limiter;
+use crate::monitor::Monitor;
+use crate::nat::Nat;
 
 /// The functions of this crate.
-pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>()];
+pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Forward>(),
+    Entry::of::<Nat>(),
+    Entry::of::<Limiter>(),
+    Entry::of::<Monitor>(),
+];
 
 /// A function in the list of a runner.
 #[derive(Clone, Copy, Debug)]
