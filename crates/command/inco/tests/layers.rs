@@ -32,7 +32,10 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         "ports",
         &[&["dpdk-sys", "memif", "packet-socket", "interfaces"], &["dpdk"]],
     ),
-    ("containers", &[&["nf-page", "registry"], &["engine", "inco-nf"]]),
+    (
+        "containers",
+        &[&["functions", "nf-page", "registry"], &["engine", "inco-nf"]],
+    ),
     ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
     (
         "switches",
@@ -73,6 +76,7 @@ const PURE: &[&str] = &[
     "scheduling",
     "autoscaling",
     "openflow",
+    "functions",
 ];
 
 /// The one pure crate that may have unsafe code: each such function has a scalar twin.

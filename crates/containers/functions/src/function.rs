@@ -1,0 +1,85 @@
+//! What an author of a function implements.
+
+use model::Nanos;
+
+use crate::about::About;
+use crate::burst::Burst;
+use crate::configuration::Error;
+
+/// What a function learns of the instance that it runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The instance's id, 0 if it has none.
+    pub instance: u32,
+    /// Data ports: 1, or 2. With one, packets of both directions arrive at port 0 and leave by it.
+    pub ports: u8,
+    /// Drawn at random by the runner: for the keys of hash tables, and for what must not be guessed. The same in a
+    /// test gives the same behaviour.
+    pub seed: u64,
+}
+
+/// What a function holds, for the shared page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Entries of its configuration: rules, routes, patterns, security associations.
+    pub entries: u64,
+    /// Flows, mappings, sessions or keys that it holds state of now; 0 if it holds none.
+    pub flows: u64,
+    /// How many of them it can hold; 0 if it holds none.
+    pub flows_limit: u64,
+}
+
+/// A network function. It is pure: no input or output, no clock, no random source. It runs on one thread, and is called
+/// by the runner between the ports.
+///
+/// In [`process`](Function::process) and [`tick`](Function::tick) it does not allocate in the steady state, does not
+/// log and never panics, whatever the bytes of a packet are. What it allocates is bounded by its configuration.
+pub trait Function: Send + Sized + 'static {
+    /// A configuration as the function uses it: parsed, checked, with its tables built.
+    type Configuration: Send + 'static;
+
+    /// Its name, why it drops packets, and what it counts. Always the same.
+    fn about() -> About;
+
+    /// Builds a configuration from its text, which is empty if there is none. Slow work belongs here: a running
+    /// function goes on meanwhile, because this is called on another thread.
+    ///
+    /// # Errors
+    /// The text is wrong; the error says where and what to write instead. See [`crate::from_toml`].
+    fn compile(text: &str, setup: &Setup) -> Result<Self::Configuration, Error>;
+
+    /// A function that begins to work.
+    fn new(configuration: Self::Configuration, setup: &Setup) -> Self;
+
+    /// Takes a new configuration, between two bursts, and gives the old one back, which is freed elsewhere. It must be
+    /// quick: swap what [`compile`](Function::compile) has built, and keep the state of flows as far as the new
+    /// configuration allows.
+    fn reload(&mut self, configuration: Self::Configuration) -> Self::Configuration;
+
+    /// Works on a burst: changes packets in place and gives each a verdict. Without one, a packet leaves by the port
+    /// opposite to that it came from (with one port: by that). `now` is the monotonic clock at the burst's start.
+    fn process(&mut self, burst: &mut Burst, now: Nanos);
+
+    /// When [`tick`](Function::tick) is due; [`None`] if it need not be called. Asked after each burst, so a field is to
+    /// be returned, not computed.
+    fn due(&self) -> Option<Nanos> {
+        None
+    }
+
+    /// Does what time requires: ends flows, sends what waits. The burst holds no packets; the function may originate
+    /// some. It is called when [`due`](Function::due) has passed, at the latest a few milliseconds afterwards, and must
+    /// not take longer than some tens of microseconds: do a part, and be due again.
+    fn tick(&mut self, burst: &mut Burst, now: Nanos) {
+        let _ = (burst, now);
+    }
+
+    /// Writes the values of [`About::metrics`] into `values`, which is as long, in their order.
+    fn metrics(&self, values: &mut [u64]) {
+        let _ = values;
+    }
+
+    /// What it holds now.
+    fn summary(&self) -> Summary {
+        Summary::default()
+    }
+}
