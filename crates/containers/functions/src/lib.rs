@@ -25,9 +25,11 @@ mod about;
 mod burst;
 mod chain;
 mod configuration;
+pub mod firewall;
 mod forward;
 mod function;
 mod library;
+pub mod lpm;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{

@@ -5,11 +5,12 @@ use std::any::Any;
 use crate::about::About;
 use crate::chain::Stage;
 use crate::configuration::Error;
+use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
 
 /// The functions of this crate.
-pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>()];
+pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>(), Entry::of::<Firewall>()];
 
 /// A function in the list of a runner.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +99,9 @@ mod tests {
         let entry = find(LIBRARY, "forward").unwrap();
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
-        assert!(error.to_string().contains("there are: forward"), "{error}");
+        assert!(
+            error.to_string().contains("there are: forward, firewall"),
+            "{error}"
+        );
     }
 }

@@ -178,8 +178,9 @@ pub fn prefetch_at<T>(places: &[T], index: usize) {
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::x86_64::{
-        __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_cmpeq_epi16, _mm_loadu_si128, _mm_movemask_epi8,
-        _mm_packs_epi16, _mm_packs_epi32, _mm_prefetch, _mm_cmpeq_epi32, _mm_set1_epi8, _mm_setzero_si128, _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_castsi128_si256, _mm256_inserti128_si256,
+        __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_cmpeq_epi16, _mm_cmpeq_epi32, _mm_loadu_si128,
+        _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32, _mm_prefetch, _mm_set1_epi8, _mm_setzero_si128,
+        _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_castsi128_si256, _mm256_inserti128_si256,
         _mm256_loadu_si256, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_storeu_si256,
         _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
         _mm256_unpacklo_epi64, _mm256_xor_si256,
@@ -347,7 +348,10 @@ mod x86_64 {
             _mm_movemask_epi8(_mm_packs_epi16(rows, zero))
         };
         // Two bits for each row.
-        (mask & mask >> 1 & 1 | (mask >> 2 & mask >> 3 & 1) << 1 | (mask >> 4 & mask >> 5 & 1) << 2 | (mask >> 6 & mask >> 7 & 1) << 3) as u8
+        (mask & mask >> 1 & 1
+            | (mask >> 2 & mask >> 3 & 1) << 1
+            | (mask >> 4 & mask >> 5 & 1) << 2
+            | (mask >> 6 & mask >> 7 & 1) << 3) as u8
     }
 
     #[inline(always)]
@@ -382,7 +386,8 @@ mod aarch64 {
         let mut mask = 0;
         for (row, bounds) in bounds.iter().enumerate() {
             // SAFETY: both loads read 16 bytes of a borrowed array and need no alignment; NEON is enabled (`cfg` above).
-            let lowest = unsafe { vminvq_u16(vcgeq_u16(vld1q_u16(values.as_ptr()), vld1q_u16(bounds.as_ptr()))) };
+            let lowest =
+                unsafe { vminvq_u16(vcgeq_u16(vld1q_u16(values.as_ptr()), vld1q_u16(bounds.as_ptr()))) };
             mask |= u8::from(lowest != 0) << row;
         }
         mask
