@@ -30,6 +30,7 @@ mod forward;
 mod function;
 mod library;
 pub mod lpm;
+pub mod router;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{

@@ -8,9 +8,14 @@ use crate::configuration::Error;
 use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
+use crate::router::Router;
 
 /// The functions of this crate.
-pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>(), Entry::of::<Firewall>()];
+pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Forward>(),
+    Entry::of::<Firewall>(),
+    Entry::of::<Router>(),
+];
 
 /// A function in the list of a runner.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +105,7 @@ mod tests {
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
         assert!(
-            error.to_string().contains("there are: forward, firewall"),
+            error.to_string().contains("there are: forward, firewall, router"),
             "{error}"
         );
     }
