@@ -7,10 +7,10 @@ const CAPACITY: usize = 1 << 17;
 /// Verdicts of a line, in order of age.
 const WAYS: usize = 4;
 /// Headers after which the share of hits decides.
-const WINDOW: u32 = 4096;
-/// Headers that are not looked up after a window with too few hits. Then another window is tried: what it costs is
-/// 1/16 of a lookup per header.
-const PAUSE: u32 = 16 * WINDOW;
+const WINDOW: u32 = 2048;
+/// Headers that are not looked up after a window with too few hits. Then another window is tried: it costs 1/64 of a
+/// lookup per header, and some milliseconds pass before flows that repeat are noticed.
+const PAUSE: u32 = 64 * WINDOW;
 /// A window needs a hit for so many headers: below that a lookup costs more than it saves.
 const HEADERS_PER_HIT: u32 = 4;
 
@@ -155,7 +155,7 @@ mod tests {
         let mut verdicts = Verdicts::default();
         let mut numbers = Sequence::new(3);
         // Repeated flows, then flows that never repeat, then repeated ones.
-        for round in 0..6000_u64 {
+        for round in 0..12_000_u64 {
             let headers: [Header<u32>; 32] = std::array::from_fn(|_| {
                 let limit = if (2000..4000).contains(&round) {
                     30_000

@@ -73,18 +73,32 @@ impl Classes4 {
         })
     }
 
-    /// Prefetches what [`class`](Classes4::class) reads first.
+    /// Prefetches what [`first`](Classes4::first) reads.
     #[inline(always)]
     pub fn prefetch(&self, address: u32) {
         simd::prefetch_at(&self.root, (address >> 16) as usize);
     }
 
-    /// The class of an address.
+    /// The first read; prefetches for [`second`](Classes4::second).
     #[inline(always)]
-    pub fn class(&self, address: u32) -> u16 {
-        let middle = self.root[(address >> 16) as usize] as usize;
-        let last = self.middle[middle + (address >> 8 & 0xff) as usize] as usize;
-        self.last[last + (address & 0xff) as usize]
+    pub fn first(&self, address: u32) -> u32 {
+        let place = self.root[(address >> 16) as usize] + (address >> 8 & 0xff);
+        simd::prefetch_at(&self.middle, place as usize);
+        place
+    }
+
+    /// The second read, with the result of the first one; prefetches for [`class`](Classes4::class).
+    #[inline(always)]
+    pub fn second(&self, address: u32, first: u32) -> u32 {
+        let place = self.middle[first as usize] + (address & 0xff);
+        simd::prefetch_at(&self.last, place as usize);
+        place
+    }
+
+    /// The class of an address, with the result of the second read.
+    #[inline(always)]
+    pub fn class(&self, _address: u32, second: u32) -> u16 {
+        self.last[second as usize]
     }
 
     /// Bytes of its tables.

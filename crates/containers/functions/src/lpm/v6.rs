@@ -64,18 +64,28 @@ impl Classes6 {
         compiled
     }
 
-    /// Prefetches what [`class`](Classes6::class) reads first.
+    /// Prefetches what [`first`](Classes6::first) reads.
     #[inline(always)]
     pub fn prefetch(&self, address: u128) {
         simd::prefetch_at(&self.root, (address >> (128 - ROOT_BITS)) as usize);
     }
 
-    /// The class of an address.
+    /// The first read; prefetches the middle of the ranges.
     #[inline(always)]
-    pub fn class(&self, address: u128) -> u16 {
+    pub fn first(&self, address: u128) -> u32 {
         let entry = self.root[(address >> (128 - ROOT_BITS)) as usize];
-        let mut at = (entry >> 5) as usize;
-        let mut step = (1_usize << (entry & 31)) >> 1;
+        simd::prefetch_at(
+            &self.starts,
+            (entry >> 5) as usize + ((1_usize << (entry & 31)) >> 1),
+        );
+        entry
+    }
+
+    /// The search, with the result of the first read; prefetches for [`class`](Classes6::class).
+    #[inline(always)]
+    pub fn second(&self, address: u128, first: u32) -> u32 {
+        let mut at = (first >> 5) as usize;
+        let mut step = (1_usize << (first & 31)) >> 1;
         while step > 0 {
             at += if self.starts[at + step] <= address {
                 step
@@ -84,7 +94,14 @@ impl Classes6 {
             };
             step >>= 1;
         }
-        self.classes[at]
+        simd::prefetch_at(&self.classes, at);
+        at as u32
+    }
+
+    /// The class of an address, with the result of the search.
+    #[inline(always)]
+    pub fn class(&self, _address: u128, second: u32) -> u16 {
+        self.classes[second as usize]
     }
 
     /// Bytes of its tables.

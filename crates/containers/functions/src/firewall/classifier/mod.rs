@@ -97,7 +97,9 @@ pub trait Address: Copy + sealed::Sealed {
 pub trait Classes<A>: Sized {
     fn compile(ranges: &[crate::lpm::Range<u16>]) -> Self;
     fn prefetch(&self, address: A);
-    fn class(&self, address: A) -> u16;
+    fn first(&self, address: A) -> u32;
+    fn second(&self, address: A, first: u32) -> u32;
+    fn class(&self, address: A, second: u32) -> u16;
     fn bytes(&self) -> usize;
 }
 
@@ -122,8 +124,16 @@ macro_rules! family {
                 <$classes>::prefetch(self, address);
             }
             #[inline(always)]
-            fn class(&self, address: $address) -> u16 {
-                <$classes>::class(self, address)
+            fn first(&self, address: $address) -> u32 {
+                <$classes>::first(self, address)
+            }
+            #[inline(always)]
+            fn second(&self, address: $address, first: u32) -> u32 {
+                <$classes>::second(self, address, first)
+            }
+            #[inline(always)]
+            fn class(&self, address: $address, second: u32) -> u16 {
+                <$classes>::class(self, address, second)
             }
             fn bytes(&self) -> usize {
                 <$classes>::bytes(self)
@@ -294,8 +304,19 @@ impl<A: Address> Classifier<A> {
         rules.fill(NO_RULE);
         let stride = self.groups.len();
         let mut classes = [(0_usize, 0_usize); HEADERS_LIMIT];
-        for (header, classes) in headers.iter().zip(&mut classes) {
-            let (src, dst) = (self.src.class(header.src), self.dst.class(header.dst));
+        let mut reads = [(0_u32, 0_u32); HEADERS_LIMIT];
+        for (header, read) in headers.iter().zip(&mut reads) {
+            *read = (self.src.first(header.src), self.dst.first(header.dst));
+        }
+        for (header, read) in headers.iter().zip(&mut reads) {
+            *read = (
+                self.src.second(header.src, read.0),
+                self.dst.second(header.dst, read.1),
+            );
+        }
+        for ((header, read), classes) in headers.iter().zip(&reads).zip(&mut classes) {
+            let src = self.src.class(header.src, read.0);
+            let dst = self.dst.class(header.dst, read.1);
             *classes = (usize::from(src) * stride, usize::from(dst) * stride);
             simd::prefetch_at(&self.shifts, classes.0);
             simd::prefetch_at(&self.columns, classes.1);
