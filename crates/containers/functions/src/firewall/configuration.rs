@@ -240,7 +240,7 @@ impl Settings {
         let (sources, destinations) = (prefixes(&rule.source)?, prefixes(&rule.destination)?);
         let (src_ports, dst_ports) = (ports(&rule.source_ports)?, ports(&rule.destination_ports)?);
         let has_ports = matches!(protocol, Some(protocol::TCP | protocol::UDP | protocol::SCTP));
-        if !has_ports && !(src_ports.is_empty() && dst_ports.is_empty()) {
+        if !(has_ports || src_ports.is_empty() && dst_ports.is_empty()) {
             return Err(wrong(
                 "ports need protocol = \"tcp\", \"udp\" or \"sctp\"".to_owned(),
             ));

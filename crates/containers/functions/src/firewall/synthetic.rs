@@ -37,7 +37,7 @@ impl Sequence {
 
     /// A number below a limit.
     pub fn below(&mut self, limit: u64) -> u64 {
-        (u128::from(self.next_number()) * u128::from(limit) >> 64) as u64
+        ((u128::from(self.next_number()) * u128::from(limit)) >> 64) as u64
     }
 
     fn between(&mut self, (first, last): (u16, u16)) -> u16 {

@@ -46,11 +46,18 @@ pub struct Routes {
 #[derive(Debug)]
 pub struct Router {
     routes: Routes,
-    errors: Errors,
+    ways: Ways,
     v4: Vec<u32>,
     v6: Vec<u128>,
     of_v4: Vec<Asked>,
     of_v6: Vec<Asked>,
+}
+
+/// What became of packets.
+#[derive(Debug)]
+struct Ways {
+    errors: Errors,
+    /// Packets that went to a next hop, of IPv4 and IPv6.
     routed: [u64; 2],
 }
 
@@ -117,18 +124,20 @@ impl Function for Router {
 
     fn new(routes: Routes, _setup: &Setup) -> Router {
         Router {
-            errors: Errors::new(routes.settings.icmp_errors_per_s),
+            ways: Ways {
+                errors: Errors::new(routes.settings.icmp_errors_per_s),
+                routed: [0; 2],
+            },
             routes,
             v4: Vec::with_capacity(CAPACITY),
             v6: Vec::with_capacity(CAPACITY),
             of_v4: Vec::with_capacity(CAPACITY),
             of_v6: Vec::with_capacity(CAPACITY),
-            routed: [0; 2],
         }
     }
 
     fn reload(&mut self, routes: Routes) -> Routes {
-        self.errors.set_rate(routes.settings.icmp_errors_per_s);
+        self.ways.errors.set_rate(routes.settings.icmp_errors_per_s);
         std::mem::replace(&mut self.routes, routes)
     }
 
@@ -169,20 +178,18 @@ impl Function for Router {
         }
         let mut found = [NO_ROUTE; CAPACITY];
         self.routes.v4.lookup(&self.v4, &mut found);
-        for at in 0..self.of_v4.len() {
-            let asked = self.of_v4[at];
-            self.route(burst, &asked, found[at], now);
+        for (asked, &target) in self.of_v4.iter().zip(&found) {
+            self.ways.route(&self.routes.settings, burst, asked, target, now);
         }
         self.routes.v6.lookup(&self.v6, &mut found);
-        for at in 0..self.of_v6.len() {
-            let asked = self.of_v6[at];
-            self.route(burst, &asked, found[at], now);
+        for (asked, &target) in self.of_v6.iter().zip(&found) {
+            self.ways.route(&self.routes.settings, burst, asked, target, now);
         }
     }
 
     fn metrics(&self, values: &mut [u64]) {
-        let [sent, limited] = self.errors.counts();
-        values.copy_from_slice(&[self.routed[0], self.routed[1], sent, limited]);
+        let [sent, limited] = self.ways.errors.counts();
+        values.copy_from_slice(&[self.ways.routed[0], self.ways.routed[1], sent, limited]);
     }
 
     fn summary(&self) -> Summary {
@@ -240,10 +247,12 @@ impl Router {
         }
         None
     }
+}
 
-    fn route(&mut self, burst: &mut Burst, asked: &Asked, target: u32, now: Nanos) {
+impl Ways {
+    /// Sends a packet to its next hop, or drops it.
+    fn route(&mut self, settings: &Settings, burst: &mut Burst, asked: &Asked, target: u32, now: Nanos) {
         let info = &asked.info;
-        let settings = &self.routes.settings;
         let target = settings.targets.get(target as usize).copied();
         let opposite = burst.opposite();
         let Some(mut packet) = burst.packet(asked.index) else {

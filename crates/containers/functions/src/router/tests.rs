@@ -78,7 +78,7 @@ fn a_packet_goes_to_the_next_hop_of_its_longest_prefix() {
             assert_eq!(frame, expected, "{dst} with {hops} hops");
         }
     }
-    assert_eq!(router.routed, [8, 4]);
+    assert_eq!(router.ways.routed, [8, 4]);
 }
 
 #[test]
@@ -210,13 +210,13 @@ fn errors_are_limited() {
     for n in 0..1000 {
         one(&mut router, &frame, Nanos::from_millis(n));
     }
-    let [sent, limited] = router.errors.counts();
+    let [sent, limited] = router.ways.errors.counts();
     assert!((10..=12).contains(&sent), "{sent} sent");
     assert_eq!(sent + limited, 1000);
     // Without an address there are none.
     let mut silent = Router::new(Router::compile("", &SETUP).unwrap(), &SETUP);
     one(&mut silent, &frame, Nanos::ZERO);
-    assert_eq!(silent.errors.counts(), [0, 0]);
+    assert_eq!(silent.ways.errors.counts(), [0, 0]);
 }
 
 #[test]

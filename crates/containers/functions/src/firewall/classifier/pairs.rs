@@ -42,7 +42,7 @@ impl Pairs {
         for (at, row) in rows.iter().enumerate() {
             distinct.entry(row).or_default().push(at);
         }
-        let mut order: Vec<(&[(u32, u32)], Vec<usize>)> = distinct.into_iter().collect();
+        let mut order: Vec<_> = distinct.into_iter().collect();
         // The fullest first: the others fill the gaps.
         order.sort_unstable_by_key(|(row, classes)| (std::cmp::Reverse(row.len()), classes[0]));
         let mut shifts = vec![EMPTY_ROW; rows.len()];
