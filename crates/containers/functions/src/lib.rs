@@ -26,6 +26,7 @@ mod addresses;
 mod burst;
 mod chain;
 mod configuration;
+pub mod firewall;
 mod forward;
 mod function;
 mod keyed;
@@ -34,6 +35,8 @@ mod library;
 pub mod limiter;
 pub mod monitor;
 pub mod nat;
+pub mod lpm;
+pub mod router;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{

@@ -5,11 +5,13 @@ use std::any::Any;
 use crate::about::About;
 use crate::chain::Stage;
 use crate::configuration::Error;
+use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
 use crate::limiter::Limiter;
 use crate::monitor::Monitor;
 use crate::nat::Nat;
+use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
@@ -17,6 +19,8 @@ pub const LIBRARY: &[Entry] = &[
     Entry::of::<Nat>(),
     Entry::of::<Limiter>(),
     Entry::of::<Monitor>(),
+    Entry::of::<Firewall>(),
+    Entry::of::<Router>(),
 ];
 
 /// A function in the list of a runner.
@@ -106,6 +110,9 @@ mod tests {
         let entry = find(LIBRARY, "forward").unwrap();
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
-        assert!(error.to_string().contains("there are: forward"), "{error}");
+        assert!(
+            error.to_string().contains("there are: forward, firewall, router"),
+            "{error}"
+        );
     }
 }
