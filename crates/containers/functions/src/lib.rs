@@ -27,6 +27,7 @@ mod chain;
 mod configuration;
 mod forward;
 mod function;
+pub mod ipsec;
 mod library;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
