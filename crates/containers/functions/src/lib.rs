@@ -27,6 +27,7 @@ mod chain;
 mod configuration;
 mod forward;
 mod function;
+pub mod ids;
 pub mod ipsec;
 mod library;
 

@@ -7,10 +7,11 @@ use crate::chain::Stage;
 use crate::configuration::Error;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
+use crate::ids::Ids;
 use crate::ipsec::Ipsec;
 
 /// The functions of this crate.
-pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>(), Entry::of::<Ipsec>()];
+pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>(), Entry::of::<Ids>(), Entry::of::<Ipsec>()];
 
 /// A function in the list of a runner.
 #[derive(Clone, Copy, Debug)]
