@@ -13,8 +13,8 @@ use super::rule::{Content, Part, Rule};
 /// Places of parts of a rule that are tried in one payload, at most: a bound on the work that a hostile payload
 /// makes.
 pub const PLACES_LIMIT: u32 = 2_000;
-/// Bytes of all fast patterns up to which the automaton is a table of all transitions: 2 to 3 times as fast as the
-/// compact form, and some hundred bytes for each byte of a pattern.
+/// Bytes of all fast patterns up to which the automaton is a table of all transitions. Above, it has the compact
+/// form of the library, because the table grows by some hundred bytes for each byte of a pattern.
 const TABLE_BYTES_LIMIT: usize = 16 << 10;
 
 /// The fast patterns of all rules.
