@@ -29,13 +29,15 @@ mod configuration;
 pub mod firewall;
 mod forward;
 mod function;
+pub mod ids;
+pub mod ipsec;
 mod keyed;
 mod keys;
 mod library;
 pub mod limiter;
+pub mod lpm;
 pub mod monitor;
 pub mod nat;
-pub mod lpm;
 pub mod router;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};

@@ -8,6 +8,8 @@ use crate::configuration::Error;
 use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
+use crate::ids::Ids;
+use crate::ipsec::Ipsec;
 use crate::limiter::Limiter;
 use crate::monitor::Monitor;
 use crate::nat::Nat;
@@ -15,11 +17,13 @@ use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Firewall>(),
     Entry::of::<Forward>(),
-    Entry::of::<Nat>(),
+    Entry::of::<Ids>(),
+    Entry::of::<Ipsec>(),
     Entry::of::<Limiter>(),
     Entry::of::<Monitor>(),
-    Entry::of::<Firewall>(),
+    Entry::of::<Nat>(),
     Entry::of::<Router>(),
 ];
 
