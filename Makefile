@@ -48,7 +48,7 @@ test: ## install what is missing, start what must run, and run every test
 nf:
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf --target $(HOST)
 
-# Suites by the names of their tests. Those that mostly wait, for containers and traffic; each test has its turn.
+# Suites by the names of their tests. The one that mostly waits, for containers and traffic; each test has its turn.
 WAITING := end_to_end
 # What measures, or has the whole machine to itself, runs when nothing else does.
 QUIET := idle forward package
@@ -61,34 +61,32 @@ SUITES := $(sort $(notdir $(patsubst %.rs,%,$(wildcard crates/*/*/tests/*.rs)) \
 OTHERS := $(filter-out $(WAITING) $(QUIET),$(SUITES))
 named = $(addprefix --test ,$(1))
 TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
-# Held while other suites run: tests of the waiting ones that measure do so when they have it.
-QUIET_FILE := $(TARGET_DIR)/quiet
 
-# All is built before anything runs. What waits and what computes then runs side by side; the output of the latter
-# comes in one piece. After a failure all goes on, and fails.
-.PHONY: run-tests waiting-tests other-tests quiet-tests
+# All is built before anything runs. Suites run one after the other: tests that wait for real containers are late where
+# others compute. After a failure all goes on, and fails.
+.PHONY: run-tests other-tests waiting-tests quiet-tests
 run-tests: nf
 	$(TEST) $(WITH_DPDK) --lib --bins --tests --no-run
 	$(TEST) $(call named,$(WITHOUT_DPDK) $(QUIET_WITHOUT_DPDK)) --no-run
 	@failed=0; \
-	$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target other-tests waiting-tests || failed=1; \
-	$(MAKE) --no-print-directory quiet-tests || failed=1; \
+	for suites in other-tests waiting-tests quiet-tests; do \
+	    $(MAKE) --no-print-directory $$suites || failed=1; \
+	done; \
 	exit $$failed
 
 # cargo has no use for make's jobs.
-waiting-tests other-tests quiet-tests: export MAKEFLAGS :=
+other-tests waiting-tests quiet-tests: export MAKEFLAGS :=
 
-# Most of its threads wait for their turn. `+`: its output comes as it is written.
-waiting-tests:
-	+@RUST_TEST_THREADS=32 INCO_QUIET_FILE=$(QUIET_FILE) $(TEST) $(WITH_DPDK) $(call named,$(WAITING))
-
-# They take what the waiting ones leave.
 other-tests:
-	@flock --shared --close $(QUIET_FILE) nice -n 10 sh -c 'failed=0; \
-	    $(TEST) $(WITH_DPDK) --lib --bins $(call named,$(OTHERS)) || failed=1; \
-	    INCO_REQUIRE= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
-	    $(TEST) $(WITH_DPDK) --doc || failed=1; \
-	    exit $$failed'
+	@failed=0; \
+	$(TEST) $(WITH_DPDK) --lib --bins $(call named,$(OTHERS)) || failed=1; \
+	INCO_REQUIRE= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
+	$(TEST) $(WITH_DPDK) --doc || failed=1; \
+	exit $$failed
+
+# Most of its threads wait for their turn.
+waiting-tests:
+	RUST_TEST_THREADS=32 $(TEST) $(WITH_DPDK) $(call named,$(WAITING))
 
 quiet-tests:
 	@failed=0; \
@@ -97,6 +95,7 @@ quiet-tests:
 	exit $$failed
 
 # The tests of docs/promises.md that are shorter in `make test`.
+PAUSES := $(TARGET_DIR)/pauses.json
 promises: ## the tests of docs/promises.md at their stated size: an hour; root, and an idle machine
 	@scripts/setup.sh rust build dpdk test docker
 	@scripts/dockerd.sh start || echo "promises: no Docker; the test that needs it says so and skips" >&2
@@ -107,6 +106,8 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another services:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p ebpf-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 many:: || failed=1; \
+	$(MAKE) --no-print-directory binaries && $(TARGET_DIR)/release/inco bench restart --rounds 5 --json >$(PAUSES) && \
+	    jq -e 'all(.pause_ms < .limit_ms)' $(PAUSES) || { failed=1; cat $(PAUSES); }; \
 	exit $$failed
 
 test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian

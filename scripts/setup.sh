@@ -69,10 +69,14 @@ for part in "$@"; do
         has redis-server || want redis-server 'the store that tests run so'
         has dnsmasq || [ -x /usr/sbin/dnsmasq ] || want dnsmasq-base 'the DNS server that tests run so'
         has dig || want bind9-dnsutils 'asks that DNS server'
+        has tshark || want tshark 'decrypts what the function ipsec sends'
         has perl || want perl-base 'runs the server of the tests of services with an address'
         has nc || want netcat-openbsd 'listens in those tests'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
         has wrk || want wrk 'loads web servers in tests'
+        has ping || want iputils-ping 'asks addresses of services whether they are there'
+        has nft || want nftables 'a peer of the web demo, which tests run'
+        has ethtool || want ethtool 'sets offloads of interfaces in tests'
         has docker-registry || want docker-registry 'a registry of images, for tests that pull'
         ;;
     api)

@@ -21,7 +21,16 @@ mod link {
     use std::process::Command;
 
     /// The libraries with the called functions. EAL loads drivers as plugins.
-    const LIBRARIES: [&str; 5] = ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
+    const LIBRARIES: [&str; 8] = [
+        "rte_acl",
+        "rte_fib",
+        "rte_lpm",
+        "rte_ethdev",
+        "rte_mbuf",
+        "rte_mempool",
+        "rte_ring",
+        "rte_eal",
+    ];
 
     const FUNCTIONS: [&str; 18] = [
         "inco_.*",
@@ -69,7 +78,7 @@ mod link {
             // The mbuf is the crate's own type, with a pinned layout instead of one per release.
             .allowlist_recursively(false)
             .merge_extern_blocks(true)
-            .raw_line("use super::{rte_mbuf, rte_mempool};");
+            .raw_line("use super::{rte_acl_ctx, rte_mbuf, rte_mempool};");
         for function in FUNCTIONS {
             builder = builder.allowlist_function(function);
         }
@@ -83,6 +92,8 @@ mod link {
 
         let mut compiler = cc::Build::new();
         compiler
+            .file("native/acl.c")
+            .file("native/routes.c")
             .file("native/shim.c")
             .file(&wrappers)
             .include(".")

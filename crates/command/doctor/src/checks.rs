@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 
 use super::host::{Host, cpu_list, cpu_text};
-use super::{Finding, Purpose};
+use super::{Finding, Purpose, uplinks};
 use api::run_dir;
 use orchestrator::machine::{self, Machine};
 use orchestrator::raise_priority;
@@ -63,6 +63,7 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
     findings.push(dpdk(purpose));
     findings.push(packet_sockets());
     findings.extend(forwarding(host, purpose));
+    findings.extend(uplinks::all(&purpose.uplinks));
     findings.push(express_data_path());
     findings.push(veth());
     findings.push(kernel_programs(host, purpose));

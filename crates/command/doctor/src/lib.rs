@@ -3,6 +3,7 @@
 
 mod checks;
 mod host;
+mod uplinks;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,6 +16,7 @@ use display::output;
 use host::Host;
 use orchestrator::load;
 use orchestrator::machine::Machine;
+use uplinks::Uplinks;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -91,6 +93,8 @@ struct Purpose {
     needs_ebpf: bool,
     /// Interfaces that both the switch and this machine's own network receive from, all packets alike.
     beside_kernel: Vec<String>,
+    /// Uplinks that stay with the kernel.
+    uplinks: Uplinks,
     /// MiB of the flow tables, where they may lie in hugepages.
     tables_mib: u64,
 }
@@ -104,6 +108,7 @@ impl Default for Purpose {
             needs_dpdk: false,
             needs_ebpf: false,
             beside_kernel: Vec::new(),
+            uplinks: Uplinks::default(),
             tables_mib: 0,
         }
     }
@@ -119,11 +124,29 @@ impl Purpose {
             needs_dpdk: uplinks.iter().any(|uplink| uplink.device.is_of_dpdk()),
             needs_ebpf: orchestrator::loads_programs(configuration),
             beside_kernel: interfaces_beside_kernel(configuration),
+            uplinks: kernel_uplinks(configuration),
             tables_mib: match configuration.switch.hugepages {
                 Hugepages::Off => 0,
                 Hugepages::Auto | Hugepages::On => orchestrator::flow_tables_mib(configuration),
             },
         }
+    }
+}
+
+/// The kernel's interfaces that are uplinks.
+fn kernel_uplinks(configuration: &Configuration) -> Uplinks {
+    let uplinks = configuration.uplinks.iter();
+    let of_kernel = uplinks.filter_map(|uplink| match &uplink.device {
+        Device::Kernel(name) => Some(name.clone()),
+        _ => None,
+    });
+    let longest_packet = orchestrator::longest_packet(configuration);
+    let frames = configuration.uplinks.iter().map(|uplink| uplink.max_frame).min();
+    Uplinks {
+        names: of_kernel.collect(),
+        longest_packet,
+        header: frames.unwrap_or(0).saturating_sub(longest_packet),
+        in_kernel: orchestrator::loads_programs(configuration),
     }
 }
 

@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::{Read, Seek as _, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufReader, Read, Seek as _, Write};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, openat, renameat_with};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -362,8 +362,7 @@ impl Store {
         let mut images: Vec<Image> = entries
             .flatten()
             .filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'))
-            .filter_map(|entry| fs::read(entry.path().join("image.json")).ok())
-            .filter_map(|text| serde_json::from_slice(&text).ok())
+            .filter_map(|entry| read_image(&entry.path()))
             .collect();
         images.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(images)
@@ -392,11 +391,9 @@ impl Store {
     /// [`EngineError::ImageMissing`].
     pub fn resolve(&self, name: &ImageRef) -> Result<(PathBuf, Image), EngineError> {
         let dir = self.dir_of(name)?;
-        let missing = || EngineError::ImageMissing {
+        let image = read_image(&dir).ok_or_else(|| EngineError::ImageMissing {
             image: name.with_tag(),
-        };
-        let text = fs::read(dir.join("image.json")).map_err(|_| missing())?;
-        let image: Image = serde_json::from_slice(&text).map_err(|_| missing())?;
+        })?;
         Ok((dir.join("rootfs"), image))
     }
 
@@ -600,6 +597,28 @@ fn state_dir(given: Option<PathBuf>, run_dir: Option<PathBuf>) -> PathBuf {
         .unwrap_or_else(|| PathBuf::from("/var/lib/inco"))
 }
 
+/// What the image in this directory is; `None` where there is none. One that is being replaced is there all the time.
+fn read_image(dir: &Path) -> Option<Image> {
+    loop {
+        let held = File::open(dir).ok()?;
+        let opened = openat(
+            &held,
+            "image.json",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let Ok(file) = opened else {
+            let (looked_in, in_place) = (held.metadata().ok()?, fs::metadata(dir).ok()?);
+            if looked_in.ino() == in_place.ino() {
+                return None;
+            }
+            // Another image took its place, and its files have gone.
+            continue;
+        };
+        return serde_json::from_reader(BufReader::new(File::from(file))).ok();
+    }
+}
+
 /// Whether this begins as a tar archive does. Leaves the file at its beginning.
 fn check_is_archive(source: &Path, file: &mut File) -> Result<(), EngineError> {
     let mut head = Vec::new();
@@ -769,6 +788,8 @@ mod tests {
                     .expect("a reader finds the old one or the new one");
             }
         });
+        // What a build could not remove, because the one whose image it was had not ended, goes with the next build.
+        build();
         let left: Vec<_> = fs::read_dir(dir.path().join("images"))
             .unwrap()
             .flatten()

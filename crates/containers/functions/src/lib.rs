@@ -22,12 +22,23 @@
 #![forbid(unsafe_code)]
 
 mod about;
+mod addresses;
 mod burst;
 mod chain;
 mod configuration;
+pub mod firewall;
 mod forward;
 mod function;
+pub mod ids;
+pub mod ipsec;
+mod keyed;
+mod keys;
 mod library;
+pub mod limiter;
+pub mod lpm;
+pub mod monitor;
+pub mod nat;
+pub mod router;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{
@@ -38,3 +49,6 @@ pub use configuration::{Error, from_toml};
 pub use forward::Forward;
 pub use function::{Function, Setup, Summary};
 pub use library::{Compiled, Entry, LIBRARY, find};
+pub use limiter::Limiter;
+pub use monitor::Monitor;
+pub use nat::Nat;

@@ -5,11 +5,27 @@ use std::any::Any;
 use crate::about::About;
 use crate::chain::Stage;
 use crate::configuration::Error;
+use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
+use crate::ids::Ids;
+use crate::ipsec::Ipsec;
+use crate::limiter::Limiter;
+use crate::monitor::Monitor;
+use crate::nat::Nat;
+use crate::router::Router;
 
 /// The functions of this crate.
-pub const LIBRARY: &[Entry] = &[Entry::of::<Forward>()];
+pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Firewall>(),
+    Entry::of::<Forward>(),
+    Entry::of::<Ids>(),
+    Entry::of::<Ipsec>(),
+    Entry::of::<Limiter>(),
+    Entry::of::<Monitor>(),
+    Entry::of::<Nat>(),
+    Entry::of::<Router>(),
+];
 
 /// A function in the list of a runner.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +114,9 @@ mod tests {
         let entry = find(LIBRARY, "forward").unwrap();
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
-        assert!(error.to_string().contains("there are: forward"), "{error}");
+        assert!(
+            error.to_string().contains("there are: forward, firewall, router"),
+            "{error}"
+        );
     }
 }

@@ -1,9 +1,12 @@
 //! Bursts pass a chain without an allocation.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::net::SocketAddr;
+
 use counting_allocator::allocations;
 use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, Setup, find};
 use model::Nanos;
+use packet::build::Frame;
 
 #[global_allocator]
 static ALLOCATOR: counting_allocator::Counting = counting_allocator::Counting;
@@ -15,22 +18,30 @@ fn bursts_pass_a_chain_without_an_allocation() {
         ports: 2,
         seed: 0,
     };
-    let forward = || {
-        find(LIBRARY, "forward")
-            .unwrap()
-            .make("stamp = true", &setup)
-            .unwrap()
-    };
-    let mut chain = Chain::new(vec![forward(), forward(), forward()]).unwrap();
-    let mut burst = Burst::new();
-    let before = allocations();
-    let mut left = 0;
-    for round in 0..100 {
-        burst.begin(round % 2, (round + 1) % 2);
-        while burst.push(&[round; 60]) {}
-        chain.process(&mut burst, Nanos(round.into()));
-        left += burst.leaving().len();
+    let make = |name, text| find(LIBRARY, name).unwrap().make(text, &setup).unwrap();
+    let forward = || make("forward", "stamp = true");
+    let routes = "address = \"192.0.2.1\"\nroutes = \"10.0.0.0/8 a\"\n[[next_hop]]\nname = \"a\"\n";
+    let chains = [
+        vec![forward(), forward(), forward()],
+        vec![make("firewall", "default = \"allow\""), make("router", routes)],
+    ];
+    for stages in chains {
+        let mut chain = Chain::new(stages).unwrap();
+        let mut burst = Burst::new();
+        let ends = [1, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 1000)));
+        let mut frame = Frame::udp(ends[0], ends[1], &[7; 20]).unwrap().to_vec().unwrap();
+        let before = allocations();
+        let mut left = 0;
+        for round in 0..100 {
+            burst.begin(round % 2, (round + 1) % 2);
+            // Many connections, each in several bursts.
+            frame[34..36].copy_from_slice(&u16::from(round / 2 + 1).to_be_bytes());
+            while burst.push(&frame) {}
+            chain.process(&mut burst, Nanos(round.into()));
+            left += burst.leaving().len();
+            chain.tick(0, &mut burst, 1, Nanos(round.into()));
+        }
+        assert_eq!(allocations(), before);
+        assert_eq!(left, 100 * RECEIVED_LIMIT);
     }
-    assert_eq!(allocations(), before);
-    assert_eq!(left, 100 * RECEIVED_LIMIT);
 }

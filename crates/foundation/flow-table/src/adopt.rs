@@ -129,6 +129,8 @@ struct Examined {
     /// Live flows by slot and by service.
     live: Vec<u32>,
     services: Vec<u32>,
+    /// Half-open connections by service.
+    half_open: Vec<u32>,
 }
 
 /// What was found in a part of the index.
@@ -182,6 +184,7 @@ impl Adoption<'_> {
             lists: self.region.lists(),
             live: vec![0; Slot::LIMIT],
             services: vec![0; 1 << 16],
+            half_open: vec![0; 1 << 16],
         };
         let mut from = 0;
         while from < part.len {
@@ -241,7 +244,13 @@ impl Adoption<'_> {
         if let Some(live) = found.services.get_mut(service) {
             *live += 1;
         }
-        let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
+        let class = TimeoutClass::of(head[0]);
+        if class == TimeoutClass::TcpHandshake
+            && let Some(half_open) = found.half_open.get_mut(service)
+        {
+            *half_open += 1;
+        }
+        let timeout = u64::from(self.timeouts[class.index()]);
         Some(self.absence.now + timeout.saturating_sub(idle))
     }
 
@@ -373,6 +382,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             for (all, live) in self.services.iter_mut().zip(&part.services) {
                 *all += live;
             }
+            for (all, half_open) in self.half_open.iter_mut().zip(&part.half_open) {
+                *all += half_open;
+            }
         }
         let (index, entries) = region.split_index(lines);
         let each = index.len().div_ceil(parts_of(parallel)).max(1);
@@ -425,7 +437,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let lines = &mut *self.storage;
         let head = region.head(lines, entry);
         self.slots.uncount([raw_pin(head[1]), raw_pin(head[2])]);
-        self.services[usize::from(region.service(lines, entry))] -= 1;
+        let service = usize::from(region.service(lines, entry));
+        self.services[service] -= 1;
+        self.half_open[service] -= u32::from(TimeoutClass::of(head[0]) == TimeoutClass::TcpHandshake);
         self.attach_counts.flows -= 1;
         region.drop_unindexed(lines, entry);
     }

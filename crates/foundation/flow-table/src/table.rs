@@ -96,6 +96,8 @@ pub struct FlowTable<S> {
     pub(crate) slots: Box<Slots>,
     /// Live flows per service, indexed by service number.
     pub(crate) services: Box<[u32]>,
+    /// TCP connections per service whose handshake is not complete.
+    pub(crate) half_open: Box<[u32]>,
     counters: Counters,
     pub(crate) attach_counts: AttachCounts,
     /// The family that `expire` starts with; alternates, so that neither starves.
@@ -162,6 +164,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             regions,
             slots: Slots::boxed(),
             services: vec![0; 1 << 16].into_boxed_slice(),
+            half_open: vec![0; 1 << 16].into_boxed_slice(),
             counters: Counters::default(),
             attach_counts: AttachCounts::default(),
             turn: 0,
@@ -229,6 +232,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Live flows of a service, pinned or not.
     pub fn live_of_service(&self, service: ServiceId) -> u32 {
         self.services[service.index()]
+    }
+
+    /// Live TCP connections of a service whose handshake is not complete.
+    pub fn half_open_of_service(&self, service: ServiceId) -> u32 {
+        self.half_open[service.index()]
     }
 
     // Lookup.
@@ -630,7 +638,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         match region.take(lines, &self.hasher, hash) {
             Ok((entry, moved)) => {
                 let ports = write(region, lines, entry, pins);
-                let timeout = self.timeouts[TimeoutClass::of(ports).index()];
+                let class = TimeoutClass::of(ports);
+                let timeout = self.timeouts[class.index()];
                 region.begin(lines, entry, service.0, tick, u64::from(timeout));
                 let high_water = region.high_water();
                 region.complete(lines, entry, ports);
@@ -639,6 +648,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 self.counters.relocations += u64::from(moved);
                 self.slots.count(pins);
                 self.services[service.index()] += 1;
+                self.half_open[service.index()] += u32::from(class == TimeoutClass::TcpHandshake);
                 self.entry_index(family, entry).ok_or(Full::Entries)
             }
             Err(NoRoom::Entries) => {
@@ -739,6 +749,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             return FlowChange::None;
         }
         self.enter_phase(entry, state.with_phase(after), now);
+        if before == Phase::HANDSHAKE {
+            let service = self.regions[family].service(&self.storage, number);
+            self.half_open[usize::from(service)] -= 1;
+        }
         match after {
             Phase::CLOSED => FlowChange::Closed,
             Phase::ESTABLISHED => FlowChange::Established,
@@ -779,6 +793,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         Region::see(&mut head, tick(now));
         region.change(number, head, More::Restarted).make(region, lines);
         self.reschedule(family, number, found[0], now);
+        let service = self.regions[family].service(&self.storage, number);
+        self.half_open[usize::from(service)] += 1;
         self.counters.reopened += 1;
         FlowChange::Reopened
     }
@@ -931,17 +947,34 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// timeout beyond a wheel turn. Call it in every turn of the poll loop, also when idle. With a call at
     /// least every 5 ms that is not [`behind`](Expiry::behind), a flow leaves within 10 ms of its timeout.
     pub fn expire(&mut self, now: Nanos, budget: usize) -> Expiry {
+        self.expire_and_visit(now, budget, |_, _| {})
+    }
+
+    /// The same; `alive` is given the service of each visited flow that does not end, and gets its key and the
+    /// direction of its opener on demand. A flow is visited at least once in its timeout and once in 137 s.
+    pub fn expire_and_visit(
+        &mut self,
+        now: Nanos,
+        budget: usize,
+        mut alive: impl FnMut(ServiceId, &dyn Fn() -> (FlowKey, Direction)),
+    ) -> Expiry {
         self.tick = self.tick.max(tick(now));
         let mut sum = Expiry::default();
         self.turn ^= 1;
         for family in [self.turn, self.turn ^ 1] {
-            self.expire_family(family, budget, &mut sum);
+            self.expire_family(family, budget, &mut sum, &mut alive);
         }
         sum
     }
 
     #[inline]
-    fn expire_family(&mut self, family: usize, budget: usize, sum: &mut Expiry) {
+    fn expire_family(
+        &mut self,
+        family: usize,
+        budget: usize,
+        sum: &mut Expiry,
+        alive: &mut impl FnMut(ServiceId, &dyn Fn() -> (FlowKey, Direction)),
+    ) {
         /// Empty wheel slots to pass in one call: 2 s of ticks, a few microseconds.
         const STEPS: usize = 1024;
         let now = self.tick;
@@ -957,13 +990,20 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             if n == 0 {
                 break;
             }
-            self.end_or_rearm(family, now, &group[..n], sum);
+            self.end_or_rearm(family, now, &group[..n], sum, alive);
         }
         sum.behind |= self.regions[family].is_behind(now);
         header::set_tick(&mut self.storage, now);
     }
 
-    fn end_or_rearm(&mut self, family: usize, now: u64, group: &[u32], sum: &mut Expiry) {
+    fn end_or_rearm(
+        &mut self,
+        family: usize,
+        now: u64,
+        group: &[u32],
+        sum: &mut Expiry,
+        alive: &mut impl FnMut(ServiceId, &dyn Fn() -> (FlowKey, Direction)),
+    ) {
         let region = &mut self.regions[family];
         let lines = &mut *self.storage;
         let mut ends = [(0_u32, 0_u64, TimeoutClass::Other); GROUP];
@@ -975,6 +1015,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             let age = Region::age(head, now);
             if age < timeout {
                 region.rearm(lines, entry, now + timeout - age);
+                let lines = &*lines;
+                alive(ServiceId(region.service(lines, entry)), &|| {
+                    let opener = State::of(region.head(lines, entry)[0]).opener();
+                    (region.key(lines, entry), opener)
+                });
             } else if let Some(end) = ends.get_mut(n) {
                 let hash = region.hash(lines, &self.hasher, entry);
                 region.prefetch_bucket(lines, hash);
@@ -987,6 +1032,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 .uncount(self.slots.effective_pins(region.head(lines, entry)));
             let service = region.service(lines, entry);
             self.services[usize::from(service)] -= 1;
+            self.half_open[usize::from(service)] -= u32::from(class == TimeoutClass::TcpHandshake);
             region.remove(lines, hash, entry);
             self.counters.expired[class.index()] += 1;
         }
@@ -1002,9 +1048,12 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let Some(entry) = region.find(lines, key, hash) else {
             return false;
         };
-        self.slots
-            .uncount(self.slots.effective_pins(region.head(lines, entry)));
-        self.services[usize::from(region.service(lines, entry))] -= 1;
+        let head = region.head(lines, entry);
+        self.slots.uncount(self.slots.effective_pins(head));
+        let is_half_open = TimeoutClass::of(head[0]) == TimeoutClass::TcpHandshake;
+        let service = usize::from(region.service(lines, entry));
+        self.services[service] -= 1;
+        self.half_open[service] -= u32::from(is_half_open);
         region.remove(lines, hash, entry);
         self.counters.purged_flows += 1;
         true

@@ -721,8 +721,10 @@ impl Harness {
     fn check_counts(&mut self) {
         let mut live = [0_u32; SLOTS as usize];
         let mut services = [0_u32; SERVICES as usize];
-        for flow in self.flows.values() {
+        let mut half_open = services;
+        for (key, flow) in &self.flows {
             services[usize::from(flow.service)] += 1;
+            half_open[usize::from(flow.service)] += u32::from(flow.class(key) == TimeoutClass::TcpHandshake);
             for slot in 0..SLOTS {
                 live[usize::from(slot)] += u32::from(flow.pins.contains(&Slot(slot)));
             }
@@ -738,6 +740,10 @@ impl Harness {
             assert_eq!(
                 table.live_of_service(ServiceId(service)),
                 services[usize::from(service)]
+            );
+            assert_eq!(
+                table.half_open_of_service(ServiceId(service)),
+                half_open[usize::from(service)]
             );
         }
         assert_eq!(table.flows(), total);

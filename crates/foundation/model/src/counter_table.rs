@@ -100,14 +100,14 @@ macro_rules! service_counters {
             unpinned: counter => unpinned_packets: u64 "service_unpinned_packets";
             /// New flows that fitted no instance and went to the least loaded one.
             overcommitted: counter => overcommitted_flows: u64 "service_overcommitted_flows";
-            /// Flows of TCP connections that began before this run, of which nothing was kept: picked by their hash.
+            /// TCP connections that had begun before their first packet here, of which nothing is known: picked by their hash.
             recovered: counter => recovered_flows: u64 "service_recovered_flows";
+            /// SYN packets that were sent on without a pin because too many connections were half open.
+            flooded: counter => flooded_packets: u64 "service_flooded_packets";
         }
         others {
             /// New flows that were picked by their hash because no pick of the scheduler was prepared.
             unprepared: counter => unprepared_flows: u64 "service_unprepared_flows";
-            /// SYN packets that were sent on without a pin because too many connections were half open.
-            flooded: counter => flooded_packets: u64 "service_flooded_packets";
         }
         of_instances {
             /// Packets returned from the service's instances.

@@ -6,7 +6,7 @@
 //! [`FragmentTracker`] (finds the flow of fragments without ports). For generators and tests: [`build`]
 //! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices). For ports towards
 //! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping),
-//! [`Translation`] (addresses and ports that stand for others).
+//! [`Translation`] (addresses and ports that stand for others), [`Rewrite`] (the endpoints that a packet gets).
 //!
 //! The life of a frame:
 //! 1. [`parse`] returns [`Parsed::Flow`] for a packet that is forwarded by its key, or [`Parsed::Other`] or
@@ -28,6 +28,7 @@ mod fragments;
 mod headers;
 pub mod offload;
 mod parse;
+mod rewrite;
 mod siphash;
 mod translate;
 
@@ -43,6 +44,7 @@ pub use parse::{
     FastPacket, FastPacketV6, Fragment, PacketInfo, Parsed, TcpFlags, parse, parse_fast, parse_fast_v6,
 };
 
+pub use rewrite::{Part, Rewrite};
 pub use translate::{Translation, Way};
 
 /// What is wrong with a capture file or with a frame to be built. A bad received frame is not an error but a

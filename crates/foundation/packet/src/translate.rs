@@ -11,15 +11,15 @@ use crate::headers::{self, IPV6_LEN, be16, ethertype};
 use crate::parse::Family;
 
 /// Bytes of an ICMP error before the packet that it quotes.
-const ICMP_LEN: usize = 8;
+pub(crate) const ICMP_LEN: usize = 8;
 /// Where the checksum of an IPv4 header is, and that of an ICMP message.
-const IPV4_SUM: usize = 10;
-const ICMP_SUM: usize = 2;
+pub(crate) const IPV4_SUM: usize = 10;
+pub(crate) const ICMP_SUM: usize = 2;
 /// Where the source address is, and where the destination.
-const ADDRESSES_V4: [usize; 2] = [12, 16];
+pub(crate) const ADDRESSES_V4: [usize; 2] = [12, 16];
 const ADDRESSES_V6: [usize; 2] = [8, 24];
 /// Where the ports are in a transport header.
-const PORTS: [usize; 2] = [0, 2];
+pub(crate) const PORTS: [usize; 2] = [0, 2];
 const SOURCE: usize = 0;
 const DESTINATION: usize = 1;
 
@@ -59,10 +59,10 @@ pub struct Translation {
 }
 
 /// Where things are in an IP packet.
-struct Layout {
-    protocol: u8,
+pub(crate) struct Layout {
+    pub(crate) protocol: u8,
     /// Where the transport header begins; [`None`]: another fragment has it, or it was cut off.
-    transport: Option<usize>,
+    pub(crate) transport: Option<usize>,
 }
 
 impl Translation {
@@ -240,7 +240,7 @@ const fn changed(way: Way) -> usize {
 }
 
 /// Where the checksum of a transport that covers its addresses and ports is.
-const fn sum_of(protocol: u8) -> Option<usize> {
+pub(crate) const fn sum_of(protocol: u8) -> Option<usize> {
     match protocol {
         protocol::TCP => Some(16),
         protocol::UDP => Some(6),
@@ -248,7 +248,7 @@ const fn sum_of(protocol: u8) -> Option<usize> {
     }
 }
 
-fn layout_v4(packet: &[u8]) -> Option<Layout> {
+pub(crate) fn layout_v4(packet: &[u8]) -> Option<Layout> {
     let ip = headers::ipv4(packet).ok()?;
     let rest = packet.get(ip.header_len..)?;
     let chain = match ip.fragment.offset {
@@ -283,7 +283,7 @@ fn replace<T: AsRef<[u8]>>(bytes: &mut [u8], at: usize, (from, to): (T, T)) -> O
 }
 
 /// Updates a checksum, unless the sender has said that there is none. What a sum over it changes by.
-fn update(bytes: &mut [u8], at: usize, by: u16, may_be_none: bool) -> Option<u16> {
+pub(crate) fn update(bytes: &mut [u8], at: usize, by: u16, may_be_none: bool) -> Option<u16> {
     let before = be16(bytes, at)?;
     if may_be_none && before == 0 {
         return Some(0);

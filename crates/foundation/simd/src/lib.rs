@@ -38,6 +38,30 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     }
 }
 
+/// Which of four rows of lower bounds a row of values reaches: bit `i` is set if every value is at least its bound in
+/// `bounds[i]`. An upper bound becomes a lower one when it and its value are complemented.
+///
+/// ```
+/// let mut bounds = [[5_u16; 8]; 4];
+/// bounds[2][7] = 6;
+/// assert_eq!(simd::reached(&bounds, &[5; 8]), 0b1011);
+/// ```
+#[inline(always)]
+pub fn reached(bounds: &[[u16; 8]; 4], values: &[u16; 8]) -> u8 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        x86_64::reached(bounds, values)
+    }
+    #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+    {
+        aarch64::reached(bounds, values)
+    }
+    #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_feature = "neon"))))]
+    {
+        scalar::reached(bounds, values)
+    }
+}
+
 /// A step of the packet path, compiled for each [`Level`] so that loops over a burst use that level's
 /// registers. `run` and everything it calls must be `#[inline(always)]`.
 pub trait Kernel {
@@ -154,8 +178,9 @@ pub fn prefetch_at<T>(places: &[T], index: usize) {
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::x86_64::{
-        __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch,
-        _mm_set1_epi8, _mm256_add_epi64, _mm256_and_si256, _mm256_castsi128_si256, _mm256_inserti128_si256,
+        __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_cmpeq_epi16, _mm_cmpeq_epi32, _mm_loadu_si128,
+        _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32, _mm_prefetch, _mm_set1_epi8, _mm_setzero_si128,
+        _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_castsi128_si256, _mm256_inserti128_si256,
         _mm256_loadu_si256, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_storeu_si256,
         _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
         _mm256_unpacklo_epi64, _mm256_xor_si256,
@@ -304,6 +329,32 @@ mod x86_64 {
     }
 
     #[inline(always)]
+    pub(crate) fn reached(bounds: &[[u16; 8]; 4], values: &[u16; 8]) -> u8 {
+        // SAFETY: each load reads the 16 bytes of a borrowed row and needs no alignment; every x86-64 has SSE2.
+        let mask = unsafe {
+            let zero = _mm_setzero_si128();
+            let values = _mm_loadu_si128(values.as_ptr().cast::<__m128i>());
+            // What a value lacks to its bound.
+            let [a, b, c, d] = bounds;
+            let a = _mm_subs_epu16(_mm_loadu_si128(a.as_ptr().cast::<__m128i>()), values);
+            let b = _mm_subs_epu16(_mm_loadu_si128(b.as_ptr().cast::<__m128i>()), values);
+            let c = _mm_subs_epu16(_mm_loadu_si128(c.as_ptr().cast::<__m128i>()), values);
+            let d = _mm_subs_epu16(_mm_loadu_si128(d.as_ptr().cast::<__m128i>()), values);
+            // A row is eight words of zero: 16 bytes, packed to 8, and to 4, of which one word remains for each row.
+            let ab = _mm_packs_epi16(_mm_cmpeq_epi16(a, zero), _mm_cmpeq_epi16(b, zero));
+            let cd = _mm_packs_epi16(_mm_cmpeq_epi16(c, zero), _mm_cmpeq_epi16(d, zero));
+            let ones = _mm_cmpeq_epi32(zero, zero);
+            let rows = _mm_packs_epi32(_mm_cmpeq_epi32(ab, ones), _mm_cmpeq_epi32(cd, ones));
+            _mm_movemask_epi8(_mm_packs_epi16(rows, zero))
+        };
+        // Two bits for each row.
+        (mask & mask >> 1 & 1
+            | (mask >> 2 & mask >> 3 & 1) << 1
+            | (mask >> 4 & mask >> 5 & 1) << 2
+            | (mask >> 6 & mask >> 7 & 1) << 3) as u8
+    }
+
+    #[inline(always)]
     pub(crate) fn prefetch(place: *const i8) {
         // SAFETY: a prefetch never faults and changes no memory, for any address; every x86-64 has SSE.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(place) }
@@ -326,6 +377,20 @@ mod aarch64 {
             let bits = vandq_u8(equal, vld1q_u8(WEIGHTS.as_ptr()));
             u16::from(vaddv_u8(vget_low_u8(bits))) | u16::from(vaddv_u8(vget_high_u8(bits))) << 8
         }
+    }
+
+    #[cfg(target_feature = "neon")]
+    #[inline(always)]
+    pub(crate) fn reached(bounds: &[[u16; 8]; 4], values: &[u16; 8]) -> u8 {
+        use core::arch::aarch64::{vcgeq_u16, vld1q_u16, vminvq_u16};
+        let mut mask = 0;
+        for (row, bounds) in bounds.iter().enumerate() {
+            // SAFETY: both loads read 16 bytes of a borrowed array and need no alignment; NEON is enabled (`cfg` above).
+            let lowest =
+                unsafe { vminvq_u16(vcgeq_u16(vld1q_u16(values.as_ptr()), vld1q_u16(bounds.as_ptr()))) };
+            mask |= u8::from(lowest != 0) << row;
+        }
+        mask
     }
 
     #[inline(always)]
@@ -351,6 +416,31 @@ mod tests {
             assert_eq!(match_bytes(&bytes, 0xff), 1 << position);
             assert_eq!(match_bytes(&bytes, 0x5a), !(1 << position));
             assert_eq!(match_bytes(&bytes, 0), 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_are_compared_as_in_scalar_code(
+            mut bounds in any::<[[u16; 8]; 4]>(),
+            values in any::<[u16; 8]>(),
+            reached_rows in 0_u8..16,
+            fails in any::<[(bool, u8); 4]>(),
+        ) {
+            prop_assert_eq!(reached(&bounds, &values), scalar::reached(&bounds, &values));
+            // Random bounds are hardly ever reached: lower some rows, all but perhaps one bound.
+            for (row, (fails, at)) in fails.into_iter().enumerate() {
+                if reached_rows >> row & 1 == 1 {
+                    for (bound, value) in bounds[row].iter_mut().zip(values) {
+                        *bound = (*bound).min(value);
+                    }
+                    if fails {
+                        let at = usize::from(at % 8);
+                        bounds[row][at] = values[at].saturating_add(1);
+                    }
+                }
+            }
+            prop_assert_eq!(reached(&bounds, &values), scalar::reached(&bounds, &values));
         }
     }
 

@@ -14,6 +14,17 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     mask
 }
 
+/// As [`reached`](crate::reached).
+#[inline]
+pub fn reached(bounds: &[[u16; 8]; 4], values: &[u16; 8]) -> u8 {
+    let mut mask = 0;
+    for (row, bounds) in bounds.iter().enumerate() {
+        let is_reached = bounds.iter().zip(values).all(|(bound, value)| value >= bound);
+        mask |= u8::from(is_reached) << row;
+    }
+    mask
+}
+
 /// Four [`Words`](crate::Words) in general-purpose registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Words([u64; 4]);

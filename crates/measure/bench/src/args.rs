@@ -55,6 +55,8 @@ pub enum BenchCommand {
     Restart(RestartArgs),
     /// Light and heavy downloads through four functions: fairness and latency by balancer, against RSS and HAProxy
     Balance(BalanceArgs),
+    /// Bulk downloads through the programs of the driver ebpf: Gbit/s and CPU time, against a kernel bridge
+    Bulk(BulkArgs),
     /// A balancer in the switch against the same one in an extra process: CPU time per packet, loss at a declared rate
     Hop(HopArgs),
     /// Sleeping instances: time from a signal to a fair share of new flows, throughput, forged signals
@@ -359,6 +361,24 @@ impl Balancer {
     pub(super) fn is_peer(self) -> bool {
         matches!(self, Balancer::Rss | Balancer::Haproxy)
     }
+}
+
+/// Arguments of `inco bench bulk`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  sudo inco bench bulk\n  sudo inco bench bulk --json --rounds 9\n\nContainers of inco's own \
+                  engine need root, and the server needs nginx."
+)]
+pub struct BulkArgs {
+    /// Rounds; the result is the median of their ratios
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// File for all rounds
+    #[arg(long, value_name = "FILE", default_value = "bench-bulk.csv")]
+    pub csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `inco bench hop`.

@@ -13,6 +13,7 @@
 mod args;
 mod balance;
 mod blocked;
+mod bulk;
 mod chain;
 mod cleanup;
 mod contestant;
@@ -48,8 +49,11 @@ pub use args::{BenchArgs, BenchCommand};
 /// # Errors
 /// Returns an error if a contestant cannot be started or fails a check.
 pub fn run(command: &BenchCommand) -> Result<()> {
-    // A contestant ends with its parent, and `balance` looks at signals itself.
-    if !matches!(command, BenchCommand::Contestant(_) | BenchCommand::Balance(_)) {
+    // A contestant ends with its parent; `balance` and `bulk` look at signals themselves.
+    if !matches!(
+        command,
+        BenchCommand::Contestant(_) | BenchCommand::Balance(_) | BenchCommand::Bulk(_)
+    ) {
         cleanup::on_signals()?;
     }
     match command {
@@ -65,6 +69,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Restart(args) => restart::run(args),
         BenchCommand::Balance(args) => balance::run(args),
+        BenchCommand::Bulk(args) => bulk::run(args),
         BenchCommand::Hop(args) => hop::run(args),
         BenchCommand::Wake(args) => wake::run(args),
         BenchCommand::Openflow(args) => openflow::run(args),

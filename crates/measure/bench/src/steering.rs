@@ -297,6 +297,7 @@ fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
 impl Spec {
     fn switch(&self, device: UplinkDevice, polling: Polling) -> Result<SoftSwitchConfig> {
         Ok(SoftSwitchConfig {
+            half_open: None,
             kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
             workers: self.cpus.iter().copied().map(Some).collect(),

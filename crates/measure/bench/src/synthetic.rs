@@ -285,6 +285,7 @@ impl Synthetic {
             waits: false,
         });
         let config = SoftSwitchConfig {
+            half_open: None,
             kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
             workers: vec![Some(cpu)],

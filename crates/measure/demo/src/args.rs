@@ -23,7 +23,7 @@ use crate::web::Balancer;
     )
 )]
 pub struct DemoArgs {
-    /// Run only one scheduler, in under 45 s
+    /// Run only one scheduler, in under 45 s; with --web, shorter phases
     #[arg(long, conflicts_with_all = ["all", "full"])]
     pub quick: bool,
     /// Run three schedulers, with 1 s between new flows: three minutes
@@ -38,7 +38,7 @@ pub struct DemoArgs {
     pub overload: bool,
     /// Balance nginx containers behind one address under load by wrk, beside HAProxy and nftables: three minutes. Needs
     /// root, and nginx, wrk, haproxy and nft on this machine
-    #[arg(long, conflicts_with_all = ["quick", "all", "full", "overload", "scheduler"])]
+    #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler"])]
     pub web: bool,
     /// With --web, run only these balancers; default: all
     #[arg(

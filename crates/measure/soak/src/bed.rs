@@ -66,17 +66,20 @@ pub enum BedName {
     OpenflowOci,
     /// programs in the kernel, embedded engine: web servers and their clients
     EbpfOci,
+    /// programs in the kernel, Docker: the same
+    EbpfDocker,
     /// inco's own switch between interfaces of the kernel, embedded engine: the same
     SoftKernelOci,
 }
 
 impl BedName {
     /// All of them.
-    pub(crate) const ALL: [BedName; 5] = [
+    pub(crate) const ALL: [BedName; 6] = [
         BedName::SoftOci,
         BedName::SoftDocker,
         BedName::OpenflowOci,
         BedName::EbpfOci,
+        BedName::EbpfDocker,
         BedName::SoftKernelOci,
     ];
 
@@ -87,12 +90,13 @@ impl BedName {
             BedName::SoftDocker => "soft-docker",
             BedName::OpenflowOci => "openflow-oci",
             BedName::EbpfOci => "ebpf-oci",
+            BedName::EbpfDocker => "ebpf-docker",
             BedName::SoftKernelOci => "soft-kernel-oci",
         }
     }
 
     const fn has_docker(self) -> bool {
-        matches!(self, BedName::SoftDocker)
+        matches!(self, BedName::SoftDocker | BedName::EbpfDocker)
     }
 
     const fn has_open_vswitch(self) -> bool {
@@ -101,7 +105,10 @@ impl BedName {
 
     /// Whether its instances are web servers with kernel ports.
     pub(crate) const fn is_web(self) -> bool {
-        matches!(self, BedName::EbpfOci | BedName::SoftKernelOci)
+        matches!(
+            self,
+            BedName::EbpfOci | BedName::EbpfDocker | BedName::SoftKernelOci
+        )
     }
 
     /// The control group of its Docker engine's containers.
@@ -291,7 +298,7 @@ impl Bed {
     fn web_services(&self) -> String {
         let uplink = web::names(self.name).1;
         let driver = match self.name {
-            BedName::EbpfOci => "ebpf",
+            BedName::EbpfOci | BedName::EbpfDocker => "ebpf",
             _ => "soft",
         };
         let service = |name: &str, address: &str, more: &str| {

@@ -15,6 +15,7 @@ mod check;
 mod faults;
 mod follower;
 mod footprint;
+mod garbage;
 mod guard;
 mod network;
 mod plan;

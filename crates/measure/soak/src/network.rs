@@ -16,6 +16,7 @@ use traffic::{
     Protocol, Rate, Size, Span,
 };
 
+use crate::garbage::random_bytes;
 use crate::web::Web;
 
 /// Interval of the generator's observations: the resolution of outages.
@@ -33,8 +34,6 @@ const SHORT_FLOWS_PER_S: [f64; 2] = [10.0, 5.0];
 const SHORT_FLOW_PACKETS: u32 = 8;
 /// Frames of garbage that are sent at once.
 const GARBAGE_BURST: u64 = 16;
-/// Longest frame of garbage, in bytes.
-const GARBAGE_BYTES: usize = 1500;
 
 /// What the generator is asked to do to its link, and what it tells of it.
 #[derive(Debug, Default)]
@@ -56,21 +55,11 @@ struct NetworkPort {
 }
 
 impl NetworkPort {
-    /// Sends random bytes, some with the beginning of an IP packet.
+    /// Sends random bytes.
     fn send_garbage(&mut self) {
         let wanted = self.orders.garbage.load(Ordering::Relaxed).min(GARBAGE_BURST);
         for _ in 0..wanted {
-            let length = 1 + (self.random.bits() % GARBAGE_BYTES as u64) as usize;
-            let mut frame: Vec<u8> = (0..length).map(|_| self.random.bits() as u8).collect();
-            if self.random.bits().is_multiple_of(2) && frame.len() > 15 {
-                let (kind, first) = match self.random.bits() % 2 {
-                    0 => ([0x08, 0x00], 0x45),
-                    _ => ([0x86, 0xdd], 0x60),
-                };
-                frame[12..14].copy_from_slice(&kind);
-                frame[14] = first;
-            }
-            if !self.memif.push(&frame) {
+            if !self.memif.push(&random_bytes(&mut self.random)) {
                 break;
             }
             self.orders.garbage.fetch_sub(1, Ordering::Relaxed);
@@ -286,10 +275,17 @@ impl Network {
         }
     }
 
-    /// Sends that many frames of garbage among the others; web clients send none.
-    pub(crate) fn send_garbage(&self, frames: u64) {
-        if let Network::Packets(of) = self {
-            of.orders.garbage.fetch_add(frames, Ordering::Relaxed);
+    /// Sends that many frames of garbage among the others: random bytes, or beside web clients all kinds.
+    ///
+    /// # Errors
+    /// They cannot be sent.
+    pub(crate) fn send_garbage(&self, frames: u64, random: Random) -> Result<()> {
+        match self {
+            Network::Packets(of) => {
+                of.orders.garbage.fetch_add(frames, Ordering::Relaxed);
+                Ok(())
+            }
+            Network::Web(of) => of.send_garbage(frames, random),
         }
     }
 

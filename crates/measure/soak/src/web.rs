@@ -11,11 +11,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use model::Random;
 use testbed::http::Connection;
 use testbed::network::{Link, Namespace, run};
 use traffic::{Counts, FlowNow, Interval};
 
 use crate::bed::BedName;
+use crate::garbage::{self, Garbage};
 
 /// The address of the service whose instances carry it, and that of the one for which it is translated.
 pub(crate) const ADDRESSES: [&str; 2] = ["10.79.0.100", "2001:db8:79::100"];
@@ -23,6 +25,7 @@ pub(crate) const ADDRESSES: [&str; 2] = ["10.79.0.100", "2001:db8:79::100"];
 pub(crate) const OWN_ADDRESSES: [&str; 2] = ["10.79.0.128/25", "2001:db8:79::1:0/112"];
 /// The clients'.
 const CLIENT: [&str; 2] = ["10.79.0.2/24", "2001:db8:79::2/64"];
+const CLIENT_INTERFACE: &str = "eth0";
 /// Clients with a connection that lasts, and those with short ones.
 const LASTING: u32 = 24;
 const SHORT: u32 = 6;
@@ -57,7 +60,7 @@ pub(crate) struct Web {
     started: Instant,
     uplink: String,
     _link: Link,
-    _client: Namespace,
+    client: Namespace,
 }
 
 /// The name of the client's namespace, and that of the uplink, of a bed of this soak.
@@ -77,12 +80,12 @@ pub(crate) fn names(bed: BedName) -> (String, String) {
 pub(crate) fn link(bed: BedName) -> Result<(Namespace, Link)> {
     let (name, uplink) = names(bed);
     let client = Namespace::new(name)?;
-    let link = Link::into(&uplink, &client, "eth0")?;
+    let link = Link::into(&uplink, &client, CLIENT_INTERFACE)?;
     run("ip", &["link", "set", &uplink, "up"])?;
     for address in CLIENT {
-        client.ip(&["address", "add", address, "dev", "eth0", "nodad"])?;
+        client.ip(&["address", "add", address, "dev", CLIENT_INTERFACE, "nodad"])?;
     }
-    client.ip(&["link", "set", "eth0", "up"])?;
+    client.ip(&["link", "set", CLIENT_INTERFACE, "up"])?;
     Ok((client, link))
 }
 
@@ -120,7 +123,7 @@ impl Web {
             started: Instant::now(),
             uplink: names(bed).1,
             _link: link,
-            _client: client,
+            client,
         })
     }
 
@@ -166,6 +169,20 @@ impl Web {
         run("ip", &["link", "set", &self.uplink, "down"])?;
         std::thread::sleep(away);
         run("ip", &["link", "set", &self.uplink, "up"])
+    }
+
+    /// Somebody else in the clients' network sends that many frames of garbage.
+    ///
+    /// # Errors
+    /// They cannot be sent, or no client has sent anything.
+    pub(crate) fn send_garbage(&self, frames: u64, random: Random) -> Result<()> {
+        let services = ADDRESSES
+            .iter()
+            .map(|of| Ok(of.parse()?))
+            .collect::<Result<_>>()?;
+        let mut garbage = Garbage::new(random, services, garbage::capture(&self.uplink)?);
+        self.client
+            .within(|| garbage::send(CLIENT_INTERFACE, frames, &mut garbage))
     }
 
     pub(crate) fn check(&self) -> Result<()> {

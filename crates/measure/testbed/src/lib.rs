@@ -48,6 +48,9 @@ pub enum SwitchName {
 /// The image of the measured function.
 pub const FORWARD_IMAGE: &str = "inco/forward";
 
+/// The image of a web server, and the program that it is made of.
+pub const WEB_SERVER_IMAGE: &str = "nginx";
+
 /// A request to end from outside: Ctrl-C or SIGTERM. The default value never receives one.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
@@ -97,4 +100,16 @@ pub fn make_image(engine: EngineName) -> Result<()> {
         _ => images::build_function("forward", &name)?,
     };
     images::deliver(engine, engine::DEFAULT_HOST, &image)
+}
+
+/// Makes the image `nginx` of this machine's web server, unless there is one.
+///
+/// # Errors
+/// It is not installed, or the image cannot be made.
+pub fn make_web_server_image() -> Result<()> {
+    let name = ImageRef::from(WEB_SERVER_IMAGE);
+    if images::store().resolve(&name).is_err() {
+        images::import_program(&name, WEB_SERVER_IMAGE, &[])?;
+    }
+    Ok(())
 }

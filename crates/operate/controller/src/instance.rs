@@ -83,6 +83,8 @@ pub struct Instance {
     /// True if it is to become Active, false if it is for the pool.
     pub(crate) for_active: bool,
     pub(crate) adopted: bool,
+    /// It has flows from the run before, so it was ready there. They wait for it, and may not wait for a command.
+    pub(crate) has_served: bool,
     pub(crate) requested: Nanos,
     /// When its program was first seen running. The readiness deadline counts from then.
     pub(crate) started: Nanos,
@@ -91,8 +93,9 @@ pub struct Instance {
     pub(crate) again: Nanos,
     pub(crate) retry: BackOff,
     pub(crate) check_running: bool,
-    /// Its program was seen to listen on all ports of its service.
-    pub(crate) listens: bool,
+    /// What its program was found to serve: all ports of its service, or what is missing; [`None`] before anybody has
+    /// looked.
+    pub(crate) listens: Option<Result<(), String>>,
     /// Packets it had consumed from its ring when the probe was sent.
     pub(crate) probed: Option<u64>,
     pub(crate) drain: Option<Drain>,

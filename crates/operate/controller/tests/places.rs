@@ -10,8 +10,8 @@ use controller::{
     Settings,
 };
 use engine::{Container, ContainerSpec, ContainerState, Request};
-use model::{EventKind, Mount, Nanos, Slot};
-use switch::{Resumed, SwitchReading};
+use model::{EventKind, InstanceState, Mount, Nanos, Ready, Slot};
+use switch::{Resumed, SwitchEvent, SwitchReading};
 
 /// A service with `instances` instances and the slots 4 and 5.
 fn controller(instances: u32) -> Controller {
@@ -37,13 +37,22 @@ fn controller(instances: u32) -> Controller {
 
 /// Its requests and events in one step.
 fn step(controller: &mut Controller, at: Nanos) -> Outputs {
+    step_with(controller, &[], at)
+}
+
+/// The same after events of the switch.
+fn step_with(controller: &mut Controller, switch: &[SwitchEvent], at: Nanos) -> Outputs {
     let mut collector = Collector::new();
     collector.add_service(Nanos::from_secs(1));
     let mut raw = SwitchReading::new(1, 0, 0);
     raw.at = at;
     collector.sample(&raw);
     let mut out = Outputs::default();
-    controller.step(Inputs::default(), &mut collector, at, &mut out);
+    let inputs = Inputs {
+        switch,
+        ..Inputs::default()
+    };
+    controller.step(inputs, &mut collector, at, &mut out);
     out
 }
 
@@ -171,4 +180,49 @@ fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
         adopted,
         [(3, Slot(900), false), (4, Slot(0), true), (7, Slot(1), true)]
     );
+}
+
+/// What flows wait for may not wait for a command of the engine: they would move to the instances that are ready.
+#[test]
+fn an_adopted_container_with_flows_serves_as_soon_as_its_ports_are_up() {
+    let container = |id: u32, slot: u16| Container {
+        name: format!("inco-nf-{id}"),
+        labels: BTreeMap::from(
+            [
+                (LABEL_SERVICE, "nf".to_owned()),
+                (LABEL_INSTANCE, id.to_string()),
+                (LABEL_SLOT, slot.to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value)),
+        ),
+        pid: 0,
+        state: ContainerState::Running,
+        started_unix_ms: 0,
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        min: 2,
+        max: 2,
+        ready: Ready::Exec(vec!["/bin/ready".to_owned()]),
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let resumed = Resumed {
+        live: BTreeMap::from([(Slot(0), 10)]),
+        ..Resumed::default()
+    };
+    controller.adopt(&[container(3, 0), container(4, 1)], &resumed, Nanos::ZERO);
+    step(&mut controller, Nanos::from_millis(1));
+    let attached = [0, 1].map(|slot| SwitchEvent::Attached {
+        slot: Slot(slot),
+        peer: String::new(),
+    });
+    let out = step_with(&mut controller, &attached, Nanos::from_millis(2));
+    let states: Vec<InstanceState> = controller.instances().iter().map(|i| i.state()).collect();
+    assert_eq!(states, [InstanceState::Active, InstanceState::Starting]);
+    let mut asked = out.engine.iter().filter_map(|(_, request)| match request {
+        Request::Exec { name, .. } => Some(name.as_str()),
+        _ => None,
+    });
+    assert_eq!((asked.next(), asked.next()), (Some("inco-nf-4"), None));
 }

@@ -1542,6 +1542,38 @@ fn a_readiness_command_is_run_until_it_passes() {
     assert_eq!(controller.instances()[0].state(), InstanceState::Active);
 }
 
+/// What is found missing is told once. The port may come up after that.
+#[test]
+fn what_a_program_lacks_is_shown_until_it_listens() {
+    const MISSING: &str = "its program does not listen on port 80 yet";
+    let mut services = services();
+    services[0].ready = Ready::Listens;
+    (services[0].min, services[0].standby) = (1, 0);
+    let engine = FakeEngine::new(FakeConfig::default());
+    let mut sim = Simulation::with(services, 37, Probabilities::default(), engine, Nanos::ZERO);
+    sim.switch.delays().connect = Delay::always(Nanos::from_millis(50));
+    let first = |sim: &Simulation| sim.controller.instances()[0].clone();
+    while sim.controller.instances().is_empty() || first(&sim).port() != controller::Port::Attaching {
+        sim.step(Nanos::from_millis(1));
+    }
+    let id = first(&sim).id().0;
+    sim.report(id, ReportKind::Listens(Err(MISSING.to_owned())));
+    assert_eq!(
+        (first(&sim).port(), first(&sim).reason()),
+        (controller::Port::Attaching, MISSING)
+    );
+    while first(&sim).port() != controller::Port::Up {
+        sim.step(Nanos::from_millis(1));
+    }
+    assert_eq!(
+        (first(&sim).state(), first(&sim).reason()),
+        (InstanceState::Starting, MISSING)
+    );
+    sim.report(id, ReportKind::Listens(Ok(())));
+    assert!(sim.ids(0, InstanceState::Active).contains(&id));
+    sim.shut_down(false);
+}
+
 #[test]
 fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
     let scaler = Autoscaler::from_name("fixed").expect("a policy");

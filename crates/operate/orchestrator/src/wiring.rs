@@ -13,8 +13,7 @@ use engine::{
     OciEngine,
 };
 use model::{Nanos, ServiceId};
-use scheduling::{Scheduler, Settings};
-use switch::{PortSpec, Recovery, ServicePlan};
+use switch::{PortSpec, ServicePlan};
 
 use api::Tcp;
 
@@ -50,27 +49,11 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         fit: service.fit as f32,
         table_full: service.table_full,
         return_counters: service.flow_counters,
-        recovery: None,
+        recovers: service.vip.is_some(),
         relaxed: service.affinity == Affinity::Relaxed,
         stall_after: stall_after(service),
         signals: service.signals,
     }
-}
-
-/// How flows are picked that began in an earlier run of this boot of the machine and were lost with it.
-pub(super) fn recovery(boot: [u8; 16]) -> Result<Recovery> {
-    let words = boot.as_chunks::<8>().0;
-    let [high, low] = [0, 1].map(|at| words.get(at).map_or(0, |word| u64::from_be_bytes(*word)));
-    let maglev = Scheduler::from_name("maglev")?;
-    // Where a flow goes must not depend on the load of its instance.
-    let settings = Settings {
-        spill: false,
-        ..*maglev.settings()
-    };
-    Ok(Recovery {
-        scheduler: maglev.with_settings(settings),
-        key: [high, low, !high, !low],
-    })
 }
 
 /// The order of matches and the fallbacks.

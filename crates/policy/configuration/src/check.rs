@@ -291,6 +291,9 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let wrong = ValueError::new(what, "write autoscaler = \"fixed\", or remove signals");
             reader.report(&format!("service.{}.signals", service.name), wrong);
         }
+        let has_stall_after = reader
+            .places
+            .has(&format!("service.{}.stall_after", service.name));
         let mut wrong = |key: &str, what: &str, write: String| {
             let key = format!("service.{}.{key}", service.name);
             reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
@@ -334,6 +337,12 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let what = "does not see signals of instances";
             let write = format!("write signals = false{}", or_other(&|can| can.signals));
             wrong("signals", what, write);
+        }
+        let sees_stalls = |can: &Capabilities| can.ring_occupancy || can.probes;
+        if has_stall_after && !sees_stalls(can) {
+            let what = "does not see whether an instance takes packets";
+            let write = format!("write health in its place{}", or_other(&sees_stalls));
+            wrong("stall_after", what, write);
         }
         // Their programs use the kernel's network: they end connections.
         let is_end = service.port == PortKind::Kernel;

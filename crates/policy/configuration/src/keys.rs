@@ -217,10 +217,6 @@ tables! {
                 reader.report(&section.key(other), ValueError::new(what, write));
             }
         }
-        if driver == SwitchDriver::Soft && ebpf.half_open.is_some() {
-            let wrong = ValueError::new("the driver soft pins each SYN", "write driver = \"ebpf\", or remove it");
-            reader.report(&section.key("ebpf.half_open"), wrong);
-        }
         let can = (reader.drivers)(driver);
         let switch = Switch {
             driver, can, workers, poll, flows, flows_ipv6, timeouts, unmatched, other, hugepages, dpdk_args, openflow, ebpf,
@@ -326,7 +322,7 @@ tables! {
 
     ebpf(reader, section) -> Ebpf = "switch.ebpf":
         "The programs in the kernel, for the driver `ebpf`. [ebpf](../ebpf.md) describes what they do and their limits. \
-         The first two keys are also for kernel ports with the driver `soft`."
+         The first two keys are also for kernel ports with the driver `soft`, and the third one for all of its services."
     {
         instance_addresses: prefixes, [or "none: instances use their service's address"], Restart,
             "prefix, or a list of one of IPv4 and one of IPv6", "\"10.0.0.128/25\"",
@@ -337,10 +333,11 @@ tables! {
             "number, 0 to 1000", "4",
             "Ports for draining instances, in addition to those for `max` and `standby` instances. inco creates all \
              ports of a service at its start. A new instance needs a free port.";
-        half_open: number(1, 1 << 30), [or "a quarter of `flows`"], Restart,
+        half_open: number(1, 1 << 30), [or "a quarter of `flows`; with the driver `soft`, of each worker"], Restart,
             "number", "20000",
             "TCP connections of a service that may be half open. Above that, a SYN is sent on by its hash and makes no \
-             entry; the client's acknowledgement does. So a flood of SYN packets fills no table.";
+             entry; the client's acknowledgement does. So a flood of SYN packets fills no table. With the driver `soft` \
+             each worker has an equal part.";
     } => {
         let instance_addresses = instance_addresses.unwrap_or_default();
         Ebpf { instance_addresses, spare_ports, half_open }

@@ -66,6 +66,11 @@ impl Places {
         self.0.entry(path.to_owned()).or_insert(place);
     }
 
+    /// Whether the file has that very key.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.0.contains_key(path)
+    }
+
     /// The place of that key; else of the nearest enclosing table; else the start of the file.
     pub(crate) fn of(&self, path: &str) -> Place {
         let mut path = path;

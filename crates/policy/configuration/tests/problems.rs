@@ -3,9 +3,10 @@
 #![allow(clippy::panic, reason = "a test fails by it")]
 
 use configuration::{
-    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, Unusable, check_facts,
+    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, SwitchDriver,
+    Unusable, check_facts,
 };
-use model::{Fallback, Nanos, NetFunction, Probe, Ready, StandbyMode, UplinkId};
+use model::{Capabilities, Fallback, Nanos, NetFunction, Probe, Ready, StandbyMode, UplinkId};
 use scheduling::{Metric, Settings};
 
 use drivers::parse;
@@ -1263,11 +1264,10 @@ fn an_address_that_is_translated_needs_those_of_instances() {
     }
     // Not every driver does that.
     let shares = "affinity_key = \"source\"";
-    let only_ebpf = "write affinity_key = \"flow\", or driver = \"ebpf\" in [switch]";
+    let not_here = "write affinity_key = \"flow\", or driver = \"soft\" in [switch]";
     let translates = "vip = { address = \"10.0.0.100\", ports = 80, mode = \"dnat\" }";
     for (line, driver, said) in [
-        (shares, "soft", only_ebpf),
-        (shares, "openflow", only_ebpf),
+        (shares, "openflow", not_here),
         (translates, "soft", "write port = \"kernel\", or mode = \"l2\""),
         (
             translates,
@@ -1296,10 +1296,11 @@ fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
     let own = "[switch]\nebpf = { instance_addresses = \"10.0.1.0/24\" }";
     good(&text("kernel:eth0", &format!("{dnat}\n{health}\n{own}")));
     assert_eq!(read.switch.spare_ports(), 2);
-    let flood = format!("{vip}\n[switch]\nebpf = {{ spare_ports = 3, half_open = 100 }}");
-    let problems = problems_of(&text("kernel:eth0", &flood));
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].contains("switch.ebpf.half_open: the driver soft pins each SYN"));
+    let flood =
+        format!("{vip}\naffinity_key = \"source\"\n[switch]\nebpf = {{ spare_ports = 3, half_open = 100 }}");
+    let read = good(&text("kernel:eth0", &flood));
+    assert_eq!(read.switch.ebpf.half_open, Some(100));
+    assert_eq!(read.services[0].affinity_key, model::AffinityKey::Source);
     for (device, service, said) in [
         ("kernel:eth0", String::new(), "write vip = {"),
         (
@@ -1557,5 +1558,119 @@ fn a_health_check_has_one_kind_and_its_defaults() {
         good(&format!("{SHORT}health = {{ command = ['/bin/check'] }}\n")).services[0]
             .health
             .is_some()
+    );
+}
+
+/// What needs an ability is accepted with each driver that has it, and refused with each that has not.
+#[test]
+fn what_a_driver_cannot_do_is_refused() {
+    let base = |driver: &str| {
+        let (device, address) = match driver {
+            "ebpf" => ("kernel:eth1", "vip = { address = '10.0.0.100', ports = 80 }\n"),
+            _ => ("memif:wan.sock", "match = { proto = 'udp', dst_port = 80 }\n"),
+        };
+        format!(
+            "[[uplink]]\nname = 'wan'\ndevice = '{device}'\n[service.a]\nimage = 'a'\nautoscaler = 'fixed'\n{address}"
+        )
+    };
+    type Ability = (
+        &'static str,
+        &'static str,
+        fn(&Capabilities) -> bool,
+        &'static str,
+    );
+    // Keys of the service, keys of the switch, who can do it, and what the others say.
+    let abilities: [Ability; 10] = [
+        (
+            "affinity = 'relaxed'",
+            "",
+            |can| can.relaxed_moves,
+            "cannot hold the packets of a flow while it moves; write affinity = \"strict\", or driver = \"soft\"",
+        ),
+        (
+            "flow_counters = true",
+            "",
+            |can| can.return_matching,
+            "does not count returned packets for each flow; write flow_counters = false, or driver = \"soft\"",
+        ),
+        (
+            "signals = true",
+            "",
+            |can| can.signals,
+            "does not see signals of instances; write signals = false, or driver = \"soft\"",
+        ),
+        (
+            "health = { tcp = 80 }",
+            "",
+            |can| can.checks && can.usual_port() == PortKind::Kernel,
+            "instances over their network",
+        ),
+        (
+            "agent = { port = 8080 }",
+            "",
+            |can| can.checks && can.usual_port() == PortKind::Kernel,
+            "instances over their network",
+        ),
+        (
+            "ready = 'consumes'",
+            "",
+            |can| can.probes,
+            "cannot see whether an instance takes packets; write ready = \"connected\"",
+        ),
+        (
+            "stall_after = '1s'",
+            "",
+            |can| can.ring_occupancy || can.probes,
+            "does not see whether an instance takes packets; write health in its place, or driver = \"soft\"",
+        ),
+        (
+            "affinity_key = 'source'",
+            "",
+            |can| can.affinity_keys.contains(&model::AffinityKey::Source),
+            "picks an instance for each flow by itself; write affinity_key = \"flow\", or driver = \"ebpf\"",
+        ),
+        (
+            "",
+            "unmatched = 'host'",
+            |can| can.passes_to_host,
+            "takes uplinks away from this machine's own network; write \"drop\" or an uplink's name",
+        ),
+        (
+            "symmetric = false",
+            "",
+            |can| can.returns,
+            "gives both directions of a flow to one instance, which answers for itself",
+        ),
+    ];
+    let (mut had, mut lacked) = ([0; 10], [0; 10]);
+    for (driver, _) in SwitchDriver::WORDS {
+        let can = good(&format!("{}[switch]\ndriver = '{driver}'\n", base(driver)))
+            .switch
+            .can;
+        for (number, (service, switch, has, said)) in abilities.iter().enumerate() {
+            let text = format!(
+                "{}{service}\n[switch]\ndriver = '{driver}'\n{switch}\n",
+                base(driver)
+            );
+            let problems = match parse(&text, "inco.toml") {
+                Ok(_) => Vec::new(),
+                Err(problems) => problems.iter().map(ToString::to_string).collect(),
+            };
+            if has(&can) {
+                had[number] += 1;
+                assert_eq!(problems, Vec::<String>::new(), "{driver}: {service}{switch}");
+            } else {
+                lacked[number] += 1;
+                let names = |line: &String| line.contains(&format!("the driver {driver} "));
+                assert!(
+                    problems.len() == 1 && problems.iter().all(names) && problems[0].contains(said),
+                    "{driver}: {service}{switch}: {problems:?}"
+                );
+            }
+        }
+    }
+    assert!(
+        had.iter().chain(&lacked).all(|count| *count > 0),
+        "{had:?} {lacked:?}"
     );
 }

@@ -32,6 +32,8 @@ pub(crate) struct Consistent {
     /// The permutation state of each candidate in `next_shape`.
     turns: Vec<Turn>,
     turn: usize,
+    /// Whether a fresh instance has its whole share at once.
+    is_steady: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +58,15 @@ impl Consistent {
             filled: 0,
             turns: Vec::with_capacity(Slot::LIMIT),
             turn: 0,
+            is_steady: false,
+        }
+    }
+
+    /// The same, where a fresh instance has its whole share at once.
+    pub(crate) fn steady(self) -> Consistent {
+        Consistent {
+            is_steady: true,
+            ..self
         }
     }
 
@@ -87,7 +98,14 @@ impl Consistent {
     }
 
     fn begin(&mut self, candidates: &Candidates) {
-        let weight = |index: usize, weight: u16| f32::from(weight) * candidates.ramp(index);
+        let ramp = |index| {
+            if self.is_steady {
+                1.0
+            } else {
+                candidates.ramp(index)
+            }
+        };
+        let weight = |index: usize, weight: u16| f32::from(weight) * ramp(index);
         let rows = || candidates.rows().iter().enumerate();
         let highest = rows()
             .map(|(index, row)| weight(index, row.weight))

@@ -191,6 +191,8 @@ pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
     const PARAMETERS: &'static [Parameter];
     /// Whether it uses the flow's key, hash or direction.
     const BY_FLOW: bool = false;
+    /// Whether it goes by a hash alone, while flows fit: two with the same candidates choose the same for a flow.
+    const BY_HASH: bool = false;
     /// Bits of its own hash.
     const HASH_BITS: usize = 64;
 
@@ -333,6 +335,13 @@ fn by_flow<P: Policy>(_policy: &P) -> bool {
     P::BY_FLOW
 }
 
+fn by_hash<P: Policy>(_policy: &P) -> bool {
+    P::BY_HASH
+}
+
+/// Table entries of [`Scheduler::by_hash_alone`]: with these, a worker follows a change of instances in two steps.
+const HASH_ENTRIES: u32 = 4093;
+
 /// A scheduling policy with settings and state. One per service and worker.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
@@ -371,6 +380,16 @@ impl Scheduler {
         }
     }
 
+    /// Maglev's table by weight alone: neither load nor a slow start changes where a hash goes. For flows that are
+    /// picked more than once, or by more than one, of which nothing is known.
+    pub fn by_hash_alone() -> Scheduler {
+        let settings = Settings {
+            spill: false,
+            ..Settings::default()
+        };
+        Scheduler::new(AnyPolicy::Maglev(Maglev::steady(HASH_ENTRIES)), settings)
+    }
+
     /// The same with other settings.
     pub fn with_settings(self, settings: Settings) -> Scheduler {
         Scheduler { settings, ..self }
@@ -379,6 +398,11 @@ impl Scheduler {
     /// Whether a pick depends on the flow's key, hash or direction.
     pub fn is_by_flow(&self) -> bool {
         on_policy!(&self.policy, policy => by_flow(policy))
+    }
+
+    /// Whether a pick depends on a hash of the flow alone, while flows fit: two with the same candidates agree.
+    pub fn is_by_hash(&self) -> bool {
+        on_policy!(&self.policy, policy => by_hash(policy))
     }
 
     /// Its settings.

@@ -37,6 +37,15 @@ impl Default for Maglev {
     }
 }
 
+impl Maglev {
+    /// A table of so many entries, a prime, in which a fresh instance has its whole share at once.
+    pub(crate) fn steady(entries: u32) -> Maglev {
+        Maglev {
+            table: Consistent::new(entries).steady(),
+        }
+    }
+}
+
 impl Serialize for Maglev {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let table = self.table.len();
@@ -65,6 +74,7 @@ impl Policy for Maglev {
     const NAME: &'static str = "maglev";
     const RULE: &'static str = "the hash's entry of the table";
     const BY_FLOW: bool = true;
+    const BY_HASH: bool = true;
     const PARAMETERS: &'static [Parameter] = &[TABLE];
 
     fn refill(&mut self, candidates: &Candidates) {

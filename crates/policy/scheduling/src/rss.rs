@@ -130,6 +130,7 @@ impl Policy for Rss {
     const NAME: &'static str = "rss";
     const RULE: &'static str = "the Toeplitz hash's entry of the table";
     const BY_FLOW: bool = true;
+    const BY_HASH: bool = true;
     const HASH_BITS: usize = 32;
     const PARAMETERS: &'static [Parameter] = &[Parameter {
         name: "ports",

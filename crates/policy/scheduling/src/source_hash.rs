@@ -31,6 +31,7 @@ impl Policy for SourceHash {
     const NAME: &'static str = "source-hash";
     const RULE: &'static str = "the source's entry of the table";
     const BY_FLOW: bool = true;
+    const BY_HASH: bool = true;
     const PARAMETERS: &'static [Parameter] = Maglev::PARAMETERS;
 
     fn refill(&mut self, candidates: &Candidates) {

@@ -889,3 +889,31 @@ fn parameters_are_parsed_validated_and_serialised() {
         assert!(error.to_string().contains(said), "{error}");
     }
 }
+
+#[test]
+fn by_a_hash_alone_a_flow_goes_to_the_same_instance_whatever_its_load_and_age() {
+    let picks = |rows: &[Candidate]| {
+        let candidates = listed(rows, terms(0, 0.8));
+        let mut scheduler = Scheduler::by_hash_alone();
+        scheduler.settle(&candidates);
+        let index = |n| pick(&mut scheduler, &candidates, n).index().unwrap();
+        (0..4000).map(index).collect::<Vec<_>>()
+    };
+    let rows: Vec<Candidate> = (0..4).map(|slot| candidate(slot, 100.0, 10.0)).collect();
+    let first = picks(&rows);
+    for index in 0..4 {
+        let share = first.iter().filter(|of| **of == index).count();
+        assert!((900..1100).contains(&share), "{index}: {share}");
+    }
+    let mut changed = rows.clone();
+    changed[1].load = 200.0;
+    changed[2].active_for = Nanos::ZERO;
+    assert_eq!(picks(&changed), first);
+    // Other policies that go by a hash say so.
+    let by_hash: Vec<&str> = Scheduler::NAMES
+        .iter()
+        .copied()
+        .filter(|name| named(name).is_by_hash())
+        .collect();
+    assert_eq!(by_hash, ["maglev", "rss", "source-hash"]);
+}

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <rte_acl.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
@@ -78,6 +79,61 @@ struct inco_link {
 	uint8_t up;
 	uint8_t full_duplex;
 };
+
+/* A rule of an access list. Addresses and ports in the order of the host; ranges include both ends. */
+struct inco_acl_rule {
+	uint32_t src;
+	uint32_t dst;
+	uint16_t src_port_first;
+	uint16_t src_port_last;
+	uint16_t dst_port_first;
+	uint16_t dst_port_last;
+	uint8_t src_len;
+	uint8_t dst_len;
+	uint8_t protocol;
+	uint8_t protocol_mask;
+};
+
+/* What rules look at. Addresses and ports in the order of the network. */
+struct inco_acl_key {
+	uint8_t protocol;
+	uint8_t zero[3];
+	uint32_t src;
+	uint32_t dst;
+	uint16_t src_port;
+	uint16_t dst_port;
+};
+
+/* Keys of one lookup. */
+enum { INCO_ACL_KEYS = 64 };
+
+/* Compiles rules, the first one having precedence. Null on failure, with rte_errno set. */
+struct rte_acl_ctx *inco_acl_create(const char *name, const struct inco_acl_rule *rules, uint32_t count);
+/* Writes for each of at most INCO_ACL_KEYS keys the number of the rule from 1, or 0. Returns 0 or a negative errno. */
+int inco_acl_classify(const struct rte_acl_ctx *acl, const struct inco_acl_key *keys, uint32_t *rules, uint32_t count);
+/* Frees rules; nothing for null. */
+void inco_acl_free(struct rte_acl_ctx *acl);
+
+/* A route: an address from its first byte on (IPv4 takes four), its length in bits, and a number of 24 bits. */
+struct inco_route {
+	uint8_t address[16];
+	uint8_t len;
+	uint32_t value;
+};
+
+/* Routes in one of DPDK's tables. */
+struct inco_routes;
+enum inco_routes_kind { INCO_ROUTES_LPM, INCO_ROUTES_FIB, INCO_ROUTES_LPM6, INCO_ROUTES_FIB6 };
+/* Builds a table with room for `groups` tables of 256 places. Null on failure, with rte_errno set. */
+struct inco_routes *inco_routes_create(const char *name, enum inco_routes_kind kind, const struct inco_route *routes,
+		uint32_t count, uint32_t groups);
+/* Writes for each address its value, or UINT32_MAX: 4 bytes in the order of the host, or 16 bytes each. Returns 0 or a
+ * negative errno. At most INCO_ROUTES_ADDRESSES. */
+int inco_routes_lookup(struct inco_routes *routes, const void *addresses, uint32_t *values, uint32_t count);
+/* Frees a table; nothing for null. */
+void inco_routes_free(struct inco_routes *routes);
+/* Addresses of one lookup. */
+enum { INCO_ROUTES_ADDRESSES = 64 };
 
 /* The thread's rte_errno: a positive errno. */
 int inco_errno(void);

@@ -23,6 +23,14 @@ pub struct rte_mempool {
     _not_ours: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
+/// A compiled access list. Opaque.
+#[allow(non_camel_case_types, reason = "DPDK's name")]
+#[repr(C)]
+pub struct rte_acl_ctx {
+    _private: [u8; 0],
+    _not_ours: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
 /// The header of an mbuf (a packet, or a segment of one). Its first 64 bytes are the same in every DPDK since
 /// 18.11; checked below at compile time.
 #[allow(non_camel_case_types, reason = "DPDK's name")]

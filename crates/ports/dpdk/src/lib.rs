@@ -2,7 +2,8 @@
 //! and memory in bursts. Never parses a frame, and safe code cannot break memory safety with it.
 //!
 //! Key types: [`DeviceArgs`] (a device string, always available); with the feature `link` also [`Eal`],
-//! [`Mempool`], [`Mbuf`] (one packet, one owner, eight bytes), [`Batch`], [`Port`], [`RxQueue`], [`TxQueue`].
+//! [`Mempool`], [`Mbuf`] (one packet, one owner, eight bytes), [`Batch`], [`Port`], [`RxQueue`], [`TxQueue`], and
+//! [`Acl`] and [`Routes`] (rules and routes, as peers in benches).
 //!
 //! 1. [`Eal::init`], once per process.
 //! 2. [`Mempool::create`]: pools live as long as the process, so no mbuf outlives its pool.
@@ -21,6 +22,8 @@ pub mod device;
 mod error;
 
 #[cfg(feature = "link")]
+mod acl;
+#[cfg(feature = "link")]
 mod batch;
 #[cfg(feature = "link")]
 mod eal;
@@ -30,10 +33,14 @@ mod mbuf;
 mod mempool;
 #[cfg(feature = "link")]
 mod port;
+#[cfg(feature = "link")]
+mod routes;
 
 pub use device::DeviceArgs;
 pub use error::{Errno, Error};
 
+#[cfg(feature = "link")]
+pub use acl::{ACL_KEYS_LIMIT, ACL_RULES_LIMIT, Acl, AclKey, AclRule};
 #[cfg(feature = "link")]
 pub use batch::{BATCH_LIMIT, Batch};
 #[cfg(feature = "link")]
@@ -47,3 +54,5 @@ pub use port::{
     FRAME_BYTES_MIN, FRAME_OVERHEAD_BYTES, Link, PORT_LIMIT, Port, PortConfig, PortInfo, PortStats, Queues,
     Refused, RxQueue, TxQueue, interface_mtu,
 };
+#[cfg(feature = "link")]
+pub use routes::{ROUTES_ADDRESSES_LIMIT, Routes, RoutesKind};

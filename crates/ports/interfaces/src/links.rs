@@ -25,6 +25,8 @@ pub struct Link {
     pub index: u32,
     /// Its MAC address.
     pub mac: [u8; 6],
+    /// The longest packet that it carries, in bytes without the Ethernet header.
+    pub mtu: u32,
     /// Up, and the other end is up.
     pub has_carrier: bool,
     /// One of a pair.
@@ -50,6 +52,7 @@ impl Link {
                 LinkAttribute::Address(address) => {
                     link.mac = <[u8; 6]>::try_from(address.as_slice()).unwrap_or_default();
                 }
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
                 LinkAttribute::Stats64(of) => link.tx_dropped = of.tx_dropped,
                 LinkAttribute::LinkNetNsId(id) => link.peer_is_away = *id >= 0,
                 LinkAttribute::LinkInfo(infos) => {

@@ -121,6 +121,11 @@ impl Ends {
         (mac != 0).then(|| address(mac))
     }
 
+    /// The addresses that the instance there has for itself.
+    pub(crate) fn own(&self, slot: Slot) -> &[IpAddr] {
+        self.places[slot].as_ref().map_or(&[], |place| &place.own)
+    }
+
     /// A plan is to be published.
     pub(crate) fn follow(&self, plan: &Plan) {
         for place in self.places.iter().flatten() {

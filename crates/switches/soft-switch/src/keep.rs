@@ -8,6 +8,7 @@
 //! | `port/SLOT` | the links of an instance's data ports, or the packet socket of its kernel port |
 //! | `uplink/NAME/SERIAL` | the link of an uplink's peer, or the packet socket of its interface; with a serial number, since the next one may come before this one has gone |
 //! | `neighbours/all` | the memory of uplinks' neighbours, with kernel ports |
+//! | `shares/all` | the memory of the pins that flows share, with `affinity_key` |
 //! | `slots/instances` | the page that says which instance each slot has |
 //! | `listener/NAME` | the socket on which an uplink waits for peers |
 

@@ -31,6 +31,7 @@ mod mbufs;
 mod message;
 mod plan;
 mod port;
+mod shares;
 mod soft;
 mod table_memory;
 mod worker;
@@ -53,9 +54,10 @@ pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{
     Capabilities, DevicePort, KernelPort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received,
 };
+pub use shares::SharedPins;
 pub use soft::{
     CAPABILITIES, KernelPorts, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
     remove_pairs,
 };
 pub use table_memory::TableMemory;
-pub use worker::{BURST_FRAMES, CommitPage, Peers, Sleep, Worker, WorkerParts};
+pub use worker::{BURST_FRAMES, CommitPage, HalfOpen, Peers, Sleep, Worker, WorkerParts};

@@ -7,22 +7,22 @@
     reason = "what goes wrong here fails a driver's test"
 )]
 
+mod optional;
 mod plans;
+mod sharing;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::{
-    FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, UplinkId, protocol,
-};
+use model::{FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, protocol};
 use packet::Parsed;
 use scheduling::Scheduler;
 
 use crate::{
-    Change, Edit, Edits, FlowFilter, FlowRow, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch,
-    SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
+    Change, Edit, Edits, FlowFilter, FlowRow, Plan, PortSpec, ServicePlan, SlotPlan, Switch, SwitchError,
+    SwitchEvent, SwitchReading, SwitchRequest,
 };
 
 /// How long the suite waits for something that must come.
@@ -114,6 +114,10 @@ const CASES: &[Case] = &[
     ),
     ("flows are shared, pinned and returned", flows_are_pinned),
     (
+        "flows of a client share an instance",
+        sharing::flows_of_a_client_share_an_instance,
+    ),
+    (
         "a drain takes no new flows and keeps its own",
         a_drain_keeps_its_flows,
     ),
@@ -128,7 +132,11 @@ const CASES: &[Case] = &[
     ("flows are listed and purged", flows_are_listed_and_purged),
     (
         "what a driver cannot do it refuses",
-        what_is_optional_works_or_is_refused,
+        optional::works_or_is_refused,
+    ),
+    (
+        "what a driver does not see stays 0",
+        optional::what_is_not_seen_stays_0,
     ),
 ];
 
@@ -528,53 +536,5 @@ fn flows_are_listed_and_purged(of: &mut Conforming<'_>) {
     while left > 0 {
         left = of.flows(one.clone(), 10).0.len();
         assert!(began.elapsed() < PATIENCE, "the flow keeps its pin");
-    }
-}
-
-fn what_is_optional_works_or_is_refused(of: &mut Conforming<'_>) {
-    let can = of.bed.switch().capabilities();
-    assert!(!can.ports.is_empty());
-    of.add(SLOTS[0]);
-    let mut is_refused = |request: SwitchRequest| match of.bed.switch().request(request) {
-        Ok(()) => false,
-        Err(SwitchError::Unsupported { .. }) => true,
-        Err(other) => panic!("{other}"),
-    };
-    let key = FlowKey::new(&packet_of(0)).0;
-    let to = SLOTS[0];
-    let moves = SwitchRequest::Change(Change::MoveFlow { key, to });
-    assert_eq!(is_refused(moves), !can.relaxed_moves, "MoveFlow");
-    let service = SERVICE;
-    assert_eq!(
-        is_refused(SwitchRequest::Record { id: 9, service }),
-        !can.pick_records,
-        "Record"
-    );
-    let kinds = PortKind::WORDS.iter().map(|(_, kind)| *kind);
-    for kind in kinds.filter(|kind| !can.connects(*kind)) {
-        let port = PortSpec::new(kind, "");
-        let slot = SLOTS[1];
-        let unknown = SwitchRequest::Attach { slot, service, port };
-        assert!(is_refused(unknown), "it has no port of the kind {}", kind.name());
-    }
-    assert_eq!(is_refused(SwitchRequest::Probe(SLOTS[0])), !can.probes, "Probe");
-    assert!(
-        !is_refused(SwitchRequest::OpenUplink(UplinkId(0))),
-        "an uplink that does not wait"
-    );
-    of.send(0..1);
-    if can.pick_records {
-        of.until("the decision is told", |of| {
-            of.events
-                .iter()
-                .any(|e| matches!(e, SwitchEvent::Recorded(record) if record.id == 9))
-        });
-    }
-    of.give_all_back();
-    if can.flow_counters {
-        let (rows, _) = of.flows(FlowFilter::default(), 10);
-        // An answer is a packet of the flow, too.
-        let packets = if can.returns { 1 } else { 2 };
-        assert_eq!(rows[0].packets.iter().sum::<u64>(), packets);
     }
 }

@@ -35,7 +35,7 @@ pub use fake::{Delay, Delays, FakeConfig, FakeSwitch, Faults};
 pub use flow_table::FlowRow;
 pub use flows::{FlowFilter, HEAVY_FLOW_LIMIT, HeavyFlow};
 pub use model::{Capabilities, EditKind, PortKind};
-pub use plan::{Plan, Recovery, ServicePlan, SlotPlan};
+pub use plan::{Plan, ServicePlan, SlotPlan};
 pub use ports::PortSpec;
 pub use reading::{
     FunctionCounters, ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals, grown,

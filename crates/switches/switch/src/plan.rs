@@ -1,6 +1,8 @@
 //! What a switch steers by: services, instances and what happens to the rest. Loads change every millisecond and are
 //! no part of it ([`Switch::set_loads`](crate::Switch::set_loads)).
 
+use std::net::IpAddr;
+
 use model::{
     AffinityKey, Capabilities, Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId,
     Slot, TableFull, Tuple, UplinkId, Vip,
@@ -35,9 +37,11 @@ pub struct ServicePlan {
     pub table_full: TableFull,
     /// Whether returned packets are counted per flow.
     pub return_counters: bool,
-    /// Who picks for TCP connections in their middle that the switch does not know. Set where the instances of an
-    /// earlier run go on and its flows were lost. A driver whose flows are not in this process has no use for it.
-    pub recovery: Option<Recovery>,
+    /// Whether TCP connections in their middle that the switch does not know go by a hash without a secret, whatever
+    /// the scheduler: to the same instance in each run and on each machine. So it is with an address, and where the
+    /// instances of an earlier run go on and its flows were lost. A driver whose flows are not in this process has no
+    /// use for it.
+    pub recovers: bool,
     /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its
     /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
     pub relaxed: bool,
@@ -46,15 +50,6 @@ pub struct ServicePlan {
     pub stall_after: Nanos,
     /// Whether frames of its instances that are signals are told and not forwarded.
     pub signals: bool,
-}
-
-/// How flows are picked of which nothing is known but that they began earlier.
-#[derive(Clone, Debug)]
-pub struct Recovery {
-    /// A scheduler that goes by the flow's hash, so that a flow has the same instance however often it is picked.
-    pub scheduler: Scheduler,
-    /// The key of that hash: the same in each run.
-    pub key: [u64; 4],
 }
 
 /// An instance in a plan.
@@ -204,10 +199,23 @@ impl ServicePlan {
             fit: 0.8,
             table_full: TableFull::Hash,
             return_counters: false,
-            recovery: None,
+            recovers: false,
             relaxed: false,
             signals: false,
             stall_after: Nanos::ZERO,
+        }
+    }
+
+    /// The client of a flow and the address that it asks, by a packet of the flow that is the service's own.
+    pub fn ends(&self, tuple: &Tuple) -> [IpAddr; 2] {
+        let is_asked = match &self.vip {
+            Some(vip) => vip.takes(tuple),
+            None => self.matches.matches(tuple),
+        };
+        if is_asked {
+            [tuple.src, tuple.dst]
+        } else {
+            [tuple.dst, tuple.src]
         }
     }
 
@@ -283,6 +291,9 @@ mod tests {
             plan.classify(|| tuple("192.0.2.1", "10.128.9.9", 444), UplinkId(0)),
             None
         );
+        for packet in [there, back] {
+            assert_eq!(plan.services[0].ends(&packet), [there.src, there.dst]);
+        }
         plan.services[0].symmetric = false;
         assert_eq!(plan.classify(|| back, UplinkId(0)), None);
     }

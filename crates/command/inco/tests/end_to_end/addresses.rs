@@ -201,7 +201,8 @@ fn the_dns_example_runs_as_it_is() {
         why,
         "3 checks in a row did not pass: port 53 does not answer the question in time"
     );
-    (0..12).for_each(|_| is_answered());
+    // One whose checks do not pass for 10 s has failed, for good.
+    (0..4).for_each(|_| is_answered());
     kill(rows[0].pid.unwrap(), Signal::CONT);
     eventually("it is back", PATIENCE, || {
         health_events(&inco, rows[0].id).pop()?.0.then_some(())
@@ -643,6 +644,169 @@ fn an_agent_sets_weight_and_state() {
     becomes("as if it had said nothing", (true, 100));
     all_answer(&mut before);
     inco.stop(&place);
+}
+
+/// How many of so many new connections, all open at once, each of these instances gets. Before and after, none is open.
+fn shares(network: &Network, inco: &Inco, count: usize, of: &[InstanceId]) -> Vec<usize> {
+    let all_have_ended = || {
+        eventually("no connection is left", PATIENCE, || {
+            let live: u64 = inco.instances().iter().map(|row| row.live_flows).sum();
+            (live == 0).then_some(())
+        });
+    };
+    all_have_ended();
+    let connections = open(network, count);
+    let at = |id: &InstanceId| connections.iter().filter(|of| of.id == id.0).count();
+    let shares = of.iter().map(at).collect();
+    drop(connections);
+    all_have_ended();
+    shares
+}
+
+/// What an agent says changes who gets new flows, and a report that is not repeated does so no more.
+fn an_agent_changes_shares(driver: &str) {
+    /// Picks that were prepared before a turn of the control loop may miss the last flows.
+    const TOLERANCE: usize = 1;
+    let engine = Engine::Oci;
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        driver,
+        "instances = { min = 2, max = 3, standby = 0 }\nagent = { port = 8080, every = \"1s\" }\n",
+    );
+    let linger = format!("driver = \"{driver}\"\ntimeouts = {{ tcp_linger = \"100ms\" }}\n");
+    let text = servers
+        .text
+        .replace("round-robin", "least-connections")
+        .replace(&format!("driver = \"{driver}\"\n"), &linger);
+    let inco = network.run(&place, &text);
+    let ids: Vec<InstanceId> = inco.settled(2, 0).iter().map(|row| row.id).collect();
+    let file = format!("{}.agent", ids[0].0);
+    let newest = || {
+        let of = |event: &Event| match &event.kind {
+            EventKind::Health { takes, weight, .. } if event.instance == Some(ids[0]) => {
+                Some((*takes, *weight))
+            }
+            _ => None,
+        };
+        inco.events().iter().rev().find_map(of).unwrap_or((true, 100))
+    };
+    let says = |word: &str, becomes: (bool, u32)| {
+        servers.say(&file, word);
+        eventually(word, PATIENCE, || (newest() == becomes).then_some(()));
+    };
+    let share = |count: usize| shares(&network, &inco, count, &ids)[0];
+    let is_about = |share: usize, expected: usize| share.abs_diff(expected) <= TOLERANCE;
+    let of_40 = share(40);
+    assert!(is_about(of_40, 20), "without a word it gets {of_40} of 40");
+    // A share of what it would have: of four, the other one gets three.
+    for (word, percent, expected) in [("75%", 75, 12), ("33%", 33, 7), ("100%", 100, 14)] {
+        says(word, (true, percent));
+        let of_28 = share(28);
+        assert!(is_about(of_28, expected), "{word}: {of_28} of 28");
+    }
+    for word in ["drain", "maint"] {
+        says(word, (false, 100));
+        eventually("another one comes", PATIENCE, || {
+            (inco.count(InstanceState::Active) == 3).then_some(())
+        });
+        assert_eq!(share(20), 0, "{word}");
+        says("ready", (true, 100));
+        eventually("one is too many", PATIENCE, || {
+            (inco.instances().len() == 2).then_some(())
+        });
+        // The others may have changed places.
+        let rows = inco.settled(2, 0);
+        assert!(rows.iter().any(|row| row.id == ids[0]), "{word}: {rows:#?}");
+        let of_20 = share(20);
+        assert!(is_about(of_20, 10), "ready: {of_20} of 20");
+    }
+    says("33%", (true, 33));
+    assert!(is_about(share(28), 7));
+    // It is not said again: after three times the interval it has no effect.
+    says("", (true, 100));
+    let of_28 = share(28);
+    assert!(
+        is_about(of_28, 14),
+        "after its last word was long ago: {of_28} of 28"
+    );
+    inco.stop(&place);
+}
+
+#[test]
+fn an_agent_changes_shares_ebpf() {
+    an_agent_changes_shares("ebpf");
+}
+
+#[test]
+fn an_agent_changes_shares_soft() {
+    an_agent_changes_shares("soft");
+}
+
+/// An instance that comes has the share of its age, and in the end as many new flows as any other one.
+fn a_slow_start_changes_shares(driver: &str) {
+    const SLOW_START: Duration = Duration::from_secs(4);
+    const FLOWS: usize = 32;
+    let engine = Engine::Oci;
+    if !are_here(engine, &["perl"]) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let servers = Servers::new(
+        &place,
+        engine,
+        driver,
+        "instances = { min = 1, max = 2, standby = 0 }\n",
+    );
+    let text = servers.text.replace("slow_start = \"0s\"", "slow_start = \"4s\"");
+    let inco = network.run(&place, &text);
+    let old = inco.settled(1, 0)[0].id;
+    eventually("its own slow start is over", PATIENCE, || {
+        (inco.instances()[0].state_ms > SLOW_START.as_millis() as u64).then_some(())
+    });
+    let began = Instant::now();
+    place.must(&["scale", "web", "2"]);
+    let rows = inco.settled(2, 0);
+    let new = rows.iter().find(|row| row.id != old).unwrap().id;
+    let active = Instant::now();
+    let mut last = 0;
+    loop {
+        let is_over = active.elapsed() > SLOW_START;
+        let connections = open(&network, FLOWS);
+        // It is not older than that, and then took a turn of one flow less than the other in so many.
+        let age = began.elapsed().as_secs_f64() / SLOW_START.as_secs_f64();
+        let of_new = connections.iter().filter(|of| of.id == new.0).count();
+        let most = FLOWS as f64 * age / (1.0 + age) + 1.0;
+        assert!(
+            of_new as f64 <= most,
+            "{of_new} of {FLOWS} at {age:.2} of its slow start"
+        );
+        drop(connections);
+        if is_over {
+            // Each worker gives turns by itself.
+            let difference = of_new.abs_diff(FLOWS / 2);
+            assert!(difference <= 1, "{of_new} of {FLOWS} after its slow start");
+            break;
+        }
+        last = last.max(of_new);
+        std::thread::sleep(SLOW_START / 16);
+    }
+    assert!(last > 0, "it gets some before");
+    inco.stop(&place);
+}
+
+#[test]
+fn a_slow_start_changes_shares_ebpf() {
+    a_slow_start_changes_shares("ebpf");
+}
+
+#[test]
+fn a_slow_start_changes_shares_soft() {
+    a_slow_start_changes_shares("soft");
 }
 
 fn a_removed_instance_ends_after_its_connections(engine: Engine) {

@@ -74,13 +74,17 @@ impl Demo {
     }
 
     fn wait(&mut self) -> Option<i32> {
+        self.wait_for_so_long(PATIENCE)
+    }
+
+    fn wait_for_so_long(&mut self, limit: Duration) -> Option<i32> {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
             assert!(
-                since.elapsed() < PATIENCE,
+                since.elapsed() < limit,
                 "it does not end:\n{}\n{}",
                 self.said("out"),
                 self.said("err")
@@ -589,6 +593,81 @@ fn an_interrupted_bench_of_balancers_leaves_nothing() {
     assert_eq!(left_of_bench(&bench), Vec::<String>::new());
 }
 
+/// The documented keys of a balancer's run.
+const RUN_KEYS: [&str; 10] = [
+    "balancer",
+    "connections",
+    "cpu_s_per_million_requests",
+    "driver",
+    "failed_by_kill",
+    "failed_requests",
+    "instances",
+    "p50_ms",
+    "p99_ms",
+    "requests_per_s",
+];
+
+fn keys(of: &Value) -> Vec<&str> {
+    of.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+/// All balancers, in the short form: each has its row, and scaling costs inco no request. How fast they are is not
+/// tested, nor what peers lose.
+#[test]
+fn every_balancer_of_the_web_demo_has_its_row() {
+    /// Twice what it takes alone.
+    const LIMIT: Duration = Duration::from_secs(300);
+    if !servers(&["nginx", "wrk", "haproxy", "nft", "nc", "ip"]) {
+        return;
+    }
+    let _turn = Place::with_a_cpu();
+    let mut demo = Demo::start(&["--web", "--quick", "--json"]);
+    let status = demo.wait_for_so_long(LIMIT);
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    assert_eq!(keys(&result), ["runs"]);
+    let runs = result["runs"].as_array().unwrap();
+    let names: Vec<_> = runs
+        .iter()
+        .map(|run| ["connections", "balancer", "driver"].map(|key| run[key].as_str().unwrap()))
+        .collect();
+    let peers = [
+        ("inco", "ebpf"),
+        ("haproxy", "sockets"),
+        ("nftables", "conntrack"),
+        ("routing", "kernel"),
+    ];
+    let expected: Vec<_> = ["keep-alive", "close"]
+        .into_iter()
+        .flat_map(|connections| peers.map(|(balancer, driver)| [connections, balancer, driver]))
+        .collect();
+    assert_eq!(names, expected);
+    for run in runs {
+        assert_eq!(keys(run), RUN_KEYS);
+        let of = |key: &str| run[key].as_f64().unwrap();
+        assert!(
+            of("requests_per_s") > 100.0 && of("cpu_s_per_million_requests") > 0.0,
+            "{run}"
+        );
+        assert!(0.0 < of("p50_ms") && of("p50_ms") <= of("p99_ms"), "{run}");
+        let (instances, by_kill) = (&run["instances"], &run["failed_by_kill"]);
+        if run["balancer"] == "routing" {
+            assert!(instances.is_null() && by_kill.is_null(), "{run}");
+            continue;
+        }
+        assert_eq!(
+            *instances,
+            serde_json::json!({ "start": 1, "peak": 6, "end": 1 }),
+            "{run}"
+        );
+        assert!(by_kill.is_u64() && run["failed_requests"].is_u64(), "{run}");
+        if run["balancer"] == "inco" {
+            assert_eq!(run["failed_requests"], 0, "{run}");
+        }
+    }
+    assert_eq!(demo.left(), Vec::<String>::new());
+}
+
 #[test]
 fn no_request_fails_while_web_servers_come_and_go() {
     if !servers(&["nginx", "wrk", "ip"]) {
@@ -613,20 +692,7 @@ fn no_request_fails_while_web_servers_come_and_go() {
         );
         let of = &run["instances"];
         assert_eq!([&of["start"], &of["peak"], &of["end"]], [1, 6, 1], "{run}");
-        let keys: Vec<&String> = run.as_object().unwrap().keys().collect();
-        let documented = [
-            "balancer",
-            "connections",
-            "cpu_s_per_million_requests",
-            "driver",
-            "failed_by_kill",
-            "failed_requests",
-            "instances",
-            "p50_ms",
-            "p99_ms",
-            "requests_per_s",
-        ];
-        assert_eq!(keys, documented);
+        assert_eq!(keys(run), RUN_KEYS);
         assert!(run["requests_per_s"].as_f64().unwrap() > 100.0, "{run}");
         assert!(run["failed_by_kill"].is_u64(), "{run}");
     }

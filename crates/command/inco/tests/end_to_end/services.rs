@@ -1,5 +1,6 @@
 //! Services with an address, while their instances and inco itself come and go: no connection and no request notices.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,14 +11,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use testbed::http::Connection;
 
-use crate::restart::launcher_is_replaced;
+use crate::restart::{launcher_is_replaced, pids};
 use crate::support::{Engine, Inco, Load, Network, PATIENCE, Place, Systemd, available, eventually};
+use crate::upgrade::{copy_of_inco, program_of};
 
 /// The services, each with the address that clients connect to: one whose instances carry it, and one for which it is
 /// translated to theirs.
 const SERVICES: [(&str, &str); 2] = [("web", "10.0.0.100:80"), ("api", "10.0.0.101:80")];
 /// Clients of each service.
 const CLIENTS: usize = 4;
+/// For so long there is no inco, between one and the next.
+const PAUSE: Duration = Duration::from_millis(300);
 /// No connection lasts as long as this.
 const DRAIN: &str = "600s";
 
@@ -99,11 +103,11 @@ fn scale(place: &Place, inco: &Inco, count: usize) {
     are_active(inco, count);
 }
 
-/// Nothing failed, and more than so many servers answered.
+/// Nothing failed, and so many servers answered.
 fn assert_unnoticed(load: Load, servers: usize, inco: &Inco) {
     let outcome = load.end();
     assert!(
-        outcome.failures == 0 && outcome.requests > 100 && outcome.servers > servers,
+        outcome.failures == 0 && outcome.requests > 100 && outcome.servers == servers,
         "{outcome:#?}\n{}\n{:#?}",
         inco.told(),
         inco.status().drops
@@ -127,20 +131,18 @@ fn no_connection_notices_scaling(engine: Engine, driver: &str) {
     let loads: Vec<Load> = (0..SERVICES.len())
         .map(|service| Load::start(&network, address(service), CLIENTS))
         .collect();
+    let (mut active, mut made) = (1, 1);
     for count in COUNTS.iter().cycle().take(changes) {
         scale(&place, &inco, *count);
-        // The newest ones take flows, too.
-        let asked: Vec<u64> = loads.iter().map(Load::requests).collect();
-        eventually("requests are answered", PATIENCE, || {
-            let more = loads
-                .iter()
-                .zip(&asked)
-                .all(|(load, asked)| load.requests() > asked + 20);
-            more.then_some(())
+        made += count.saturating_sub(active);
+        active = *count;
+        eventually("each one that was made answers", PATIENCE, || {
+            let all = loads.iter().all(|load| load.first_answers().len() == made);
+            all.then_some(())
         });
     }
     for load in loads {
-        assert_unnoticed(load, changes / 4, &inco);
+        assert_unnoticed(load, made, &inco);
     }
     let status = inco.at_rest();
     assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
@@ -177,31 +179,38 @@ fn kill_and_run(place: &Place, network: &Network, inco: Inco, text: &str, with_l
         launcher_is_replaced(place, 0);
     }
     drop(inco.kill());
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(PAUSE);
     network.run(place, text)
 }
 
-fn no_connection_notices_a_kill_9(engine: Engine, driver: &str) {
+/// Two servers of each service, which stay.
+const TWO: &str = "instances = { min = 2, max = 4, standby = 0 }";
+
+/// The packet sockets of inco's machine, by their numbers: a socket has one for as long as it is open.
+fn packet_sockets(network: &Network) -> BTreeSet<u64> {
+    let text = network.as_machine(|| std::fs::read_to_string("/proc/thread-self/net/packet").unwrap());
+    let number = |line: &str| line.split_whitespace().last()?.parse().ok();
+    text.lines().skip(1).filter_map(number).collect()
+}
+
+/// One inco takes over from another, again and again, beside requests: `next` ends the one and starts the other. All
+/// is taken over each time, and no connection breaks.
+fn no_connection_notices_the_next_inco(
+    network: &Network,
+    driver: &str,
+    mut inco: Inco,
+    rounds: usize,
+    mut next: impl FnMut(Inco, usize) -> Inco,
+) -> Inco {
     /// Sending a lost packet again takes at least 0.2 s, in Linux. Nothing else takes as long.
     const PAUSE_LIMIT: Duration = Duration::from_millis(200);
-    let has_pause = driver == "soft";
-    if !are_here(engine) {
-        return;
-    }
-    let rounds = if is_full_length() { 20 } else { 3 };
-    let (place, network) = (Place::quiet(), Network::new());
-    let text = configuration(
-        &place,
-        engine,
-        driver,
-        "0",
-        "instances = { min = 2, max = 4, standby = 0 }",
-    );
-    let mut inco = network.run(&place, &text);
+    let is_soft = driver == "soft";
     inco.settled(4, 0);
-    let before: Vec<_> = inco.instances().iter().map(|row| (row.id, row.pid)).collect();
+    let before = pids(&inco);
+    let sockets = packet_sockets(network);
+    assert_ne!(sockets.is_empty(), is_soft, "{sockets:?}");
     let loads: Vec<Load> = (0..SERVICES.len())
-        .map(|service| Load::start(&network, address(service), CLIENTS))
+        .map(|service| Load::start(network, address(service), CLIENTS))
         .collect();
     for round in 0..rounds {
         let asked: Vec<u64> = loads.iter().map(Load::requests).collect();
@@ -212,25 +221,43 @@ fn no_connection_notices_a_kill_9(engine: Engine, driver: &str) {
                 .all(|(load, asked)| load.requests() > asked + 500);
             more.then_some(())
         });
-        let with_launcher = engine == Engine::Oci && round % 3 == 2;
-        inco = kill_and_run(&place, &network, inco, &text, with_launcher);
+        inco = next(inco, round);
         inco.settled(4, 0);
-        let after: Vec<_> = inco.instances().iter().map(|row| (row.id, row.pid)).collect();
-        assert_eq!(after, before);
+        assert_eq!(pids(&inco), before);
         let resumed = inco.status().resumed.expect("there was an earlier run");
         assert!(resumed.flows > 0 && resumed.unusable.is_empty(), "{resumed:?}");
+        // One more is open for a moment, where addresses are announced.
+        eventually("the same packet sockets are there", PATIENCE, || {
+            (packet_sockets(network) == sockets).then_some(())
+        });
     }
     for load in loads {
         let outcome = load.end();
         assert!(
-            outcome.failures == 0 && outcome.servers == 2 && (has_pause || outcome.longest < PAUSE_LIMIT),
-            "{outcome:#?}\n{}",
-            inco.told()
+            outcome.failures == 0 && outcome.servers == 2 && (is_soft || outcome.longest < PAUSE_LIMIT),
+            "{outcome:#?}\n{}\n{:#?}",
+            inco.told(),
+            inco.status()
         );
     }
     let status = inco.at_rest();
     assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
-    inco.stop(&place);
+    inco
+}
+
+fn no_connection_notices_a_kill_9(engine: Engine, driver: &str) {
+    if !are_here(engine) {
+        return;
+    }
+    let rounds = if is_full_length() { 20 } else { 3 };
+    let (place, network) = (Place::quiet(), Network::new());
+    let text = configuration(&place, engine, driver, "0", TWO);
+    let inco = network.run(&place, &text);
+    let next = |inco: Inco, round: usize| {
+        let with_launcher = engine == Engine::Oci && round % 3 == 2;
+        kill_and_run(&place, &network, inco, &text, with_launcher)
+    };
+    no_connection_notices_the_next_inco(&network, driver, inco, rounds, next).stop(&place);
 }
 
 #[test]
@@ -255,30 +282,90 @@ fn no_connection_ends_with_a_kill_9_of_inco_docker_soft() {
     }
 }
 
-/// The programs go on alone after SIGTERM of systemd, and are removed where no next run comes in time.
+fn no_connection_notices_an_upgrade(engine: Engine, driver: &str) {
+    if !are_here(engine) {
+        return;
+    }
+    let rounds = if is_full_length() { 20 } else { 3 };
+    let (place, network) = (Place::quiet(), Network::new());
+    let inco = network.run(&place, &configuration(&place, engine, driver, "0", TWO));
+    let programs = ["first", "second"].map(|name| copy_of_inco(&place, name));
+    let next = |inco: Inco, round: usize| {
+        let (before, program) = (inco.status().pid, &programs[round % 2]);
+        // Who asks for it checks the configuration, and looks for the interfaces that it names.
+        let ask = || place.must(&["upgrade", "--program", program.to_str().unwrap()]);
+        let said = network.as_machine(ask);
+        assert!(said.contains("adopted 4 containers"), "{said}");
+        let now = inco.status().pid;
+        assert!(now != before && program_of(now) == *program, "{said}");
+        inco
+    };
+    no_connection_notices_the_next_inco(&network, driver, inco, rounds, next).stop(&place);
+    place.is_left_clean();
+}
+
 #[test]
-fn what_systemd_stops_goes_on_and_then_is_removed() {
+fn no_connection_notices_an_upgrade_oci() {
+    no_connection_notices_an_upgrade(Engine::Oci, "ebpf");
+}
+
+#[test]
+fn no_connection_notices_an_upgrade_docker() {
+    if is_full_length() {
+        no_connection_notices_an_upgrade(Engine::Docker, "ebpf");
+    }
+}
+
+#[test]
+fn no_connection_ends_with_an_upgrade_oci_soft() {
+    no_connection_notices_an_upgrade(Engine::Oci, "soft");
+}
+
+/// SIGTERM of systemd, and a next run in time. Without one, all is removed; the programs of the driver `ebpf` forward
+/// until then.
+fn what_systemd_stops_goes_on_and_then_is_removed(driver: &str) {
     if !are_here(Engine::Oci) {
         return;
     }
-    let (place, network) = (Place::new(), Network::new());
-    let text = configuration(&place, Engine::Oci, "ebpf", "0", ONE);
-    let text = text.replacen("[engine]\n", "[engine]\nlinger = \"2s\"\n", 1);
+    let rounds = if is_full_length() { 20 } else { 2 };
+    let (place, network) = (Place::quiet(), Network::new());
     let systemd = Systemd::new(&place);
-    let inco = network.as_machine(|| systemd.run(&text));
-    inco.settled(2, 0);
+    let text = configuration(&place, Engine::Oci, driver, "0", TWO);
+    let text = |linger: &str| text.replacen("[engine]\n", &format!("[engine]\nlinger = \"{linger}\"\n"), 1);
+    let run = |text: &str| network.as_machine(|| systemd.run(text));
     let interfaces = || {
         let text = network.as_machine(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
         text.lines().filter(|line| line.contains(':')).count()
     };
+    let inco = run(&text("60s"));
+    let next = |inco: Inco, round: usize| {
+        let traces = inco.terminated();
+        systemd.hears("STOPPING=1");
+        assert_eq!(traces.processes_alive().len(), 4);
+        std::thread::sleep(PAUSE);
+        run(&text(if round + 1 < rounds { "60s" } else { "2s" }))
+    };
+    let inco = no_connection_notices_the_next_inco(&network, driver, inco, rounds, next);
     let before = interfaces();
     assert!(before > 2, "lo, eth1, and those towards instances");
     let traces = inco.terminated();
-    network.get("http://10.0.0.100/").unwrap();
-    assert_eq!((interfaces(), traces.processes_alive().len()), (before, 2));
+    if driver == "ebpf" {
+        network.get("http://10.0.0.100/").unwrap();
+    }
+    assert_eq!((interfaces(), traces.processes_alive().len()), (before, 4));
     place.is_left_clean();
     traces.assert_nothing_left();
-    assert_eq!(interfaces(), 2);
+    assert_eq!((interfaces(), packet_sockets(&network)), (2, BTreeSet::new()));
+}
+
+#[test]
+fn what_systemd_stops_goes_on_and_then_is_removed_ebpf() {
+    what_systemd_stops_goes_on_and_then_is_removed("ebpf");
+}
+
+#[test]
+fn what_systemd_stops_waits_and_then_is_removed_soft() {
+    what_systemd_stops_goes_on_and_then_is_removed("soft");
 }
 
 /// They stay open while instances come, drain with them, and inco is killed twice.

@@ -24,6 +24,7 @@ fn beds() -> String {
     let missing = (!has_nginx).then(|| "nginx is not installed".to_owned());
     if available("servers", missing) {
         beds.extend(["ebpf-oci", "soft-kernel-oci"]);
+        beds.extend(Engine::Docker.is_here().then_some("ebpf-docker"));
     }
     beds.join(",")
 }

@@ -23,7 +23,7 @@ use crate::support::{
 const FLOWS: u64 = 12_000;
 
 /// A copy of inco: the same release in another file.
-fn copy_of_inco(place: &Place, name: &str) -> PathBuf {
+pub(crate) fn copy_of_inco(place: &Place, name: &str) -> PathBuf {
     let copy = place.path(name);
     std::fs::copy(env!("CARGO_BIN_EXE_inco"), &copy).unwrap();
     copy
@@ -37,7 +37,7 @@ fn script(place: &Place, does: &str) -> PathBuf {
     file
 }
 
-fn program_of(pid: u32) -> PathBuf {
+pub(crate) fn program_of(pid: u32) -> PathBuf {
     std::fs::read_link(format!("/proc/{pid}/exe")).unwrap()
 }
 

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use model::InstanceState;
-use testbed::{Environment, Haproxy, Session};
+use testbed::{Environment, Haproxy, Session, WEB_SERVER_IMAGE};
 
 use super::network::{self, ADDRESS, Link, Namespace};
 use super::peers::Peer;
-use super::servers::{self, IMAGE, Server, Servers};
+use super::servers::{self, Server, Servers};
 
 /// How long connections of a removed server may last: the service's `drain_deadline`.
 pub(super) const DRAIN: Duration = Duration::from_secs(5);
@@ -107,7 +107,7 @@ impl<'g> Bed<'g> {
             let text = format!(
                 "# Written by `inco demo --web`.\n[engine]\ndriver = {:?}\n\n[switch]\ndriver = {:?}\n\n[[uplink]]\nname \
                  = \"wan\"\ndevice = \"kernel:{uplink}\"\n\n[service.{SERVICE}]\nvip = {{ address = {ADDRESS:?}, ports = \
-                 \"80\" }}\nport = \"kernel\"\nimage = {IMAGE:?}\ncommand = {:?}\nmounts = [\"{}:{}:ro\"]\n{quota}memory = \
+                 \"80\" }}\nport = \"kernel\"\nimage = {WEB_SERVER_IMAGE:?}\ncommand = {:?}\nmounts = [\"{}:{}:ro\"]\n{quota}memory = \
                  \"128MiB\"\ninstances = {{ min = 1, max = {MAX}, standby = 0 }}\nscheduler = {{ policy = \
                  \"least-connections\", slow_start = \"0s\" }}\ndrain_deadline = \"{}s\"\n",
                 ground.engine_word(),

@@ -13,7 +13,7 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use display::output;
 use images::EngineName;
 use testbed::wrk::{Connections, Load, Requests, Wrk};
@@ -24,22 +24,66 @@ use super::live::Live;
 pub use beds::Balancer;
 use beds::{Bed, MAX};
 use result::{Instances, Run, Web};
-use servers::IMAGE;
 use watch::Watch;
 
 /// Connections of the client in the phase of speed, and while servers come and go.
 const SPEED_CONNECTIONS: u32 = 32;
 const SCALING_CONNECTIONS: u32 = 48;
-/// Time of the load in the phase of speed, after a second that is not measured.
-const SPEED_TIME: Duration = Duration::from_secs(5);
-const WARM_UP: Duration = Duration::from_secs(1);
-/// Time of the load while servers come and go, and the moments of the changes.
-const SCALING_TIME: Duration = Duration::from_secs(15);
-const SCALE_OUT: Duration = Duration::from_secs(1);
-const SCALE_IN: Duration = Duration::from_secs(7);
-/// Time of the load while a server is killed, and the moment.
-const KILL_TIME: Duration = Duration::from_secs(4);
-const KILL: Duration = Duration::from_secs(1);
+/// How long everything takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Times {
+    /// The load in the phase of speed, and before it one that is not measured.
+    speed: Duration,
+    warm_up: Duration,
+    /// The load while servers come and go, and the moments of the changes.
+    scaling: Duration,
+    scale_out: Duration,
+    scale_in: Duration,
+    /// The load while a server is killed, and the moment.
+    kill_load: Duration,
+    kill: Duration,
+}
+
+impl Times {
+    const WHOLE: Times = Times {
+        speed: Duration::from_secs(5),
+        warm_up: Duration::from_secs(1),
+        scaling: Duration::from_secs(15),
+        scale_out: Duration::from_secs(1),
+        scale_in: Duration::from_secs(7),
+        kill_load: Duration::from_secs(4),
+        kill: Duration::from_secs(1),
+    };
+    /// As long as each phase needs to be seen.
+    const QUICK: Times = Times {
+        speed: Duration::from_secs(1),
+        warm_up: Duration::from_secs(1),
+        scaling: Duration::from_secs(8),
+        scale_out: Duration::from_secs(1),
+        scale_in: Duration::from_secs(4),
+        kill_load: Duration::from_secs(2),
+        kill: Duration::from_secs(1),
+    };
+
+    /// How long a balancer takes with one kind of connections, on a machine that does nothing else.
+    fn of(&self, balancer: Balancer) -> Duration {
+        let speed = START_AND_STOP + self.warm_up + self.speed;
+        match balancer.scales() {
+            true => speed + START_AND_STOP + self.scaling + SECOND_SERVER + self.kill_load,
+            false => speed,
+        }
+    }
+
+    /// How long all of them take.
+    fn all(&self, balancers: &[Balancer]) -> Duration {
+        let once: Duration = balancers.iter().map(|balancer| self.of(*balancer)).sum();
+        once * Connections::ALL.len() as u32
+    }
+}
+
+/// What start and stop of a balancer and its servers may take, and the start of a second server, beside the loads.
+const START_AND_STOP: Duration = Duration::from_secs(3);
+const SECOND_SERVER: Duration = Duration::from_secs(2);
 /// Servers when one is killed.
 const KILL_SERVERS: u32 = 2;
 /// CPUs of a server in the phase of scaling.
@@ -59,14 +103,15 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
         bail!("inco demo --web: the peers' containers are made by the engine oci; leave --engine out");
     }
     let interrupt = Interrupt::listen()?;
-    make_image()?;
+    testbed::make_web_server_image()?;
     let ground = Environment::new(args.engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
     let mut live = Live::new(args.json);
     let balancers = match args.balancer.as_slice() {
         [] => &Balancer::ALL[..],
         chosen => chosen,
     };
-    let shown = show(&ground, &interrupt, balancers, &mut live);
+    let times = if args.quick { Times::QUICK } else { Times::WHOLE };
+    let shown = show(&ground, &interrupt, &times, balancers, &mut live);
     live.end();
     let web = shown?;
     if args.json {
@@ -81,29 +126,25 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
-/// Makes the image from this machine's nginx, unless there is one.
-fn make_image() -> Result<()> {
-    if images::store().resolve(&engine::ImageRef::from(IMAGE)).is_ok() {
-        return Ok(());
-    }
-    let mut own = std::process::Command::new("/proc/self/exe");
-    network::output(own.args(["image", "import", IMAGE]))
-        .map(drop)
-        .context("cannot make an image from this machine's nginx: `apt-get install nginx-light`")
-}
-
-fn show(ground: &Environment, interrupt: &Interrupt, balancers: &[Balancer], live: &mut Live) -> Result<Web> {
+fn show(
+    ground: &Environment,
+    interrupt: &Interrupt,
+    times: &Times,
+    balancers: &[Balancer],
+    live: &mut Live,
+) -> Result<Web> {
     live.print_line(&format!(
         "inco demo --web: nginx containers behind {}, load by wrk. Balancers take turns: inco, HAProxy, nftables; the \
-         kernel's routing to one container is measured beside. All of them are real.\n",
-        network::ADDRESS
+         kernel's routing to one container is measured beside. All of them are real. This takes up to {} s.\n",
+        network::ADDRESS,
+        times.all(balancers).as_secs()
     ));
     let mut web = Web::default();
     for connections in Connections::ALL {
         for &balancer in balancers {
-            let mut run = speed(ground, interrupt, balancer, connections, live)?;
+            let mut run = speed(ground, interrupt, times, balancer, connections, live)?;
             if balancer.scales() {
-                scaling(ground, interrupt, balancer, connections, live, &mut run)?;
+                scaling(ground, interrupt, times, balancer, connections, live, &mut run)?;
             }
             live.print_line(&run.line());
             web.runs.push(run);
@@ -115,6 +156,7 @@ fn show(ground: &Environment, interrupt: &Interrupt, balancers: &[Balancer], liv
 fn speed(
     ground: &Environment,
     interrupt: &Interrupt,
+    times: &Times,
     balancer: Balancer,
     connections: Connections,
     live: &mut Live,
@@ -125,12 +167,12 @@ fn speed(
         let requests = requests(&url, connections, SPEED_CONNECTIONS, time);
         Wrk::start(bed.client(), ground.directory(), &requests)
     };
-    let mut warm_up = start(WARM_UP)?;
+    let mut warm_up = start(times.warm_up)?;
     wait(interrupt, || warm_up.is_over())?;
     warm_up.end()?;
     live.print_line(&format!("{}, {}: speed ...", balancer.name(), connections.name()));
     let before = CpuTime::now()?;
-    let mut wrk = start(SPEED_TIME)?;
+    let mut wrk = start(times.speed)?;
     wait(interrupt, || wrk.is_over())?;
     let cpu_s = (CpuTime::now()? - before).busy_s;
     let load = wrk.end()?;
@@ -162,6 +204,7 @@ fn wait(interrupt: &Interrupt, mut is_over: impl FnMut() -> Result<bool>) -> Res
 fn scaling(
     ground: &Environment,
     interrupt: &Interrupt,
+    times: &Times,
     balancer: Balancer,
     connections: Connections,
     live: &mut Live,
@@ -170,9 +213,12 @@ fn scaling(
     let mut bed = Bed::start(ground, balancer, Some(CPUS))?;
     let url = format!("http://{}/", bed.address());
     let title = format!("{}, {}: 1 → {MAX} → 1", balancer.name(), connections.name());
-    let changes = [(SCALE_OUT, Change::Scale(MAX)), (SCALE_IN, Change::Scale(1))];
+    let changes = [
+        (times.scale_out, Change::Scale(MAX)),
+        (times.scale_in, Change::Scale(1)),
+    ];
     let requests = |time| requests(&url, connections, SCALING_CONNECTIONS, time);
-    let wrk = Wrk::start(bed.client(), ground.directory(), &requests(SCALING_TIME))?;
+    let wrk = Wrk::start(bed.client(), ground.directory(), &requests(times.scaling))?;
     let (load, instances) = under_load(&mut bed, wrk, &changes, interrupt, &title, connections, live)?;
     run.failed_requests += load.failed;
     run.instances = Some(instances);
@@ -194,11 +240,11 @@ fn scaling(
         balancer.name(),
         connections.name()
     );
-    let wrk = Wrk::start(bed.client(), ground.directory(), &requests(KILL_TIME))?;
+    let wrk = Wrk::start(bed.client(), ground.directory(), &requests(times.kill_load))?;
     let (load, _) = under_load(
         &mut bed,
         wrk,
-        &[(KILL, Change::Kill)],
+        &[(times.kill, Change::Kill)],
         interrupt,
         &title,
         connections,
@@ -258,4 +304,27 @@ fn under_load(
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok((wrk.end()?, instances))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who starts it with default arguments waits for no longer than that.
+    const LIMIT: Duration = Duration::from_secs(280);
+
+    #[test]
+    fn all_balancers_fit_into_the_time_of_the_demo() {
+        let (whole, quick) = (Times::WHOLE.all(&Balancer::ALL), Times::QUICK.all(&Balancer::ALL));
+        assert!(whole <= LIMIT, "{whole:?}");
+        assert!(quick * 3 <= 2 * whole, "{quick:?} beside {whole:?}");
+    }
+
+    #[test]
+    fn changes_lie_within_their_loads() {
+        for times in [Times::WHOLE, Times::QUICK] {
+            assert!(times.scale_out < times.scale_in && times.scale_in < times.scaling);
+            assert!(times.kill < times.kill_load);
+        }
+    }
 }

@@ -11,8 +11,6 @@ use model::{InterfaceSetup, Mount, Nanos, NetFunction};
 
 use super::network::{Link, Namespace};
 
-/// The image of a server, and of an instance of inco's service.
-pub(super) const IMAGE: &str = "nginx";
 /// Where a server finds its configuration.
 pub(super) const CONFIGURATION: &str = "/etc/inco-web";
 /// The first address of a server is the one after this.
@@ -135,7 +133,7 @@ impl Servers {
         ];
         balancer.ip(&neighbour)?;
         let name = format!("inco-web-{number}");
-        let mut spec = ContainerSpec::new(name.clone(), IMAGE);
+        let mut spec = ContainerSpec::new(name.clone(), testbed::WEB_SERVER_IMAGE);
         spec.command = command();
         spec.cpu = self.cpus.map(CpuQuota::of_cpus);
         // As inco's service has it.

@@ -10,7 +10,7 @@ use rustix::net::{
 };
 
 use super::{Fault, Injected};
-use crate::bed::{Bed, BedName, UPLINK_SOCKET};
+use crate::bed::{Bed, UPLINK_SOCKET};
 use crate::guard::Guard;
 use crate::plan::{below, milliseconds};
 
@@ -19,7 +19,7 @@ const MESSAGE_BYTES: usize = 2048;
 /// Connections to each socket.
 const CONNECTIONS: usize = 8;
 
-/// Frames of random bytes, among the others.
+/// Broken frames, among the others.
 pub(super) struct Frames;
 
 impl Fault for Frames {
@@ -28,16 +28,13 @@ impl Fault for Frames {
     }
 
     fn about(&self) -> &'static str {
-        "sends 500 to 2,000 frames of random bytes into the uplink"
-    }
-
-    fn suits(&self, bed: BedName) -> bool {
-        !bed.is_web()
+        "sends 500 to 2,000 broken frames into the uplink"
     }
 
     fn inject(&self, bed: &mut Bed, random: &mut Random, _guard: &mut Guard) -> Result<Injected> {
         let frames = 500 + below(random, 1500);
-        bed.network()?.send_garbage(frames as u64);
+        bed.network()?
+            .send_garbage(frames as u64, Random::new(random.bits()))?;
         let mut injected = Injected::alone(format!("{frames} frames of garbage"));
         injected.lasts = milliseconds(random, 600, 1000);
         Ok(injected)

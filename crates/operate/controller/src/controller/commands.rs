@@ -354,6 +354,7 @@ impl Controller {
         let service = with_id(&mut self.services, id)?;
         let before = std::mem::replace(&mut service.settings, settings.clone());
         service.settings.places = before.places;
+        service.settings.plan.recovers |= before.plan.recovers;
         service.settings.plan.id = id;
         if scheduler {
             self.out.switch.push(SwitchRequest::Change(Change::SetScheduler {

@@ -13,11 +13,14 @@ impl Controller {
         };
         let instance = &mut self.instances[index];
         match &report.kind {
-            ReportKind::Listens(Ok(())) => instance.listens = true,
-            ReportKind::Listens(Err(missing)) if instance.state == InstanceState::Starting => {
-                instance.reason.clone_from(missing);
+            ReportKind::Listens(found) => {
+                if let Err(missing) = found
+                    && instance.state == InstanceState::Starting
+                {
+                    instance.reason.clone_from(missing);
+                }
+                instance.listens = Some(found.clone());
             }
-            ReportKind::Listens(Err(_)) => {}
             ReportKind::Check(verdict) => self.take_verdict(index, verdict),
             ReportKind::Agent(Ok(said)) => self.take_agent(index, said),
             // What it said before has its effect for a while.

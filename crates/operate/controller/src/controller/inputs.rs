@@ -197,7 +197,11 @@ impl Controller {
                 {
                     let instance = &mut self.instances[index];
                     instance.port = Port::Up;
-                    "its port is up".clone_into(&mut instance.reason);
+                    // What its program lacks may have been found before, and is told once.
+                    instance.reason = match &instance.listens {
+                        Some(Err(missing)) => missing.clone(),
+                        _ => "its port is up".to_owned(),
+                    };
                 }
             }
             SwitchEvent::AttachFailed { slot, reason } => {

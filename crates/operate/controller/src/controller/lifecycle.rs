@@ -105,6 +105,7 @@ impl Controller {
                     },
                 });
             }
+            Port::Up if instance.has_served => self.ready(index, "its ports are up, and its flows wait"),
             Port::Up => match ready {
                 ReadyKind::Connected => self.ready(index, "its ports are up"),
                 ReadyKind::Consumes => {
@@ -118,7 +119,9 @@ impl Controller {
                         Some(_) => {}
                     }
                 }
-                ReadyKind::Listens if instance.listens => self.ready(index, "its program listens"),
+                ReadyKind::Listens if instance.listens == Some(Ok(())) => {
+                    self.ready(index, "its program listens");
+                }
                 ReadyKind::Listens => {}
                 ReadyKind::Exec => {
                     if !instance.check_running && now >= instance.again && self.engine_down.is_none() {

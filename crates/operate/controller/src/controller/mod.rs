@@ -304,6 +304,7 @@ impl Controller {
             };
             let mut instance = self.new_instance(id, service, slot, true);
             instance.adopted = true;
+            instance.has_served = resumed.live.contains_key(&slot);
             let spec = self.services[service.index()].settings.container.as_ref();
             instance.cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
             instance.wanted_cpus = instance.cpus;
@@ -334,7 +335,7 @@ impl Controller {
                 .count() as u32;
             let service = &mut self.services[index];
             if !self.instances.iter().any(|i| i.service == id) {
-                service.settings.plan.recovery = None;
+                service.settings.plan.recovers = service.settings.plan.vip.is_some();
             }
             let settings = &service.settings;
             // A warm pool runs like the active instances: it was full, or is filled first.
@@ -344,20 +345,19 @@ impl Controller {
                 StandbyMode::Warm => settings.standby,
                 StandbyMode::Paused => 0,
             };
-            let has_flows = |i: &Instance| resumed.live.contains_key(&i.slot);
             let mut running_ones: Vec<&mut Instance> = self
                 .instances
                 .iter_mut()
                 .filter(|i| i.service == id && i.for_active)
                 .collect();
-            let with_flows = running_ones.iter().filter(|i| has_flows(i)).count() as u32;
+            let with_flows = running_ones.iter().filter(|i| i.has_served).count() as u32;
             // All that have flows serve them. If that is more than the maximum, as in a rollout, the surplus drains.
             let wanted = running
                 .saturating_sub(pool)
                 .clamp(settings.min, settings.max)
                 .max(with_flows);
             service.wanted = wanted;
-            running_ones.sort_by_key(|i| (!has_flows(i), i.id));
+            running_ones.sort_by_key(|i| (!i.has_served, i.id));
             for (active, instance) in (1..).zip(running_ones) {
                 instance.for_active = active <= wanted;
             }
@@ -546,13 +546,14 @@ impl Controller {
             op: None,
             for_active,
             adopted: false,
+            has_served: false,
             requested: self.now,
             started: self.now,
             ready: None,
             again: Nanos::ZERO,
             retry: BackOff::default(),
             check_running: false,
-            listens: false,
+            listens: None,
             probed: None,
             drain: None,
             leaving: false,

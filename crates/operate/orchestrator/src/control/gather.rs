@@ -456,7 +456,9 @@ mod tests {
 
     #[test]
     fn a_thread_that_works_is_runnable_and_one_that_sleeps_is_not() {
-        assert!(is_runnable(std::process::id()), "this very thread");
+        // The kernel ends its list of threads early where one of them exits meanwhile, as those of other tests do.
+        let is_seen = (0..1_000).any(|_| is_runnable(std::process::id()));
+        assert!(is_seen, "this very thread");
         assert!(!is_runnable(u32::MAX));
     }
 }

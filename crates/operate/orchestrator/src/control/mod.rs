@@ -224,9 +224,8 @@ impl ControlLoop {
         let nothing = Resumed::default();
         let resumed = resumed.unwrap_or(&nothing);
         if has_lost_flows {
-            let recovery = wiring::recovery(host::boot_id()?)?;
             for service in &mut services {
-                service.plan.recovery = Some(recovery.clone());
+                service.plan.recovers = true;
             }
         }
         let shell = Shell::new(Controller::new(settings, services), engine, resumed, now)

@@ -98,6 +98,11 @@ pub(super) fn driver(configuration: &Configuration) -> &'static dyn Driver {
     of(configuration.switch.driver)
 }
 
+/// The longest packet that passes between uplinks and instances, in bytes without the Ethernet header.
+pub fn longest_packet(configuration: &Configuration) -> u16 {
+    kernel_ports::mtu(configuration)
+}
+
 /// Whether the driver of a configuration loads programs into the kernel.
 pub fn loads_programs(configuration: &Configuration) -> bool {
     driver(configuration).loads_programs()

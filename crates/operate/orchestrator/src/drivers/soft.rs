@@ -107,6 +107,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     let ports = ports(configuration, &prefix)?;
     let config = SoftSwitchConfig {
         kernel_ports: kernel_ports(configuration, prefix)?,
+        half_open: of.ebpf.half_open,
         polling: of.poll,
         table: table(configuration),
         timeouts: of.timeouts,

@@ -1,9 +1,11 @@
 //! The tests and their shared helpers.
 
+mod acl;
 mod af_packet;
 mod capture;
 mod memory;
 mod ring;
+mod routes;
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -170,6 +171,85 @@ fn a_take_over_of_another_layout_that_was_interrupted_goes_on() {
     if available() {
         no_flow_moves(true);
     }
+}
+
+/// Flows that begin in the middle of a take-over.
+const BETWEEN: std::ops::Range<u16> = 2000..2100;
+/// Sends their packets at the moments that the conversion of entries shows.
+static BETWEEN_WIRE: Mutex<Option<(Tap, Moment)>> = Mutex::new(None);
+
+/// How far the take-over is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// Flows are copied. The older programs are attached.
+    First,
+    /// They have been copied, and new ones have begun since.
+    Copied,
+    /// Newer programs are attached, and flows are about to be copied once more.
+    Exchanged,
+}
+
+/// As [`from_older`]; each of those flows has a packet after the first walk over the table, which the older programs
+/// see, and one before the second walk, which the newer ones see.
+fn with_packets_between(map: &str, key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let mut between = BETWEEN_WIRE.lock().unwrap();
+    if let Some((wire, moment)) = &mut *between {
+        let next = match (*moment, map) {
+            // IPv4 is copied before IPv6.
+            (Moment::First, "flows_v6") => Some(Moment::Copied),
+            // What comes before the flows in each walk.
+            (Moment::Copied, "addresses") => Some(Moment::Exchanged),
+            _ => None,
+        };
+        if let Some(next) = next {
+            BETWEEN.for_each(|flow| wire.send(&packet(flow)));
+            *moment = next;
+        }
+    }
+    drop(between);
+    from_older(map, key, value)
+}
+
+/// A flow that begins under the older programs, after their flows were copied, and goes on under the newer ones, which
+/// know nothing of it: both pick the same instance.
+#[test]
+fn flows_that_begin_between_the_copy_and_the_exchange_stay() {
+    if !available() {
+        return;
+    }
+    let mut bed = older_bed();
+    // One of IPv6, so that its table is walked over.
+    bed.world
+        .wire
+        .send(&udp("[2001:db8:1::7]:4000", "[2001:db8::100]:80", &[0; 20]));
+    (1..11).for_each(|flow| bed.world.wire.send(&packet(flow)));
+    places(&bed.world, 11);
+    bed.switch.leave();
+    let wire = Tap::open(&bed.world.net, "net0");
+    *BETWEEN_WIRE.lock().unwrap() = Some((wire, Moment::First));
+    let before = Before {
+        entry: with_packets_between,
+        ..NEWER.before.unwrap()
+    };
+    let release = Release {
+        before: Some(before),
+        ..NEWER
+    };
+    bed.switch = EbpfSwitch::start_as(&bed.world.config, &release).unwrap();
+    let (_, moment) = BETWEEN_WIRE.lock().unwrap().take().unwrap();
+    assert_eq!(moment, Moment::Exchanged);
+    // It checks that each flow is at one place.
+    let at = places(&bed.world, 2 * BETWEEN.len());
+    assert_eq!(at.len(), BETWEEN.len());
+    assert_eq!(at.values().collect::<BTreeSet<_>>().len(), 2, "both have some");
+    bed.publish();
+    for slot in [Slot(0), Slot(1)] {
+        bed.attach(slot);
+        bed.set_state(slot, Some(InstanceState::Active));
+    }
+    BETWEEN.for_each(|flow| bed.world.wire.send(&packet(flow)));
+    assert_eq!(places(&bed.world, BETWEEN.len()), at);
+    bed.switch.stop();
 }
 
 /// Two releases back, or one ahead: that is said, and flows begin anew.

@@ -21,7 +21,10 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc;
 
 use flow_table::{Ownership, TableConfig};
-use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, UplinkKind, VipMode, WorkerId};
+use model::{
+    AffinityKey, DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, UplinkKind, VipMode,
+    WorkerId,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
     Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Resumed, Switch, SwitchError, SwitchEvent,
@@ -35,6 +38,7 @@ use crate::keep::Keep;
 use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
+use crate::shares::SharesMaker;
 use identities::Identities;
 use instances::Instances;
 use pairs::InstancePairs;
@@ -68,6 +72,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     service_changes: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
+    affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
     ..Capabilities::NONE
 };
 /// Interval of the checks for closed ports: the end of a peer is detected well within 100 ms.
@@ -95,6 +100,9 @@ pub struct SoftSwitchConfig {
     pub ownership: Ownership,
     /// The kernel ports of instances.
     pub kernel_ports: KernelPorts,
+    /// TCP connections of a service that may be half open, on all workers; [`None`]: on each worker a quarter of the
+    /// IPv4 flows of its table.
+    pub half_open: Option<u32>,
     /// Who keeps tables, rings and sockets for the next run. What an earlier one left is taken over.
     pub keep: Option<Keep>,
 }
@@ -163,6 +171,7 @@ pub struct SoftSwitch<M: FrameMemory> {
     uplinks: Uplinks<M>,
     questions: Questions,
     loads: Arc<LoadBoard>,
+    shares: SharesMaker,
     alarm: Arc<Alarm>,
     reports: mpsc::Receiver<Report<M>>,
     keep: Option<Keep>,
@@ -266,10 +275,12 @@ impl<M: FrameMemory> SoftSwitch<M> {
             leftover.neighbours.take(),
         );
         let ends = Arc::new(ends.map_err(|e| system("memory for the neighbours of uplinks", e))?);
+        let shares = SharesMaker::new(config, leftover.shares.take());
         let board = Board {
             loads: &loads,
             alarm: &alarm,
             ends: &ends,
+            shares: &shares.pins,
         };
         let mut workers = Workers::start(config, memories, board, &mut leftover)?;
         let mut switch = SoftSwitch {
@@ -283,6 +294,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             workers,
             questions: Questions::default(),
             loads,
+            shares,
             alarm,
             reports,
             look_at: Nanos::ZERO,
@@ -331,6 +343,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             );
         } else if has_flows {
             // It is another instance's flows that are pinned here.
+            self.shares.forget(slot);
             workers.broadcast(|| Command::PurgeSlot { slot, failed: true })?;
         }
         self.instances.attach(slot, port, workers.len())
@@ -339,6 +352,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     /// Packets are about to come: flows of instances that have not come again get others.
     fn give_up_unclaimed(&mut self) -> Result<(), SwitchError> {
         while let Some(slot) = self.unclaimed.first().copied() {
+            self.shares.forget(slot);
             self.workers
                 .broadcast(|| Command::PurgeSlot { slot, failed: true })?;
             self.unclaimed.remove(&slot);
@@ -368,11 +382,13 @@ impl<M: FrameMemory> SoftSwitch<M> {
         self.instances.attach_devices(slot, ports, &mut self.workers)
     }
 
-    fn publish(&mut self, mut plan: Plan) {
+    fn publish(&mut self, mut plan: Plan) -> Result<(), SwitchError> {
+        self.shares.follow(&plan)?;
         plan.slots.truncate(Slot::LIMIT);
         self.uplinks.announce(&plan);
         let queues = self.instances.follow(&plan);
         self.workers.publish(WorkerPlan::new(plan, queues));
+        Ok(())
     }
 
     fn take_report(&mut self, report: Report<M>, events: &mut Vec<SwitchEvent>) {
@@ -425,12 +441,15 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         match request {
             SwitchRequest::Publish(plan) => {
                 plan.validate(&CAPABILITIES)?;
-                self.publish(Arc::unwrap_or_clone(plan));
-                Ok(())
+                self.publish(Arc::unwrap_or_clone(plan))
             }
             SwitchRequest::Attach { slot, port, .. } => self.attach(slot, port),
-            SwitchRequest::Detach(slot) => self.instances.detach(slot, workers),
+            SwitchRequest::Detach(slot) => {
+                self.shares.forget(slot);
+                self.instances.detach(slot, workers)
+            }
             SwitchRequest::Fail(slot) => {
+                self.shares.forget(slot);
                 self.instances.fail(slot);
                 workers.fail(slot)
             }
@@ -440,6 +459,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 Ok(())
             }
             SwitchRequest::PurgeSlot(slot) => {
+                self.shares.forget(slot);
                 workers.broadcast(|| Command::PurgeSlot { slot, failed: false })
             }
             SwitchRequest::OpenUplink(uplink) => {

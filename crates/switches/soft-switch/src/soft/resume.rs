@@ -22,6 +22,7 @@ use crate::frame::FrameMemory;
 use crate::keep::{Keep, KeptAs, ListenerNote, NOT_OF_A_SWITCH, PortNote, PortsNote, SocketNote, WorkerNote};
 use crate::plan::home;
 use crate::port::{Connection, kernel, memif};
+use crate::shares;
 use crate::table_memory::TableMemory;
 use crate::worker::CommitPage;
 
@@ -118,6 +119,8 @@ pub(super) struct Leftover {
     pub(super) resumed: Resumed,
     /// The memory of uplinks' neighbours.
     pub(super) neighbours: Option<OwnedFd>,
+    /// The memory of the pins that flows share.
+    pub(super) shares: Option<OwnedFd>,
     /// Whether there is an earlier run.
     pub(super) has_any: bool,
 }
@@ -304,6 +307,7 @@ impl Leftover {
                 }
                 self.listeners.insert(rest.to_owned(), entry.one_file()?);
             }
+            _ if name == shares::NAME => self.shares = Some(entry.one_file()?),
             _ if name == ends::NAME => self.neighbours = Some(entry.one_file()?),
             _ if name == identities::NAME => {
                 let page = Identities::open(&entry.one_file()?).map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable};
+use flow_table::{FlowHasher, FlowTable, TableConfig};
 use model::{Slot, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use switch::{SwitchError, Usual};
@@ -23,8 +23,9 @@ use crate::idle::{Alarm, Idle, WakeSet, Waker};
 use crate::keep::{Keep, WorkerNote};
 use crate::message::{Ending, HandOff};
 use crate::plan::{LoadBoard, WorkerPlan};
+use crate::shares::SharedPins;
 use crate::table_memory::TableMemory;
-use crate::worker::{CommitPage, Peers, Sleep, Worker, WorkerParts};
+use crate::worker::{CommitPage, HalfOpen, Peers, Sleep, Worker, WorkerParts};
 
 /// The scheduler slice of a worker. It has little work each time that it wakes, and all packets wait for it.
 const SLICE: Duration = Duration::from_micros(100);
@@ -39,6 +40,7 @@ pub(super) struct Board<'a> {
     pub(super) loads: &'a Arc<LoadBoard>,
     pub(super) alarm: &'a Arc<Alarm>,
     pub(super) ends: &'a Arc<Ends>,
+    pub(super) shares: &'a SharedPins,
 }
 
 impl<M: FrameMemory> Workers<M> {
@@ -114,6 +116,8 @@ fn make<M: FrameMemory>(
             plan: Arc::clone(plan),
             loads: Arc::clone(board.loads),
             ends: Arc::clone(board.ends),
+            shares: board.shares.clone(),
+            half_open: half_open(config),
             counters: Arc::clone(&counters),
             commands: worker_commands,
             events: worker_events,
@@ -145,6 +149,23 @@ fn make<M: FrameMemory>(
         });
     }
     Ok(parts)
+}
+
+/// A worker's part of the connections that may be half open: addresses are spread over the workers by their hash. Those
+/// of IPv6 have a smaller table, of which they take no more than a quarter.
+fn half_open(config: &SoftSwitchConfig) -> HalfOpen {
+    let quarter = |flows: usize| u32::try_from(flows / 4).unwrap_or(u32::MAX).max(1);
+    let TableConfig {
+        ipv4_flows,
+        ipv6_flows,
+        ..
+    } = config.table;
+    let own = |all: u32| all.div_ceil(config.workers.len().max(1) as u32);
+    let limit = config.half_open.map_or_else(|| quarter(ipv4_flows), own);
+    HalfOpen {
+        limits: [limit, limit.min(quarter(ipv6_flows))],
+        timeout: config.timeouts.tcp_handshake,
+    }
 }
 
 /// An empty table for a worker, kept for the next run where somebody keeps it.

@@ -261,6 +261,7 @@ mod tests {
 
     fn config(workers: usize, flows: usize, keep: &Keep) -> SoftSwitchConfig {
         SoftSwitchConfig {
+            half_open: None,
             kernel_ports: super::super::KernelPorts::default(),
             workers: vec![None; workers],
             polling: Polling::default(),

@@ -344,11 +344,14 @@ impl<M: FrameMemory> Uplinks<M> {
         }
     }
 
-    /// A plan is to be published: announces the addresses of its services that are new.
+    /// A plan is to be published: announces the addresses of its services, and of their instances, that are new.
     pub(super) fn announce(&mut self, plan: &Plan) {
         let mut served = Vec::new();
         for service in &plan.services {
-            for address in service.vip.iter().flat_map(|vip| &vip.addresses) {
+            let of_instances = plan.instances().filter(|(_, row)| row.service == service.id);
+            let own = of_instances.flat_map(|(slot, _)| self.ends.own(slot));
+            let addresses = service.vip.iter().flat_map(|vip| &vip.addresses).chain(own);
+            for address in addresses {
                 served.extend(service.uplinks.iter().map(|uplink| (*uplink, *address)));
             }
         }

@@ -32,7 +32,7 @@ pub(crate) fn count<M: FrameMemory>(
             table.set_pins(entry, [slot; 2], cx.now);
             Some(entry)
         }
-        None if opens && !ends(info) => {
+        None if opens && !ends(info) && !answers_an_opening(info) => {
             let service = cx.view.routes[slot].service;
             let entered = table.insert(&info.key, hash, info.direction, [slot; 2], service, cx.now);
             if entered.is_ok() {
@@ -61,6 +61,13 @@ pub(crate) fn count<M: FrameMemory>(
 /// Whether a packet opens a TCP connection.
 pub(crate) fn is_opening(info: &PacketInfo) -> bool {
     info.tcp_flags.0 & (TcpFlags::SYN | TcpFlags::ACK) == TcpFlags::SYN
+}
+
+/// Whether a packet answers one that opens a TCP connection. Where that is not known, it was one of too many: the
+/// answer makes no entry either.
+fn answers_an_opening(info: &PacketInfo) -> bool {
+    let both = TcpFlags::SYN | TcpFlags::ACK;
+    info.key.protocol() == model::protocol::TCP && info.tcp_flags.0 & both == both
 }
 
 /// Whether a packet ends a flow that is not known.

@@ -12,6 +12,7 @@ use crate::table_memory::TableMemory;
 use crate::worker::context::Context;
 use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
+use crate::worker::set_up::SetUp;
 use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN};
 
 /// Table entries that a worker reads per turn while pins are removed: about 10 µs.
@@ -73,9 +74,16 @@ impl Housekeeping {
         &mut self,
         lookup: &mut Lookup,
         ingress: &mut Ingress<M>,
+        set_up: &SetUp,
         cx: &mut Context<M>,
     ) {
-        self.expiry_is_behind = lookup.table.expire(cx.now, EXPIRIES_PER_TURN).behind;
+        let (now, plan) = (cx.now, &cx.view.plan);
+        let expiry = lookup
+            .table
+            .expire_and_visit(now, EXPIRIES_PER_TURN, |service, flow| {
+                set_up.go_on_sharing(plan, service, flow, now);
+            });
+        self.expiry_is_behind = expiry.behind;
         while let Some((frame, _)) = ingress.fragments.expire(cx.now) {
             cx.discard(frame, DropReason::FragmentTimeout);
         }

@@ -29,6 +29,7 @@ mod set_up;
 mod sleep;
 mod steering;
 mod translated;
+mod unknown;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -47,6 +48,7 @@ use crate::idle::{Idle, Rest, Waker};
 use crate::message::{Command, Ending, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan};
 use crate::port::MAX_RING_SLOTS;
+use crate::shares::SharedPins;
 use crate::table_memory::TableMemory;
 use context::{Context, Ports, View};
 use egress::{Egress, HandOffs, drop_handed};
@@ -61,6 +63,7 @@ use set_up::SetUp;
 pub use commit::CommitPage;
 pub(crate) use outbox::OUTBOX_FRAMES;
 pub use sleep::Sleep;
+pub use unknown::HalfOpen;
 
 /// Frames that one poll of a port takes: twice DPDK's customary burst, which halves the cost per burst.
 pub const BURST_FRAMES: usize = packet::BURST;
@@ -95,6 +98,10 @@ pub struct WorkerParts<M: FrameMemory> {
     pub plan: Arc<ArcSwap<WorkerPlan>>,
     /// The published loads.
     pub loads: Arc<LoadBoard>,
+    /// The pins that flows share, once a service has such flows.
+    pub shares: SharedPins,
+    /// How many connections of a service may be half open.
+    pub half_open: HalfOpen,
     /// What is known of instances that end connections.
     pub ends: Arc<Ends>,
     /// Its counters.
@@ -166,7 +173,7 @@ impl<M: FrameMemory> Worker<M> {
             ingress: Ingress::new(parts.fragment_key, peers.from),
             lookup: Lookup::new(parts.table),
             moves: Box::new(Moves::new()),
-            set_up: SetUp::new(parts.loads),
+            set_up: SetUp::new(parts.loads, parts.shares.0, parts.half_open),
             egress: Egress::new(HandOffs::new(peers.to, peers.wakers), parts.commit),
             returns: Returns::new(),
             housekeeping: Housekeeping::new(),
@@ -198,7 +205,7 @@ impl<M: FrameMemory> Worker<M> {
             self.release_moves();
         }
         self.housekeeping
-            .expire(&mut self.lookup, &mut self.ingress, &mut self.cx);
+            .expire(&mut self.lookup, &mut self.ingress, &self.set_up, &mut self.cx);
         self.continue_sweep();
         self.egress.flush(&mut self.cx);
         moved

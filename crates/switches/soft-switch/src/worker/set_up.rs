@@ -1,11 +1,13 @@
 //! Set-up: a new flow, or one that lost its instance, is classified, scheduled and pinned.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use flow_table::{FlowHasher, FlowTable, Full};
+use flow_table::{FlowTable, Full};
 use interfaces::is_checker;
-use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol};
-use packet::{PacketInfo, TcpFlags};
+use model::{
+    AffinityKey, Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol,
+};
+use packet::PacketInfo;
 use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use switch::{PickRecord, Plan, ServicePlan, SlotPlan};
@@ -15,31 +17,48 @@ use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
 use crate::message::WorkerEvent;
 use crate::plan::LoadBoard;
+use crate::shares::{Shared, Shares};
 use crate::table_memory::TableMemory;
 use crate::worker::context::Context;
 use crate::worker::egress::Decision;
 use crate::worker::lookup::{Lookup, Missed};
+use crate::worker::unknown::{HalfOpen, TcpPart, public_hash};
 
 /// Maximum number of flows with a chosen destination that have sent no packet since. Beyond it, the scheduler decides
 /// for one of them.
 const DESTINATIONS: usize = 64;
 
 /// A service on this worker: its scheduler and the instances that take new flows.
-struct ServiceState {
+pub(super) struct ServiceState {
     id: ServiceId,
     scheduler: Scheduler,
-    candidates: Candidates,
+    /// Whether that goes by a hash alone.
+    goes_by_hash: bool,
+    pub(super) candidates: Candidates,
     /// Expected rate of a new flow, in the service's metric.
     expected: f32,
     /// A requested record of the next decision.
     record: Option<Box<PickRecord>>,
-    /// Who picks for connections that began before this run, with the hash that it goes by.
-    recovery: Option<(Scheduler, FlowHasher)>,
+    /// Who picks by the hash alone where the service's scheduler does not.
+    by_hash: Scheduler,
+    /// Until when the middle of unknown connections goes by the hash, because their first packets have.
+    pub(super) by_hash_until: Nanos,
     /// Which of the scheduler's weights the counters show.
     shown: u64,
 }
 
 impl ServiceState {
+    /// Picks the instance of a flow of which nothing is known but its hash.
+    #[cold]
+    pub(super) fn pick_by_hash(&mut self, flow: &NewFlow<'_>) -> Pick {
+        let scheduler = if self.goes_by_hash {
+            &mut self.scheduler
+        } else {
+            &mut self.by_hash
+        };
+        scheduler.pick(flow, &self.candidates)
+    }
+
     /// Shows the scheduler's weights in the counters, where it has new ones.
     fn show_weights(&mut self, plan: &Plan, counters: &WorkerCounters) {
         if self.scheduler.has_weights() {
@@ -77,8 +96,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) uplink: UplinkId,
     /// Whether it is an ICMP error that quotes the flow.
     pub(crate) is_icmp_error: bool,
-    /// Whether it belongs to a TCP connection that began with an earlier packet.
-    pub(crate) is_mid_connection: bool,
+    /// What it is of a TCP connection without an entry.
+    pub(crate) part: TcpPart,
 }
 
 /// The pins of a flow whose instance was picked.
@@ -92,12 +111,15 @@ pub(crate) struct Place {
 
 /// The set-up stage.
 pub(crate) struct SetUp {
-    services: Vec<ServiceState>,
+    pub(super) services: Vec<ServiceState>,
     loads: Arc<LoadBoard>,
     /// Epoch of the loads in use; `u64::MAX` if the candidates must be listed anew.
     load_epoch: u64,
     /// Expected load of flows pinned since then, by slot, in the service's metric.
     pinned: SlotMap<f32>,
+    /// The pins that flows share.
+    pub(super) shares: Arc<OnceLock<Shares>>,
+    pub(super) half_open: HalfOpen,
     /// Chosen slots of flows that lost their pin, in place of the scheduler's.
     destinations: Vec<(FlowKey, Slot)>,
     /// Number of packets so far for whose flow an instance was picked.
@@ -105,10 +127,12 @@ pub(crate) struct SetUp {
 }
 
 impl SetUp {
-    pub(crate) fn new(loads: Arc<LoadBoard>) -> SetUp {
+    pub(crate) fn new(loads: Arc<LoadBoard>, shares: Arc<OnceLock<Shares>>, half_open: HalfOpen) -> SetUp {
         SetUp {
             services: Vec::with_capacity(ServiceId::LIMIT),
             loads,
+            shares,
+            half_open,
             load_epoch: u64::MAX,
             pinned: SlotMap::default(),
             destinations: Vec::with_capacity(DESTINATIONS),
@@ -150,12 +174,13 @@ impl SetUp {
                 // The only allocation of a plan, once per new service.
                 self.services.push(ServiceState {
                     id: service.id,
+                    goes_by_hash: service.scheduler.is_by_hash(),
                     scheduler: service.scheduler.clone(),
                     candidates: Candidates::new(),
                     expected: 0.0,
                     record: None,
-                    recovery: (service.recovery.as_ref())
-                        .map(|of| (of.scheduler.clone(), FlowHasher::new(of.key))),
+                    by_hash: Scheduler::by_hash_alone(),
+                    by_hash_until: Nanos::ZERO,
                     shown: 0,
                 });
             }
@@ -207,6 +232,8 @@ impl SetUp {
             }
         }
         for state in &mut self.services {
+            // In steps: its table is there before it is asked.
+            state.by_hash.follow(&state.candidates);
             state.show_weights(plan, counters);
         }
     }
@@ -214,6 +241,7 @@ impl SetUp {
     /// Replaces the scheduler of a service. The candidates are listed anew, on its terms.
     pub(crate) fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) {
         if let Some(state) = self.services.iter_mut().find(|s| s.id == service) {
+            state.goes_by_hash = scheduler.is_by_hash();
             state.scheduler = scheduler;
         }
         self.relist();
@@ -249,6 +277,7 @@ impl SetUp {
         lookup: &mut Lookup,
         cx: &mut Context<M>,
     ) -> Decision {
+        let is_unknown_tcp = missed.entry.is_none() && info.key.protocol() == protocol::TCP;
         let opening = Opening {
             key: &info.key,
             direction: info.direction,
@@ -256,14 +285,17 @@ impl SetUp {
             dscp: info.dscp,
             uplink,
             is_icmp_error: info.is_icmp_error,
-            is_mid_connection: missed.entry.is_none()
-                && info.key.protocol() == protocol::TCP
-                && info.tcp_flags.0 & TcpFlags::SYN == 0,
+            part: if is_unknown_tcp {
+                TcpPart::of(info.tcp_flags)
+            } else {
+                TcpPart::None
+            },
         };
         // The rate of a flow that lost its instance is known if it is an elephant.
         let rate = missed.entry.and_then(|_| lookup.elephants.rate(&info.key, hash));
-        let (now, table) = (cx.now, &mut lookup.table);
-        self.open(&opening, rate.map(|(pps, _)| pps), cx, |to| {
+        let now = cx.now;
+        let table = &mut lookup.table;
+        self.open(&opening, rate.map(|(pps, _)| pps), table, cx, |table, to| {
             let moved = match missed.entry {
                 // This packet was counted as a hit already.
                 Some(entry) if to.is_symmetric => table.set_pins(entry, to.pins, now),
@@ -287,8 +319,9 @@ impl SetUp {
         &mut self,
         opening: &Opening<'_>,
         rate: Option<f32>,
+        table: &mut FlowTable<TableMemory>,
         cx: &mut Context<M>,
-        enter: impl FnOnce(Place) -> Result<bool, Full>,
+        enter: impl FnOnce(&mut FlowTable<TableMemory>, Place) -> Result<bool, Full>,
     ) -> Decision {
         self.count += 1;
         let plan = &*cx.view.plan;
@@ -296,8 +329,8 @@ impl SetUp {
             key, direction, hash, ..
         } = opening;
         let of = plan.classify(|| key.tuple(direction), opening.uplink);
-        let Some((service, state)) = of.and_then(|of| plan.services.get(of).zip(self.services.get_mut(of)))
-        else {
+        let found = of.and_then(|of| Some((of, plan.services.get(of)?, self.services.get_mut(of)?)));
+        let Some((place, service, state)) = found else {
             return Decision::Fallback(plan.unmatched);
         };
         let (service_id, counters) = (service.id, &cx.counters);
@@ -319,56 +352,85 @@ impl SetUp {
                 reason: DropReason::Spoofed,
             };
         }
-        if opening.is_icmp_error {
-            // An ICMP error about an unknown flow does not open it: its instance follows from the hash.
-            return by_hash(&state.candidates, service_id, hash);
+        let half_open = || table.half_open_of_service(service_id);
+        let makes_entry = match opening.part {
+            _ if opening.is_icmp_error => false,
+            TcpPart::Opens => !self.half_open.is_reached(key, half_open()),
+            TcpPart::Answers => cx.now >= state.by_hash_until,
+            TcpPart::None | TcpPart::Middle => true,
+        };
+        if !makes_entry {
+            return self.pass_on(opening, place, cx);
         }
         let expected = match rate {
             Some(pps) if state.scheduler.settings().metric == Metric::Packets => pps.max(state.expected),
             _ => state.expected,
         };
-        let flow = NewFlow {
+        let mut flow = NewFlow {
             key,
             direction,
             hash,
             expected,
             dscp: opening.dscp,
         };
+        let mut shared = None;
+        if service.affinity_key != AffinityKey::Flow {
+            shared = Shared::of(service, || key.tuple(direction)).zip(self.shares.get());
+        }
+        let is_recovered =
+            opening.part == TcpPart::Middle && (service.recovers || cx.now < state.by_hash_until);
+        if is_recovered || shared.is_some() || state.goes_by_hash {
+            flow.hash = public_hash(key, shared.map(|(of, _)| of).as_ref());
+        }
         let destination = if self.destinations.is_empty() {
             None
         } else {
             take_destination(&mut self.destinations, key, &state.candidates)
         };
-        let is_recovered = opening.is_mid_connection && state.recovery.is_some();
-        let pick = if is_recovered {
-            recovering_pick(state, flow)
-        } else if state.record.is_none() {
-            state.scheduler.pick(&flow, &state.candidates)
-        } else {
-            recorded_pick(state, &flow, &mut cx.events, counters)
+        let known = shared.and_then(|(of, shares)| {
+            let slot = shares.find(&of, cx.now, |slot| state.candidates.index_of(slot).is_some())?;
+            Some((state.candidates.index_of(slot)?, slot))
+        });
+        let destination = destination.or(known);
+        let pick = match destination {
+            Some((index, _)) if known.is_some() => Pick::Fits(index),
+            _ if is_recovered => state.pick_by_hash(&flow),
+            _ if state.record.is_none() => state.scheduler.pick(&flow, &state.candidates),
+            _ => recorded_pick(state, &flow, &mut cx.events, counters),
         };
         let picked = || Some((pick.index()?, state.candidates.get(pick.index()?)?.slot));
-        let Some((index, slot)) = destination.or_else(picked) else {
+        let Some((mut index, mut slot)) = destination.or_else(picked) else {
             counters.services[service_id].unserved.add(1);
             return Decision::Refused {
                 service: service_id,
                 reason: DropReason::NoInstance,
             };
         };
+        if let Some((of, shares)) = shared.filter(|_| known.is_none()) {
+            let takes = |slot| state.candidates.index_of(slot).is_some();
+            let agreed = shares.agree(&of, slot, cx.now, takes);
+            (index, slot) = state
+                .candidates
+                .index_of(agreed)
+                .map_or((index, slot), |index| (index, agreed));
+        }
         // In registers: a load of an array of which one half was just written would stall.
         let pins = match direction {
             _ if service.symmetric => [slot; 2],
             Direction::Forward => [slot, Slot::NONE],
             Direction::Reverse => [Slot::NONE, slot],
         };
-        let entered = enter(Place {
-            pins,
-            slot,
-            service: service_id,
-            is_symmetric: service.symmetric,
-        });
+        let entered = enter(
+            table,
+            Place {
+                pins,
+                slot,
+                service: service_id,
+                is_symmetric: service.symmetric,
+            },
+        );
         let Ok(moved) = entered else {
-            return without_entry(service, &state.candidates, hash, counters);
+            return without_entry(service, (&state.candidates, shared.map(|_| slot)), hash, counters);
         };
         // A capacity that is not learnt yet cannot be exceeded.
         let is_over = matches!(pick, Pick::Overcommitted(_))
@@ -390,16 +452,6 @@ impl SetUp {
             service: service_id,
         }
     }
-}
-
-/// Picks the instance of a connection of which nothing is known but its addresses.
-#[cold]
-fn recovering_pick(state: &mut ServiceState, flow: NewFlow<'_>) -> Pick {
-    let Some((scheduler, hasher)) = &mut state.recovery else {
-        return Pick::None;
-    };
-    let hash = hasher.hash(flow.key);
-    scheduler.pick(&NewFlow { hash, ..flow }, &state.candidates)
 }
 
 /// Picks an instance, records the decision, and sends it to the control plane.
@@ -456,11 +508,12 @@ fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
     Some(Slot(index as u16))
 }
 
-/// The destination of a packet for whose flow the table has no room.
+/// The destination of a packet for whose flow the table has no room: where those are with which it shares an instance,
+/// else by its hash.
 #[cold]
 fn without_entry(
     service: &ServicePlan,
-    candidates: &Candidates,
+    (candidates, shared): (&Candidates, Option<Slot>),
     hash: u64,
     counters: &WorkerCounters,
 ) -> Decision {
@@ -472,7 +525,11 @@ fn without_entry(
         },
         TableFull::Hash => {
             counters.services[service.id].unpinned.add(1);
-            by_hash(candidates, service.id, hash)
+            let service = service.id;
+            shared.map_or_else(
+                || by_hash(candidates, service, hash),
+                |slot| Decision::Instance { slot, service },
+            )
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The order of the stages for a burst: ingress, lookup, set-up, egress. Packets go forward only, in their order.
 
 use flow_table::LookupOutcome;
-use model::{DropReason, FlowKey, UplinkId};
+use model::{DropReason, FlowKey, UplinkId, protocol};
 use packet::{Offer, PacketInfo, Parsed};
 
 use crate::frame::{Frame as _, FrameMemory};
@@ -12,6 +12,7 @@ use crate::worker::lookup::{Missed, Outcome};
 use crate::worker::moves::Held;
 use crate::worker::outbox::Hits;
 use crate::worker::set_up::Opening;
+use crate::worker::unknown::TcpPart;
 use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN, NEW_FLOWS_PER_TURN, Worker, returns};
 
 impl<M: FrameMemory> Worker<M> {
@@ -160,7 +161,7 @@ impl<M: FrameMemory> Worker<M> {
             let Some(frame) = rest.next() else { break };
             match outcome {
                 LookupOutcome::Miss if self.parser.burst.is_opening(place) => {
-                    let decision = self.open(place, uplink);
+                    let decision = self.open(frame.bytes(), place, uplink);
                     self.egress.send(frame, decision, uplink, &mut self.cx);
                 }
                 LookupOutcome::Miss => self.steer_new(frame, place, uplink),
@@ -177,9 +178,9 @@ impl<M: FrameMemory> Worker<M> {
         self.ingress.exceptions = exceptions;
     }
 
-    /// Sets up the unknown flow of a packet of the current burst.
+    /// Sets up the unknown flow of a packet of the current burst, with these bytes.
     #[inline(always)]
-    fn open(&mut self, place: usize, uplink: UplinkId) -> Decision {
+    fn open(&mut self, bytes: &[u8], place: usize, uplink: UplinkId) -> Decision {
         let (burst, packets) = (&*self.parser.burst, &self.parser.headers.packets);
         let opening = Opening {
             key: &FlowKey::V4(packets.key(place)),
@@ -188,13 +189,18 @@ impl<M: FrameMemory> Worker<M> {
             dscp: self.parser.headers.dscp(place),
             uplink,
             is_icmp_error: false,
-            is_mid_connection: false,
+            part: if packets.key(place).protocol == protocol::TCP {
+                TcpPart::of(self.parser.headers.info(place, bytes).tcp_flags)
+            } else {
+                TcpPart::None
+            },
         };
         let (now, table) = (self.cx.now, &mut self.lookup.table);
-        self.set_up.open(&opening, None, &mut self.cx, |to| {
-            table.open(burst, place, to.pins, to.service, now)?;
-            Ok(false)
-        })
+        self.set_up
+            .open(&opening, None, table, &mut self.cx, |table, to| {
+                table.open(burst, place, to.pins, to.service, now)?;
+                Ok(false)
+            })
     }
 
     /// Steers a packet of the current burst whose flow is unknown and which cannot open it on the fast path.

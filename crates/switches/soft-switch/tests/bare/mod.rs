@@ -11,8 +11,8 @@ use model::{
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Port, Sleep, TableMemory, WakeSet,
-    Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
+    Alarm, Command, FrameMemory, HalfOpen, Idle, InstancePorts, LoadBoard, Peers, Port, SharedPins, Sleep,
+    TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
 };
 use switch::{Edits, Plan, ServicePlan, SlotPlan};
 
@@ -123,6 +123,8 @@ pub(crate) fn editing<M: FrameMemory>(
         fragment_key: [1, 2],
         plan: Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, Vec::new()))),
         loads: Arc::new(LoadBoard::default()),
+        shares: SharedPins::default(),
+        half_open: HalfOpen::ANY,
         ends: Arc::default(),
         counters: Arc::clone(&counters),
         commit: None,

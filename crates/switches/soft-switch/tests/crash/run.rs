@@ -43,6 +43,7 @@ pub(crate) fn function_socket(directory: &Path, number: u16) -> PathBuf {
 
 fn config(directory: &Path, keep: Keep) -> SoftSwitchConfig {
     SoftSwitchConfig {
+        half_open: None,
         kernel_ports: soft_switch::KernelPorts::default(),
         workers: vec![None],
         polling: Polling::Adaptive,

@@ -237,6 +237,7 @@ impl Bed {
     ) -> Bed {
         let directory = tempfile::tempdir().unwrap();
         let mut config = SoftSwitchConfig {
+            half_open: None,
             kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
             workers: vec![None; workers],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use interfaces::{GATEWAY_MAC, container_end};
 use model::{DropReason, InstanceState, Slot, UplinkId, Vip, VipMode};
 use real_parts::{Namespace, fetch, run, serve};
-use soft_switch::{Keep, KernelPlace, KernelPorts, UplinkConfig, UplinkDevice};
+use soft_switch::{Keep, KernelPlace, KernelPorts, SoftSwitchConfig, UplinkConfig, UplinkDevice};
 use switch::{PortKind, PortSpec, ServicePlan, SwitchEvent, SwitchRequest};
 
 use crate::bed::{self, Bed, echo};
@@ -109,7 +109,7 @@ impl World {
     }
 
     /// Starts one that serves downloads at the service's addresses, and gives it flows.
-    fn add_server(&mut self, bed: &mut Bed, slot: u16) {
+    pub(crate) fn add_server(&mut self, bed: &mut Bed, slot: u16) {
         self.start_instance(slot, &[&format!("{VIP}/32"), &format!("{VIP_V6}/128")]);
         for address in [format!("{VIP}:80"), format!("[{VIP_V6}]:80")] {
             serve(&self.instances[&slot], &address);
@@ -168,8 +168,27 @@ pub(crate) fn switch_with(
     keep: Option<Keep>,
     own: impl Fn(u16) -> Vec<IpAddr>,
 ) -> Bed {
+    make(workers, places, service, own, |config| config.keep = keep)
+}
+
+/// The same, with other settings.
+pub(crate) fn switch_changed(
+    workers: usize,
+    places: u16,
+    service: ServicePlan,
+    change: impl FnOnce(&mut SoftSwitchConfig),
+) -> Bed {
+    make(workers, places, service, |_| Vec::new(), change)
+}
+
+fn make(
+    workers: usize,
+    places: u16,
+    service: ServicePlan,
+    own: impl Fn(u16) -> Vec<IpAddr>,
+    change: impl FnOnce(&mut SoftSwitchConfig),
+) -> Bed {
     Bed::with(workers, 0, vec![service], |config| {
-        config.keep = keep;
         config.uplinks = vec![UplinkConfig {
             name: "wan".to_owned(),
             device: UplinkDevice::Kernel {
@@ -189,6 +208,7 @@ pub(crate) fn switch_with(
                 })
                 .collect(),
         };
+        change(config);
     })
 }
 

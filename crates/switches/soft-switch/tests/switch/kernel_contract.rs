@@ -23,6 +23,7 @@ impl Switch for KernelEnds {
         Capabilities {
             ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
             returns: false,
+            ring_occupancy: false,
             ..self.0.switch.capabilities()
         }
     }
@@ -73,7 +74,7 @@ fn answer_to(tuple: &Tuple) -> Tuple {
     }
 }
 
-fn tap(namespace: &Namespace, interface: &str) -> PacketSocket {
+pub(crate) fn tap(namespace: &Namespace, interface: &str) -> PacketSocket {
     let config = packet_socket::Config {
         slots: 1024,
         frame_bytes: 1514,
@@ -81,7 +82,7 @@ fn tap(namespace: &Namespace, interface: &str) -> PacketSocket {
     namespace.within(|| PacketSocket::open(interface, config).unwrap())
 }
 
-fn send_all(by: &mut PacketSocket, frames: impl Iterator<Item = Vec<u8>>) {
+pub(crate) fn send_all(by: &mut PacketSocket, frames: impl Iterator<Item = Vec<u8>>) {
     let (_, sender) = by.rings();
     frames.for_each(|frame| sender.put(&frame).unwrap());
     sender.send().unwrap();

@@ -7,11 +7,13 @@
     reason = "what goes wrong here fails the test"
 )]
 
+mod announcements;
 mod bed;
 mod captures;
 mod changes;
 mod contract;
 mod failures;
+mod flood;
 mod fragments;
 #[path = "../kept/mod.rs"]
 mod kept;
@@ -23,6 +25,7 @@ mod many;
 mod raw;
 mod relaxed;
 mod restart;
+mod sharing;
 mod signals;
 mod steering;
 mod table;

@@ -6,7 +6,7 @@ use model::{DropReason, Fallback, InstanceState, Match, Prefix, UplinkId};
 use packet::TcpFlags;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
 use scheduling::Scheduler;
-use switch::{FlowFilter, Recovery, ServicePlan, SwitchRequest};
+use switch::{FlowFilter, ServicePlan, SwitchRequest};
 
 use crate::bed::{Bed, cross, echo, service, stamp, udp_flows, udp_packet, unstamped};
 
@@ -459,10 +459,15 @@ fn without_an_instance_packets_are_dropped_and_counted_with_their_service() {
 }
 
 /// The instance of each of 64 TCP flows, by a packet with these flags, and how many flows were recovered.
-fn instances_of_tcp(flags: u8, recovery: Option<Recovery>, hash_key: [u64; 4]) -> (Vec<u8>, u64) {
+fn instances_of_tcp(
+    flags: u8,
+    workers: usize,
+    hash_key: [u64; 4],
+    change: impl FnOnce(&mut ServicePlan),
+) -> (Vec<u8>, u64) {
     let mut service = service(0, &[0], Match::default());
-    service.recovery = recovery;
-    let mut bed = Bed::with(1, 1, vec![service], |config| config.hash_key = hash_key);
+    change(&mut service);
+    let mut bed = Bed::with(workers, 1, vec![service], |config| config.hash_key = hash_key);
     let frames: Vec<Vec<u8>> = (0..64_u16)
         .map(|flow| {
             let from = std::net::SocketAddr::from(([10, 0, 0, 1], 1000 + flow));
@@ -493,29 +498,45 @@ fn instances_of_tcp(flags: u8, recovery: Option<Recovery>, hash_key: [u64; 4]) -
     (instances, recovered)
 }
 
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
 #[test]
-fn connections_that_were_lost_go_to_the_same_instances_in_each_run() {
-    const SYN: u8 = 2;
-    const ACK: u8 = 16;
-    let recovery = |key| {
-        Some(Recovery {
-            scheduler: Scheduler::from_name("maglev").unwrap(),
-            key: [key; 4],
-        })
-    };
-    let (first, recovered) = instances_of_tcp(ACK, recovery(7), [1, 2, 3, 4]);
+fn connections_that_were_lost_go_to_the_same_instances_in_each_run_and_on_each_machine() {
+    let recovers = |service: &mut ServicePlan| service.recovers = true;
+    let (first, recovered) = instances_of_tcp(ACK, 1, [1, 2, 3, 4], recovers);
     assert_eq!(recovered, 64);
     assert_eq!(
-        instances_of_tcp(ACK, recovery(7), [5, 6, 7, 8]),
+        instances_of_tcp(ACK, 2, [5, 6, 7, 8], recovers),
         (first.clone(), 64)
     );
-    assert_ne!(instances_of_tcp(ACK, recovery(8), [1, 2, 3, 4]).0, first);
+    // Whatever picks new flows.
+    let by_load = |service: &mut ServicePlan| {
+        recovers(service);
+        service.scheduler = Scheduler::from_name("worst-fit").unwrap();
+    };
+    assert_eq!(instances_of_tcp(ACK, 1, [9, 9, 9, 9], by_load).0, first);
     // A new connection, and any where nothing was lost, has the instance that the scheduler picks.
     let is_in_turn = |of: &[u8]| (0..60).all(|at| of[at] == of[at + 4]) && of[..4] != [of[0]; 4];
-    let (new, recovered) = instances_of_tcp(SYN, recovery(7), [1, 2, 3, 4]);
+    let (new, recovered) = instances_of_tcp(SYN, 1, [1, 2, 3, 4], recovers);
     assert!(is_in_turn(&new) && recovered == 0, "{new:?}");
-    let (known, recovered) = instances_of_tcp(ACK, None, [1, 2, 3, 4]);
+    let (known, recovered) = instances_of_tcp(ACK, 1, [1, 2, 3, 4], |_| {});
     assert!(is_in_turn(&known) && recovered == 0, "{known:?}");
+}
+
+/// A connection that one machine has pinned, and whose packets another one gets from now on, goes on where it is.
+#[test]
+fn two_machines_agree_where_a_connection_is() {
+    for recovers in [false, true] {
+        let maglev = |service: &mut ServicePlan| {
+            service.scheduler = Scheduler::from_name("maglev").unwrap();
+            service.recovers = recovers;
+        };
+        let (begun, _) = instances_of_tcp(SYN, 1, [1, 2, 3, 4], maglev);
+        let used: std::collections::BTreeSet<u8> = begun.iter().copied().collect();
+        assert_eq!(used.len(), 4, "{begun:?}");
+        assert_eq!(instances_of_tcp(ACK, 2, [5, 6, 7, 8], maglev).0, begun);
+    }
 }
 
 #[test]

@@ -12,8 +12,9 @@ use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, HandOff, HeapFrame, HeapMemory, Idle, InstancePorts, LoadBoard, MemifPort, Peers, Port,
-    Sleep, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
+    Alarm, Command, HalfOpen, HandOff, HeapFrame, HeapMemory, Idle, InstancePorts, LoadBoard, MemifPort,
+    Peers, Port, SharedPins, Sleep, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent,
+    WorkerParts, WorkerPlan,
 };
 use switch::{Edits, Plan, ServicePlan, SlotPlan};
 
@@ -128,6 +129,8 @@ pub(crate) fn alone_with(
         fragment_key: [1, 2],
         plan: Arc::clone(&plan),
         loads: Arc::clone(&loads),
+        shares: SharedPins::default(),
+        half_open: HalfOpen::ANY,
         ends: Arc::default(),
         counters: Arc::clone(&counters),
         commit: None,

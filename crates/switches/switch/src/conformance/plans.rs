@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use model::{AffinityKey, Fallback, Generation, Vip, VipMode};
+use model::{AffinityKey, Fallback, Generation, Match, Vip, VipMode};
 
 use super::{Conforming, PORT};
 use crate::{Plan, SwitchRequest};
@@ -17,47 +17,76 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
         mode,
         target_port: None,
     };
-    let mut asked: Vec<(&str, bool, Plan)> = Vec::new();
-    let mut ask = |what, is_able, change: &dyn Fn(&mut Plan)| {
+    let mut asked: Vec<(String, bool, Plan)> = Vec::new();
+    // Part of what is said where it is refused, whether the driver can do it, and what asks for it.
+    let mut ask = |said: &str, is_able, change: &dyn Fn(&mut Plan)| {
         let mut plan = of.plan.clone();
         change(&mut plan);
-        asked.push((what, is_able, plan));
+        asked.push((said.to_owned(), is_able, plan));
     };
-    for (word, mode) in VipMode::WORDS {
+    for (_, mode) in VipMode::WORDS {
         let change = |plan: &mut Plan| plan.services[0].vip = Some(vip(*mode));
-        ask(word, can.vips.contains(mode), &change);
+        ask("an address in that mode", can.vips.contains(mode), &change);
     }
-    for (word, key) in AffinityKey::WORDS {
+    for (_, key) in AffinityKey::WORDS {
         let change = |plan: &mut Plan| plan.services[0].affinity_key = *key;
-        ask(word, can.affinity_keys.contains(key), &change);
+        let is_able = can.affinity_keys.contains(key);
+        ask(
+            "that flows with a common address share an instance",
+            is_able,
+            &change,
+        );
     }
-    ask("host", can.passes_to_host, &|plan| {
+    ask("this machine's own network", can.passes_to_host, &|plan| {
         plan.unmatched = Fallback::Host
     });
-    ask("two pins", can.returns, &|plan| {
+    ask("this machine's own network", can.passes_to_host, &|plan| {
+        plan.other = Fallback::Host
+    });
+    ask("a pin for each direction", can.returns, &|plan| {
         plan.services[0].symmetric = false
     });
-    ask("relaxed", can.relaxed_moves && can.return_matching, &|plan| {
+    ask("by a match that both have", can.sees_openers, &|plan| {
+        plan.services[0].matches = Match::default()
+    });
+    let counts = "that returned packets are counted for each flow";
+    ask(counts, can.return_matching, &|plan| {
+        plan.services[0].return_counters = true
+    });
+    let moves = if can.relaxed_moves {
+        counts
+    } else {
+        "that its flows move in order"
+    };
+    ask(moves, can.relaxed_moves && can.return_matching, &|plan| {
         plan.services[0].relaxed = true;
         plan.services[0].return_counters = true;
     });
-    for (what, is_able, plan) in asked {
+    ask("that signals of its instances are told", can.signals, &|plan| {
+        plan.services[0].signals = true
+    });
+    for (said, is_able, plan) in asked {
+        let before = of.reading.acknowledged;
         of.plan = Plan {
             generation: Generation(of.plan.generation.0 + 1),
             ..plan
         };
         let generation = of.plan.generation;
-        let published = of
-            .bed
-            .switch()
-            .request(SwitchRequest::Publish(Arc::new(of.plan.clone())));
-        assert_eq!(published.is_ok(), is_able, "{what}: {published:?}");
-        if is_able {
-            of.until("the plan is acknowledged", |of| {
-                of.reading.acknowledged >= generation
-            });
-        } else {
-            assert!(of.reading.acknowledged < generation, "{what}");
+        let plan = Arc::new(of.plan.clone());
+        match of.bed.switch().request(SwitchRequest::Publish(plan)) {
+            Ok(()) => {
+                assert!(is_able, "{said}: it is taken");
+                of.until("the plan is acknowledged", |of| {
+                    of.reading.acknowledged >= generation
+                });
+            }
+            Err(refused) => {
+                let refused = refused.to_string();
+                assert!(!is_able && refused.contains(&said), "{said}: {refused}");
+                // The plan before stays in force.
+                of.until("a turn", |_| true);
+                assert_eq!(of.reading.acknowledged, before, "{said}");
+            }
         }
     }
 }

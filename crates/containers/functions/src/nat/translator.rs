@@ -1,0 +1,450 @@
+//! Which external endpoint stands for which internal one: the rules of RFC 4787, 5382, 5508 and 7857, without packets.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use model::{Nanos, mix};
+use packet::TcpFlags;
+
+use super::configuration::Settings;
+use super::mapping::{Class, Id, Mapping, NONE, NewMapping, Slab, Tick};
+use super::moving::MovedMapping;
+use super::pool::{CLASSES, Exhausted, Pool};
+use super::records::Records;
+use super::tcp::State;
+use crate::keys::Keys;
+
+/// Mappings looked at per burst and per tick, to end those whose time is over. A burst makes at most half as many, so
+/// ends keep up with beginnings.
+const ENDS_PER_CALL: u32 = 64;
+
+/// Why an endpoint is not translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Nothing stands for it.
+    NoMapping,
+    /// All ports of the host's blocks are in use, and it may have no further block.
+    HostLimit,
+    /// There is no free block.
+    NoBlock,
+    /// There are as many mappings as may be.
+    MappingLimit,
+}
+
+/// Totals since the function began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+    pub(super) imported: u64,
+    pub(super) exported: u64,
+    /// Ended because a reload took their address away.
+    pub(super) withdrawn: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Translator {
+    settings: Settings,
+    pool: Pool,
+    slab: Slab,
+    /// By protocol and internal endpoint.
+    by_internal: Keys,
+    /// By place in the pool and protocol.
+    by_external: Box<[Id]>,
+    /// By protocol and external endpoint, where that is not of the pool: mappings of other instances.
+    foreign: Keys,
+    records: Records,
+    counters: Counters,
+    /// Ports of the pool whose mappings another instance has now.
+    lent: usize,
+    now: Tick,
+}
+
+/// Protocol and endpoint as one number.
+#[inline(always)]
+fn key(class: Class, end: SocketAddrV4) -> u64 {
+    let end_number = u64::from(u32::from(*end.ip())) << 16 | u64::from(end.port());
+    (class as u64 + 1) << 48 | end_number
+}
+
+impl Translator {
+    pub(super) fn new(settings: Settings, secret: u64) -> Translator {
+        let pool = Pool::new(
+            &settings.ranges,
+            settings.block_ports,
+            settings.blocks_per_host,
+            mix(secret ^ 1),
+        );
+        let limit = settings.mappings_limit;
+        Translator {
+            slab: Slab::new(limit),
+            by_internal: Keys::new(limit, mix(secret ^ 2)),
+            by_external: vec![NONE; pool.ports() * CLASSES].into(),
+            foreign: Keys::new(limit, mix(secret ^ 3)),
+            records: Records::new(settings.log, settings.log_records_limit),
+            counters: Counters::default(),
+            lent: 0,
+            now: 0,
+            pool,
+            settings,
+        }
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    pub(super) fn log(&self) -> &Records {
+        &self.records
+    }
+
+    pub(super) fn lent(&self) -> usize {
+        self.lent
+    }
+
+    pub(super) fn mappings(&self) -> usize {
+        self.slab.len()
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.slab.limit()
+    }
+
+    /// Sets the time, which does not go backwards, and ends some of the mappings whose time is over. Whether there may
+    /// be more of them.
+    pub(super) fn turn(&mut self, now: Nanos) -> bool {
+        self.now = self
+            .now
+            .max((now.0 / 1_000_000_000).min(u64::from(u32::MAX)) as u32);
+        self.records.set_time(now);
+        let mut budget = ENDS_PER_CALL;
+        while let Some(id) = self
+            .slab
+            .next_over(self.now, &self.settings.timeouts, &mut budget)
+        {
+            self.end(id);
+        }
+        budget == 0
+    }
+
+    /// Brings what an outbound packet needs first into the cache.
+    #[inline(always)]
+    pub(super) fn prefetch_internal(&self, class: Class, internal: SocketAddrV4) {
+        self.by_internal.prefetch(key(class, internal));
+    }
+
+    /// And the mapping: of the source if it is one of the inside, else of the destination.
+    #[inline(always)]
+    pub(super) fn prefetch_mapping(&self, class: Class, [source, destination]: [SocketAddrV4; 2]) {
+        let id = match self.by_internal.get(key(class, source)) {
+            None => self.id_of_external(class, destination),
+            id => id,
+        };
+        if let Some(id) = id {
+            self.slab.prefetch(id);
+        }
+    }
+
+    /// Whether packets to this endpoint are for the inside, by this instance. Another port of the same address may be
+    /// another instance's: from here it is one of the outside.
+    #[inline]
+    pub(super) fn is_external(&self, class: Class, end: SocketAddrV4) -> bool {
+        self.pool.place(end).is_some()
+            || (self.foreign.len() > 0 && self.foreign.get(key(class, end)).is_some())
+    }
+
+    fn id_of_external(&self, class: Class, external: SocketAddrV4) -> Option<Id> {
+        match self.pool.place(external) {
+            Some(place) => {
+                let id = self.by_external.get(place as usize * CLASSES + class.index());
+                id.copied().filter(|&id| id != NONE)
+            }
+            None if self.foreign.len() == 0 => None,
+            None => self.foreign.get(key(class, external)),
+        }
+    }
+
+    /// The mapping, unless its time is over.
+    #[inline(always)]
+    fn live(&self, id: Id) -> Option<&Mapping> {
+        let mapping = self.slab.get(id)?;
+        (mapping.end(&self.settings.timeouts) > self.now).then_some(mapping)
+    }
+
+    /// The external endpoint of an internal one, which sends to `remote`. A new mapping is made where there is none
+    /// (endpoint-independent mapping).
+    #[inline]
+    pub(super) fn outbound(
+        &mut self,
+        class: Class,
+        internal: SocketAddrV4,
+        remote: SocketAddrV4,
+        flags: TcpFlags,
+    ) -> Result<SocketAddrV4, Refused> {
+        if let Some(id) = self.by_internal.get(key(class, internal)) {
+            let (now, timeouts) = (self.now, self.settings.timeouts);
+            if let Some(mapping) = self
+                .slab
+                .get_mut(id)
+                .filter(|mapping| mapping.end(&timeouts) > now)
+            {
+                let external = mapping.external;
+                if mapping.sent(remote, flags, now) {
+                    self.slab.hasten(id, &timeouts);
+                }
+                return Ok(external);
+            }
+            self.end(id);
+        }
+        self.begin(class, internal, remote, flags)
+    }
+
+    /// The internal endpoint of an external one, to which `remote` sends (endpoint-independent filtering).
+    #[inline]
+    pub(super) fn inbound(
+        &mut self,
+        class: Class,
+        external: SocketAddrV4,
+        remote: SocketAddrV4,
+        flags: TcpFlags,
+    ) -> Result<SocketAddrV4, Refused> {
+        let id = self.id_of_external(class, external).ok_or(Refused::NoMapping)?;
+        let (now, timeouts) = (self.now, self.settings.timeouts);
+        let may_refresh = self.settings.inbound_refresh;
+        let mapping = self.slab.get_mut(id).ok_or(Refused::NoMapping)?;
+        if mapping.end(&timeouts) <= now {
+            return Err(Refused::NoMapping);
+        }
+        let internal = mapping.internal;
+        if mapping.received(remote, flags, now, may_refresh) {
+            self.slab.hasten(id, &timeouts);
+        }
+        Ok(internal)
+    }
+
+    /// The external endpoint of an internal one, for errors: they make and refresh no mapping.
+    pub(super) fn external_of(&self, class: Class, internal: SocketAddrV4) -> Option<SocketAddrV4> {
+        let id = self.by_internal.get(key(class, internal))?;
+        self.live(id).map(|mapping| mapping.external)
+    }
+
+    /// The internal endpoint of an external one, for errors.
+    pub(super) fn internal_of(&self, class: Class, external: SocketAddrV4) -> Option<SocketAddrV4> {
+        let id = self.id_of_external(class, external)?;
+        self.live(id).map(|mapping| mapping.internal)
+    }
+
+    #[cold]
+    fn begin(
+        &mut self,
+        class: Class,
+        internal: SocketAddrV4,
+        remote: SocketAddrV4,
+        flags: TcpFlags,
+    ) -> Result<SocketAddrV4, Refused> {
+        if class == Class::Tcp && flags.rst() {
+            return Err(Refused::NoMapping);
+        }
+        if self.slab.len() >= self.slab.limit() {
+            return Err(Refused::MappingLimit);
+        }
+        let (place, assigned) = self
+            .pool
+            .take(*internal.ip(), class.index())
+            .map_err(|why| match why {
+                Exhausted::Host => Refused::HostLimit,
+                Exhausted::Pool => Refused::NoBlock,
+            })?;
+        if let Some(assigned) = assigned {
+            self.records.block(true, assigned);
+        }
+        let external = self.pool.external(place);
+        let mapping = NewMapping {
+            internal,
+            external,
+            remote,
+            class,
+            state: State::NEW.outbound(flags, true).state,
+            touched: self.now,
+        };
+        self.add(mapping).ok_or(Refused::MappingLimit)?;
+        self.counters.begun += 1;
+        Ok(external)
+    }
+
+    /// A mapping whose port has been taken.
+    fn add(&mut self, mapping: NewMapping) -> Option<Id> {
+        let id = self.slab.insert(mapping, &self.settings.timeouts)?;
+        // Each index has room for as many keys as the slab has mappings.
+        let _ = self.by_internal.insert(key(mapping.class, mapping.internal), id);
+        match self.pool.place(mapping.external) {
+            Some(place) => self.by_external[place as usize * CLASSES + mapping.class.index()] = id,
+            None => {
+                let _ = self.foreign.insert(key(mapping.class, mapping.external), id);
+            }
+        }
+        self.records
+            .mapping(true, mapping.class, mapping.internal, mapping.external);
+        Some(id)
+    }
+
+    fn end(&mut self, id: Id) {
+        if let Some(mapping) = self.forget(id) {
+            if let Some(place) = self.pool.place(mapping.external)
+                && let Some(block) = self.pool.give_back(place, mapping.class.index())
+            {
+                self.records.block(false, block);
+            }
+            self.counters.ended += 1;
+        }
+    }
+
+    /// Removes a mapping; its port stays taken.
+    fn forget(&mut self, id: Id) -> Option<Mapping> {
+        let mapping = self.slab.remove(id)?;
+        self.by_internal.remove(key(mapping.class, mapping.internal));
+        match self.pool.place(mapping.external) {
+            Some(place) => self.by_external[place as usize * CLASSES + mapping.class.index()] = NONE,
+            None => self.foreign.remove(key(mapping.class, mapping.external)),
+        }
+        self.records
+            .mapping(false, mapping.class, mapping.internal, mapping.external);
+        Some(mapping)
+    }
+
+    /// The mapping that a flow between these endpoints uses, if there is one, and which of the two is external.
+    fn id_of_flow(&self, class: Class, ends: [SocketAddrV4; 2]) -> Option<Id> {
+        let inside = ends
+            .into_iter()
+            .find_map(|end| self.by_internal.get(key(class, end)));
+        let id = inside.or_else(|| ends.into_iter().find_map(|end| self.id_of_external(class, end)))?;
+        self.live(id).map(|_| id)
+    }
+
+    /// The mapping of a flow as a value, for [`Translator::import`] of another instance. Changes nothing.
+    pub(super) fn moved(&self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
+        self.slab
+            .get(self.id_of_flow(class, ends)?)
+            .map(|mapping| self.value(mapping))
+    }
+
+    fn value(&self, mapping: &Mapping) -> MovedMapping {
+        MovedMapping {
+            class: mapping.class,
+            internal: mapping.internal,
+            external: mapping.external,
+            remote: mapping.remote,
+            state: mapping.state,
+            idle_s: self.now.saturating_sub(mapping.touched),
+        }
+    }
+
+    /// The same, and the mapping ends here. Its port is lent: no other mapping gets it as long as this instance runs,
+    /// or until the mapping comes back.
+    pub(super) fn export(&mut self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
+        let id = self.id_of_flow(class, ends)?;
+        let moved = self.moved(class, ends)?;
+        let mapping = self.forget(id)?;
+        self.lent += usize::from(self.pool.place(mapping.external).is_some());
+        self.counters.exported += 1;
+        Some(moved)
+    }
+
+    /// Takes over a mapping of another instance, with its external endpoint. False, and no change, if one of its
+    /// endpoints is in use, or there is no room.
+    pub(super) fn import(&mut self, moved: &MovedMapping) -> bool {
+        let class = moved.class;
+        let is_known = self.by_internal.get(key(class, moved.internal)).is_some()
+            || self.id_of_external(class, moved.external).is_some();
+        if is_known || self.slab.len() >= self.slab.limit() {
+            return false;
+        }
+        if let Some(place) = self.pool.place(moved.external) {
+            match self.pool.take_this(place, class.index(), *moved.internal.ip()) {
+                Some(Some(assigned)) => self.records.block(true, assigned),
+                Some(None) => {}
+                // In use without a mapping: it was lent.
+                None => self.lent = self.lent.saturating_sub(1),
+            }
+        }
+        let mapping = NewMapping {
+            internal: moved.internal,
+            external: moved.external,
+            remote: moved.remote,
+            class,
+            state: moved.state,
+            touched: self.now.saturating_sub(moved.idle_s),
+        };
+        let is_added = self.add(mapping).is_some();
+        self.counters.imported += u64::from(is_added);
+        is_added
+    }
+
+    /// Takes other settings over. If pool and limits are the same, mappings stay as they are; else `fresh`, which was
+    /// made with those settings, takes the mappings that its pool has room for, and the old translator remains.
+    pub(super) fn reload(&mut self, fresh: &mut Translator) {
+        if self.settings.has_tables_of(&fresh.settings) {
+            std::mem::swap(&mut self.settings, &mut fresh.settings);
+            self.pool.set_blocks_per_host(self.settings.blocks_per_host);
+            self.slab.rewind(&self.settings.timeouts);
+            let log = Records::new(self.settings.log, self.settings.log_records_limit);
+            let mut old = std::mem::replace(&mut self.records, log);
+            self.records.set_time(old.time());
+            self.records.append(&mut old);
+            return;
+        }
+        fresh.turn(Nanos(u64::from(self.now) * 1_000_000_000));
+        fresh.records.set_time(self.records.time());
+        fresh.counters = self.counters;
+        if self.lent > 0 {
+            self.lend_again(fresh);
+        }
+        let ids: Vec<Id> = self.slab.ids().collect();
+        for id in ids {
+            let moved = self.live(id).map(|mapping| self.value(mapping));
+            let was_own = moved.is_some_and(|moved| self.pool.place(moved.external).is_some());
+            self.end(id);
+            let Some(moved) = moved else {
+                continue;
+            };
+            // A foreign mapping stays one. One whose port this instance has lost ends.
+            let is_own = fresh.pool.place(moved.external).is_some();
+            if was_own != is_own || !fresh.import(&moved) {
+                fresh.counters.withdrawn += 1;
+            }
+        }
+        fresh.counters.imported = self.counters.imported;
+        let mut log = Records::new(fresh.settings.log, fresh.settings.log_records_limit);
+        log.append(&mut self.records);
+        log.append(&mut fresh.records);
+        fresh.records = log;
+        std::mem::swap(self, fresh);
+    }
+
+    /// Ports that are lent stay lent in another pool.
+    fn lend_again(&self, other: &mut Translator) {
+        for place in 0..self.pool.ports() as u32 {
+            for class in 0..CLASSES {
+                let is_lent = self.pool.is_taken(place, class)
+                    && self.by_external[place as usize * CLASSES + class] == NONE;
+                if is_lent && let Some(there) = other.pool.place(self.pool.external(place)) {
+                    let lent = other.pool.take_this(there, class, Ipv4Addr::UNSPECIFIED);
+                    other.lent += usize::from(lent.is_some());
+                }
+            }
+        }
+    }
+
+    /// Whether an address is one of the inside.
+    #[inline]
+    pub(super) fn is_inside(&self, address: Ipv4Addr) -> bool {
+        self.settings.is_inside(address)
+    }
+}
