@@ -8,7 +8,6 @@
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use dpdk::{Eal, EalConfig, Routes, RoutesKind};
@@ -66,7 +65,7 @@ fn main() {
         let peer = match Routes::new(&eal, kind, &rows(&routes), 1 << 20) {
             Ok(peer) => peer,
             Err(error) => {
-                writeln!(std::io::stdout(), "{kind:?}: {error}").unwrap();
+                println!("{kind:?}: {error}");
                 continue;
             }
         };
@@ -87,24 +86,19 @@ fn main() {
 }
 
 fn report_header(bytes: usize) {
-    let mut out = std::io::stdout();
-    writeln!(out, "{ROUTES} routes in {:.1} MB", bytes as f64 / 1e6).unwrap();
-    writeln!(
-        out,
+    println!("{ROUTES} routes in {:.1} MB", bytes as f64 / 1e6);
+    println!(
         "{:<8} {:>9} {:>12} {:>12} {:>6}",
         "peer", "addresses", "inco Mpps", "peer Mpps", "ratio"
-    )
-    .unwrap();
+    );
 }
 
 fn report(kind: RoutesKind, case: &str, [ours, peer]: [f64; 2]) {
     let kind = format!("{kind:?}");
-    writeln!(
-        std::io::stdout(),
+    println!(
         "{kind:<8} {case:>9} {ours:>12.1} {peer:>12.1} {:>6.2}",
         ours / peer
-    )
-    .unwrap();
+    );
 }
 
 /// Lengths with the shares that they have among the routes of the Internet, in percent.
