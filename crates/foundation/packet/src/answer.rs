@@ -45,14 +45,17 @@ pub fn answer(room: &mut [u8], len: usize, mac: [u8; 6], is_ours: impl Fn(IpAddr
     let asker = *frame.get(6..)?.first_chunk::<6>()?;
     let (head, packet) = room.split_at_mut_checked(at)?;
     let len = len.checked_sub(at)?;
-    let len = match kind {
-        ethertype::ARP => arp(packet, len, mac, is_ours),
-        ethertype::IPV4 => echo(packet, len, is_ours),
-        ethertype::IPV6 if packet.get(6) == Some(&protocol::ICMPV6) => match packet.get(IPV6_LEN) {
-            Some(&SOLICITATION) => solicitation(packet, len, mac, is_ours),
-            Some(&ECHO_REQUEST_V6) => echo_v6(packet, len, is_ours),
-            _ => None,
-        },
+    let version = packet.first().map(|first| first >> 4);
+    let len = match (kind, version) {
+        (ethertype::ARP, _) => arp(packet, len, mac, is_ours),
+        (ethertype::IPV4, Some(4)) => echo(packet, len, is_ours),
+        (ethertype::IPV6, Some(6)) if packet.get(6) == Some(&protocol::ICMPV6) => {
+            match packet.get(IPV6_LEN) {
+                Some(&SOLICITATION) => solicitation(packet, len, mac, is_ours),
+                Some(&ECHO_REQUEST_V6) => echo_v6(packet, len, is_ours),
+                _ => None,
+            }
+        }
         _ => None,
     }?;
     head.get_mut(..6)?.copy_from_slice(&asker);
@@ -297,6 +300,8 @@ mod tests {
         assert_eq!((reply[20], &reply[24..]), (0, &ip[24..]));
         ip[6] = 0x20;
         assert_eq!(ask(0x0800, false, &ip), None, "a fragment");
+        (ip[6], ip[0]) = (0, 0x55);
+        assert_eq!(ask(0x0800, false, &ip), None, "another version");
         let mut asker = OURS_V6;
         asker[15] = 9;
         let reply = ask(
@@ -308,6 +313,9 @@ mod tests {
         assert!(is_whole_v6(&reply));
         assert_eq!(ends_v6(&reply).unwrap(), (OURS_V6, asker));
         assert_eq!((reply[40], &reply[44..]), (129, &[1, 2, 3, 4, b'a'][..]));
+        let mut other = v6(7, asker, OURS_V6, &[128, 0, 0, 0, 1, 2, 3, 4, b'a']);
+        other[0] = 0x40;
+        assert_eq!(ask(0x86dd, true, &other), None, "another version");
     }
 
     proptest! {

@@ -13,6 +13,15 @@ const UDP_HEADER: usize = 8;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
+/// Bytes before a frame that say what is left to the card, `struct virtio_net_hdr`.
+pub const VIRTIO_NET_BYTES: usize = 10;
+/// What they say (`include/uapi/linux/virtio_net.h`).
+const NEEDS_CHECKSUM: u8 = 1;
+const DIVIDE_TCP_V4: u8 = 1;
+const DIVIDE_TCP_V6: u8 = 4;
+const DIVIDE_UDP: u8 = 5;
+const DIVIDE_ECN: u8 = 0x80;
+
 /// A checksum that the sender has begun: its field has the sum over the pseudo header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partial {
@@ -56,6 +65,28 @@ pub struct Offload {
     pub partial: Option<Partial>,
     /// The packet is to be divided into packets with so many bytes behind the transport header.
     pub divide: Option<(Transport, u16)>,
+}
+
+impl Offload {
+    /// Reads what is before a frame, in the byte order of this machine. [`None`]: a division that is not known here.
+    pub fn read(header: &[u8; VIRTIO_NET_BYTES]) -> Option<Offload> {
+        let [flags, kind, _, _, rest @ ..] = *header;
+        let [each, start, field] = [0, 2, 4].map(|at| u16::from_ne_bytes([rest[at], rest[at + 1]]));
+        let partial = (flags & NEEDS_CHECKSUM != 0).then_some(Partial {
+            start: start.into(),
+            field: field.into(),
+        });
+        let transport = match kind & !DIVIDE_ECN {
+            0 => None,
+            DIVIDE_TCP_V4 | DIVIDE_TCP_V6 => Some(Transport::Tcp),
+            DIVIDE_UDP => Some(Transport::Udp),
+            _ => return None,
+        };
+        Some(Offload {
+            partial,
+            divide: transport.map(|transport| (transport, each)),
+        })
+    }
 }
 
 /// Divides a packet into packets that a link carries.

@@ -143,7 +143,7 @@ impl Translation {
         let total = usize::from(be16(packet, 2)?);
         let packet = packet.get_mut(..total)?;
         let layout = layout_v4(packet)?;
-        let by = replace(packet, ADDRESSES_V4[changed(way)], pair.along(way))?;
+        let by = replace(packet, ADDRESSES_V4[changed(way)], pair.along(way));
         // It was verified, or the sender has left it to a card.
         let header = usize::from(packet.first()? & 0x0f) * 4;
         put16(packet, IPV4_SUM, 0);
@@ -169,11 +169,11 @@ impl Translation {
         let total = IPV6_LEN + usize::from(be16(packet, 4)?);
         let packet = packet.get_mut(..total)?;
         let layout = layout_v6(packet)?;
-        let by = replace(packet, ADDRESSES_V6[changed(way)], pair.along(way))?;
+        let by = replace(packet, ADDRESSES_V6[changed(way)], pair.along(way));
         match layout.transport {
             Some(at) if layout.protocol == protocol::ICMPV6 => {
                 let message = packet.get_mut(at..)?;
-                let mut by = by;
+                let mut by = by.unwrap_or(0);
                 if <[u8; 16]>::is_icmp_error(*message.first()?) {
                     let quoted = message.get_mut(ICMP_LEN..)?;
                     by = checksum::add(by, self.quoted(quoted, way, layout_v6, ADDRESSES_V6, pair)?);
@@ -186,12 +186,13 @@ impl Translation {
         Some(())
     }
 
-    /// The port and the checksum of a transport header, whose pseudo header changed by that.
-    fn transport(&self, header: &mut [u8], protocol: u8, by: u16, way: Way) -> Option<()> {
-        let Some(sum) = sum_of(protocol) else {
+    /// The port and the checksum of a transport header, whose pseudo header changed by that. A port belongs to its
+    /// address: with another one, both stay.
+    fn transport(&self, header: &mut [u8], protocol: u8, by: Option<u16>, way: Way) -> Option<()> {
+        let (Some(by), Some(sum)) = (by, sum_of(protocol)) else {
             return Some(());
         };
-        let by = checksum::add(by, self.translate_port(header, PORTS[changed(way)], way)?);
+        let by = checksum::add(by, self.translate_port(header, PORTS[changed(way)], way));
         update(header, sum, by, protocol == protocol::UDP).map(drop)
     }
 
@@ -206,28 +207,34 @@ impl Translation {
     ) -> Option<u16> {
         let of = layout(packet)?;
         let other = 1 - changed(way);
-        let address = replace(packet, addresses[other], pair.along(way))?;
+        let Some(address) = replace(packet, addresses[other], pair.along(way)) else {
+            return Some(0);
+        };
         let mut by = address;
         if addresses == ADDRESSES_V4 {
             by = checksum::add(by, update(packet, IPV4_SUM, address, false)?);
         }
         let header = of.transport.and_then(|at| packet.get_mut(at..));
-        let (Some(header), Some(sum)) = (header, sum_of(of.protocol)) else {
+        let Some(header) = header else { return Some(by) };
+        if addresses == ADDRESSES_V6 && of.protocol == protocol::ICMPV6 {
+            let sum = update(header, ICMP_SUM, address, false).unwrap_or(0);
+            return Some(checksum::add(by, sum));
+        }
+        let Some(sum) = sum_of(of.protocol) else {
             return Some(by);
         };
-        // A later fragment, or one that is cut within its ports, has none.
-        let port = self.translate_port(header, PORTS[other], way).unwrap_or(0);
+        let port = self.translate_port(header, PORTS[other], way);
         let covered = checksum::add(address, port);
         // A router quotes 8 bytes at least, and TCP has its checksum behind them.
         let sum = update(header, sum, covered, of.protocol == protocol::UDP).unwrap_or(0);
         Some(checksum::add(checksum::add(by, port), sum))
     }
 
-    /// Translates a port. What a sum over it changes by.
-    fn translate_port(&self, header: &mut [u8], at: usize, way: Way) -> Option<u16> {
-        let Some(port) = self.port else { return Some(0) };
-        let (from, to) = port.along(way);
-        replace(header, at, (from.to_be_bytes(), to.to_be_bytes()))
+    /// Translates a port, where it is there. What a sum over it changes by.
+    fn translate_port(&self, header: &mut [u8], at: usize, way: Way) -> u16 {
+        let pair = self.port.map(|port| port.along(way));
+        pair.and_then(|(from, to)| replace(header, at, (from.to_be_bytes(), to.to_be_bytes())))
+            .unwrap_or(0)
     }
 }
 
@@ -271,13 +278,12 @@ fn layout_v6(packet: &[u8]) -> Option<Layout> {
     })
 }
 
-/// Replaces bytes, where they are these. What a sum over them changes by.
+/// Replaces bytes, where they are these. What a sum over them changes by; [`None`]: there are others.
 fn replace<T: AsRef<[u8]>>(bytes: &mut [u8], at: usize, (from, to): (T, T)) -> Option<u16> {
     let (from, to) = (from.as_ref(), to.as_ref());
-    let place = bytes.get_mut(at..at + from.len())?;
-    if place != from {
-        return Some(0);
-    }
+    let place = bytes
+        .get_mut(at..at + from.len())
+        .filter(|place| *place == from)?;
     place.copy_from_slice(to);
     Some(checksum::difference(from, to))
 }
@@ -524,6 +530,26 @@ mod tests {
         let mut got = reply.clone();
         assert!(of.apply(&mut got, Way::In));
         assert_eq!(got, reply);
+        // The instance has asked from a port that is the service's as well.
+        for (way, from, to) in [
+            (Way::In, (CLIENT, 53), (OWN, 80)),
+            (Way::Out, (SERVICE, 8080), (CLIENT, 53)),
+        ] {
+            let other = frame(
+                udp,
+                at(from.0, false, from.1),
+                at(to.0, false, to.1),
+                b"not its address",
+            );
+            let mut got = other.clone();
+            assert!(of.apply(&mut got, way));
+            assert_eq!(got, other, "a port belongs to its address");
+            let answer = frame(udp, at(to.0, false, to.1), at(from.0, false, from.1), b"");
+            let quoted = error(false, "203.0.113.9", &answer, 28);
+            let mut got = quoted.clone();
+            assert!(of.apply(&mut got, way));
+            assert_eq!(got, quoted, "also in a quoted packet");
+        }
         let sent = Tuple {
             src: OWN[0].parse().unwrap(),
             dst: CLIENT[0].parse().unwrap(),
@@ -539,6 +565,23 @@ mod tests {
         };
         assert!(of.of_service(&sent).is_some());
         assert_eq!(of.of_service(&Tuple { protocol: 1, ..sent }), None);
+    }
+
+    #[test]
+    fn a_ping_that_an_error_quotes_has_the_checksum_of_its_addresses() {
+        let of = translation(None);
+        let ping = |from: &str| {
+            let ends = [from, CLIENT[1]].map(|of| of.parse::<std::net::Ipv6Addr>().unwrap().octets());
+            let mut message = [129, 0, 0, 0, 1, 2, 3, 4];
+            let sum = checksum::pseudo_v6(ends[0], ends[1], protocol::ICMPV6, message.len());
+            let sum = !checksum::add(sum, checksum::sum(&message));
+            put16(&mut message, 2, sum);
+            let header = [0x60, 0, 0, 0, 0, 8, protocol::ICMPV6, 64];
+            [&[0; 12][..], &[0x86, 0xdd], &header, &ends.concat(), &message].concat()
+        };
+        let [mut got, expected] = [SERVICE[1], OWN[1]].map(|from| error(true, from, &ping(from), 48));
+        assert!(of.apply(&mut got, Way::In));
+        assert_eq!(got, expected);
     }
 
     #[test]

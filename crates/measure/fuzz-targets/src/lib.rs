@@ -9,6 +9,9 @@
 //! | `packets` | frames, up to a burst of them | network, containers |
 //! | `fragments` | fragments of datagrams, in any order and at any time | network, containers |
 //! | `signals` | signals of the host's manager, genuine ones among them | containers |
+//! | `requests` | ARP requests, neighbour solicitations and pings for an address of inco's | network |
+//! | `offload` | checksums and divisions that senders leave to cards | containers |
+//! | `translation` | frames whose addresses and ports are translated, and errors that quote such frames | network, containers |
 //! | `captures` | a file in the pcap format | files |
 //! | `answers` | what instances answer to health checks | containers |
 //! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
@@ -31,6 +34,7 @@
 )]
 
 mod control_plane;
+mod edits;
 mod files;
 mod memif_peer;
 mod network;
@@ -44,6 +48,9 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("packets", network::packets),
     ("fragments", network::fragments),
+    ("requests", edits::requests),
+    ("offload", edits::offload),
+    ("translation", edits::translation),
     ("captures", network::captures),
     ("answers", network::answers),
     ("signals", network::signals),
@@ -61,15 +68,27 @@ pub const TARGETS: &[Target] = &[
     ("events", files::events),
 ];
 
-/// Runs a target.
+/// The function of a target, in a constant: the program that calls it links no other.
 ///
 /// # Panics
-/// For an unknown name, and if the parser violates what must hold.
-pub fn run(name: &str, bytes: &[u8]) {
-    let Some((_, target)) = TARGETS.iter().find(|(of, _)| *of == name) else {
-        panic!("unknown target {name:?}");
-    };
-    target(bytes);
+/// For an unknown name.
+pub const fn target(name: &str) -> fn(&[u8]) {
+    let mut at = 0;
+    while at < TARGETS.len() {
+        if is_same(TARGETS[at].0.as_bytes(), name.as_bytes()) {
+            return TARGETS[at].1;
+        }
+        at += 1;
+    }
+    panic!("there is no target of this name");
+}
+
+const fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
 }
 
 /// A directory of this process for sockets and files. [`clean_up`] removes it.

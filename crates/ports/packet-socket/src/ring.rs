@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use packet::offload::{Offload, Partial, Transport};
+use packet::offload::{Offload, VIRTIO_NET_BYTES};
 use rustix::io::Errno;
 
 use crate::positions::{Positions, RECEIVED, TO_SEND};
@@ -33,23 +33,14 @@ const _: () = assert!(size_of::<Header>() == size_of::<libc::tpacket2_hdr>());
 /// Where what is sent begins in its slot (`TPACKET2_HDRLEN - sizeof(struct sockaddr_ll)`): first what is left to the
 /// card, then the frame.
 const SEND_OFFSET: usize = size_of::<Header>();
-/// Bytes before each frame that say what is left to the card, `struct virtio_net_hdr`.
-const OFFLOAD_BYTES: usize = 10;
 /// Bytes of a slot that are no frame, at most: header, address, and the kernel's room before the network header.
 pub(crate) const FRAME_OFFSET_LIMIT: u32 = 128;
 /// Room for the longest packet that is to be divided, and its Ethernet header with tags.
-const LARGE_BYTES: usize = OFFLOAD_BYTES + (64 << 10) + 64;
+const LARGE_BYTES: usize = VIRTIO_NET_BYTES + (64 << 10) + 64;
 
 /// Whose a slot of the ring for frames to send is.
 const AVAILABLE: u32 = libc::TP_STATUS_AVAILABLE;
 const SEND_REQUEST: u32 = libc::TP_STATUS_SEND_REQUEST;
-
-/// What is left to the card, and for which packets (`include/uapi/linux/virtio_net.h`).
-const NEEDS_CHECKSUM: u8 = 1;
-const DIVIDE_TCP_V4: u8 = 1;
-const DIVIDE_TCP_V6: u8 = 4;
-const DIVIDE_UDP: u8 = 5;
-const DIVIDE_ECN: u8 = 0x80;
 
 /// Both rings, one behind the other.
 #[derive(Debug)]
@@ -257,8 +248,8 @@ impl Receiver {
                     None => (&[][..], 0),
                 }
             } else {
-                let first = usize::from(header.mac).saturating_sub(OFFLOAD_BYTES);
-                let len = header.kept as usize + OFFLOAD_BYTES;
+                let first = usize::from(header.mac).saturating_sub(VIRTIO_NET_BYTES);
+                let len = header.kept as usize + VIRTIO_NET_BYTES;
                 let is_in_slot = first >= size_of::<Header>() && first + len <= self.map.slot_bytes as usize;
                 let len = if is_in_slot { len } else { 0 };
                 // SAFETY: these bytes are in the slot, as was just checked, and are this process's until it is given
@@ -267,7 +258,7 @@ impl Receiver {
                 let bytes = unsafe { std::slice::from_raw_parts(slot.add(first).as_ptr(), len) };
                 (bytes, len)
             };
-            let whole = header.length as usize + OFFLOAD_BYTES;
+            let whole = header.length as usize + VIRTIO_NET_BYTES;
             let received = frame
                 .split_first_chunk()
                 .filter(|_| kept == whole)
@@ -275,7 +266,7 @@ impl Receiver {
                     Some(Received {
                         bytes,
                         tag: tag(state, &header),
-                        offload: offload(left)?,
+                        offload: Offload::read(left)?,
                     })
                 });
             let Some(received) = received else {
@@ -316,37 +307,6 @@ fn tag(state: u32, header: &Header) -> Option<Tag> {
             libc::ETH_P_8021Q as u16
         },
         control: header.vlan,
-    })
-}
-
-/// What is left to a card. [`None`]: a division that is not known here.
-fn offload(left: &[u8; OFFLOAD_BYTES]) -> Option<Offload> {
-    let [
-        flags,
-        kind,
-        _,
-        _,
-        each_0,
-        each_1,
-        start_0,
-        start_1,
-        field_0,
-        field_1,
-    ] = *left;
-    let number = |low, high| u16::from_ne_bytes([low, high]);
-    let partial = (flags & NEEDS_CHECKSUM != 0).then_some(Partial {
-        start: number(start_0, start_1).into(),
-        field: number(field_0, field_1).into(),
-    });
-    let transport = match kind & !DIVIDE_ECN {
-        0 => None,
-        DIVIDE_TCP_V4 | DIVIDE_TCP_V6 => Some(Transport::Tcp),
-        DIVIDE_UDP => Some(Transport::Udp),
-        _ => return None,
-    };
-    Some(Offload {
-        partial,
-        divide: transport.map(|transport| (transport, number(each_0, each_1))),
     })
 }
 
@@ -469,10 +429,10 @@ impl Sender {
             return Err(SendError::Full);
         }
         let header = Header {
-            length: OFFLOAD_BYTES as u32 + u32::from(len),
+            length: VIRTIO_NET_BYTES as u32 + u32::from(len),
             ..Header::default()
         };
-        let mut left = [0; OFFLOAD_BYTES];
+        let mut left = [0; VIRTIO_NET_BYTES];
         if let Some(place) = left.get_mut(2..).and_then(<[u8]>::first_chunk_mut) {
             // All of it counts as headers: the kernel copies it into one piece, and needs the slot no more.
             *place = len.to_ne_bytes();
@@ -483,8 +443,8 @@ impl Sender {
         unsafe {
             slot.cast::<Header>().write_volatile(header);
             let to = slot.add(SEND_OFFSET);
-            std::ptr::copy_nonoverlapping(left.as_ptr(), to.as_ptr(), OFFLOAD_BYTES);
-            std::ptr::copy_nonoverlapping(frame.as_ptr(), to.add(OFFLOAD_BYTES).as_ptr(), frame.len());
+            std::ptr::copy_nonoverlapping(left.as_ptr(), to.as_ptr(), VIRTIO_NET_BYTES);
+            std::ptr::copy_nonoverlapping(frame.as_ptr(), to.add(VIRTIO_NET_BYTES).as_ptr(), frame.len());
         }
         self.next = self.next.wrapping_add(1);
         Ok(())

@@ -141,7 +141,7 @@ pub(crate) fn run(input: &[u8]) {
     });
     let identity = inspect(&lines).map_or(IDENTITY, |found| found.identity);
     let attach = |parts| FlowTable::attach(lines.clone(), &identity, &timeouts, NOW, &InTurn(parts)).ok();
-    let attached = attach(3);
+    let attached = attach(1);
     // In how many parts it was attached cannot be seen.
     let of = |table: FlowTable<_>| (*table.attach_counts(), *table.live_all(), table.into_storage());
     assert_eq!(attach(1).map(of), attach(3).map(of));
@@ -193,8 +193,9 @@ fn exercise(mut table: FlowTable<Vec<Line>>) {
         let hash = table.hasher().hash(key);
         assert!(table.purge(key, hash));
     }
-    for hours in 1..40 {
-        while table.expire(NOW + Nanos::from_secs(hours * 3600), 1000).behind {}
+    // Some flows end, others are looked at again; in the end none is left. Each step passes all slots of the wheels.
+    for seconds in [1, 60, 3600, 7200, 40 * 3600] {
+        while table.expire(NOW + Nanos::from_secs(seconds), 1000).behind {}
     }
     assert_eq!((table.flows(), table.live_all().iter().sum::<u32>()), (0, 0));
 }
