@@ -419,7 +419,7 @@ impl Families {
         )?;
         let gauges = by("name", |of| &of.gauges);
         out.gauge(
-            "function_gauge",
+            "function_value",
             "The function's own gauges, by name",
             gauges.map(|(labels, n)| (labels, n as f64)),
         )

@@ -777,19 +777,18 @@ fn a_slow_start_changes_shares(driver: &str) {
     loop {
         let is_over = active.elapsed() > SLOW_START;
         let connections = open(&network, FLOWS);
-        // It is not older than that, and then took a turn of one flow less than the other in so many.
+        // It is not older than that. What is counted begins and ends within a round of the scheduler's turns.
         let age = began.elapsed().as_secs_f64() / SLOW_START.as_secs_f64();
         let of_new = connections.iter().filter(|of| of.id == new.0).count();
-        let most = FLOWS as f64 * age / (1.0 + age) + 1.0;
+        let most = FLOWS as f64 * age / (1.0 + age) + 2.0;
         assert!(
             of_new as f64 <= most,
             "{of_new} of {FLOWS} at {age:.2} of its slow start"
         );
         drop(connections);
         if is_over {
-            // Each worker gives turns by itself.
             let difference = of_new.abs_diff(FLOWS / 2);
-            assert!(difference <= 1, "{of_new} of {FLOWS} after its slow start");
+            assert!(difference <= 2, "{of_new} of {FLOWS} after its slow start");
             break;
         }
         last = last.max(of_new);

@@ -169,7 +169,7 @@ fn keeps_its_promises(engine: &str, switch: &str) {
     if !real_parts(engine) {
         return;
     }
-    let _turn = Place::new();
+    let _turn = Place::with_a_cpu();
     let mut demo = Demo::start(&[
         "--quick",
         "--json",

@@ -174,7 +174,7 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
     // nothing and has no gauges.
     let conditional = [
         "inco_function_dropped_packets_total",
-        "inco_function_gauge",
+        "inco_function_value",
         "inco_engine_call_failures_total",
         "inco_service_jain_index",
         "inco_service_max_min_ratio",
