@@ -1627,7 +1627,7 @@ fn what_a_driver_cannot_do_is_refused() {
             "affinity_key = 'source'",
             "",
             |can| can.affinity_keys.contains(&model::AffinityKey::Source),
-            "picks an instance for each flow by itself; write affinity_key = \"flow\", or driver = \"ebpf\"",
+            "picks an instance for each flow by itself; write affinity_key = \"flow\", or driver = \"soft\"",
         ),
         (
             "",
