@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
         assert!(
-            error.to_string().contains("there are: forward, firewall, router"),
+            error.to_string().contains("there are: firewall, forward, ids"),
             "{error}"
         );
     }
