@@ -284,8 +284,11 @@ fn pure_crates_read_no_clock_and_no_file() {
         let mut files = Vec::new();
         sources(&folder.join("src"), &mut files);
         for file in files {
+            // Tests stand at a file's end, or are a file of their own.
+            if file.file_name().is_some_and(|name| name == "tests.rs") {
+                continue;
+            }
             let text = std::fs::read_to_string(&file).unwrap();
-            // Tests stand at a file's end.
             let lines = text
                 .lines()
                 .take_while(|line| !line.starts_with("#[cfg(test)]"))
