@@ -169,7 +169,12 @@ fn keeps_its_promises(engine: &str, switch: &str) {
     if !real_parts(engine) {
         return;
     }
-    let _turn = Place::with_a_cpu();
+    // Docker makes containers in time only where nobody else has it make some.
+    let _turn = if engine == "docker" {
+        Place::quiet()
+    } else {
+        Place::with_a_cpu()
+    };
     let mut demo = Demo::start(&[
         "--quick",
         "--json",

@@ -429,7 +429,7 @@ fn connections_are_recovered_after_a_kill_9_of_inco_and_the_launcher_together() 
                 .collect::<Vec<_>>(),
         );
     }
-    assert_eq!(pins[0], pins[1]);
+    assert_eq!(pins[0], pins[1], "{}", inco.told());
     traffic.interrupt();
     drop(traffic);
     inco.stop(&place);

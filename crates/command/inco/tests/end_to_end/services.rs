@@ -333,6 +333,7 @@ fn what_systemd_stops_goes_on_and_then_is_removed(driver: &str) {
     let text = configuration(&place, Engine::Oci, driver, "0", TWO);
     let text = |linger: &str| text.replacen("[engine]\n", &format!("[engine]\nlinger = \"{linger}\"\n"), 1);
     let run = |text: &str| network.as_machine(|| systemd.run(text));
+    let log = || std::fs::read_to_string(place.path("inco.log")).unwrap_or_default();
     let interfaces = || {
         let text = network.as_machine(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
         text.lines().filter(|line| line.contains(':')).count()
@@ -341,9 +342,9 @@ fn what_systemd_stops_goes_on_and_then_is_removed(driver: &str) {
     let next = |inco: Inco, round: usize| {
         let traces = inco.terminated();
         systemd.hears("STOPPING=1");
-        assert_eq!(traces.processes_alive().len(), 4);
+        assert_eq!(traces.processes_alive().len(), 4, "{}", log());
         std::thread::sleep(PAUSE);
-        run(&text(if round + 1 < rounds { "60s" } else { "2s" }))
+        run(&text(if round + 1 < rounds { "60s" } else { "10s" }))
     };
     let inco = no_connection_notices_the_next_inco(&network, driver, inco, rounds, next);
     let before = interfaces();
@@ -352,7 +353,8 @@ fn what_systemd_stops_goes_on_and_then_is_removed(driver: &str) {
     if driver == "ebpf" {
         network.get("http://10.0.0.100/").unwrap();
     }
-    assert_eq!((interfaces(), traces.processes_alive().len()), (before, 4));
+    let there = (interfaces(), traces.processes_alive().len());
+    assert_eq!(there, (before, 4), "{}", log());
     place.is_left_clean();
     traces.assert_nothing_left();
     assert_eq!((interfaces(), packet_sockets(&network)), (2, BTreeSet::new()));

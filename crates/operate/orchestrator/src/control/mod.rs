@@ -47,7 +47,7 @@ use gather::Gather;
 use health::Health;
 use journal::Journal;
 use pace::Pace;
-use publish::Publish;
+use publish::{Before, Publish};
 use signals::Signals;
 
 use super::drivers::{Started, driver};
@@ -231,7 +231,12 @@ impl ControlLoop {
         let shell = Shell::new(Controller::new(settings, services), engine, resumed, now)
             .context("the engine does not list the running containers")?;
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
-        if has_adopted && has_lost_flows {
+        let before = match (has_adopted, has_lost_flows) {
+            (false, _) => Before::Nothing,
+            (true, false) => Before::Containers,
+            (true, true) => Before::LostFlows,
+        };
+        if before == Before::LostFlows {
             tracing::warn!(
                 "containers of an earlier run go on, but nothing is known of its flows: they are scheduled again; \
                  with inco's own switch, TCP connections are recovered by their hash"
@@ -252,7 +257,7 @@ impl ControlLoop {
             gather: Gather::new(&configuration, now),
             health,
             decide: Decide::new(shell),
-            publish: Publish::new(switch, &configuration, has_adopted, now),
+            publish: Publish::new(switch, &configuration, before, now),
             apply: Apply::default(),
             answer: Answers::new(inbox),
             containers,

@@ -12,8 +12,24 @@ use switch::{Change, FlowFilter, Switch, SwitchError, SwitchEvent, SwitchRequest
 use super::ControlLoop;
 use api::types::Refusal;
 
-/// How long uplinks stay closed while adopted containers reconnect. After it, uplinks are opened regardless.
+/// How long uplinks stay closed while adopted containers reconnect. After it, uplinks are opened regardless: the flows
+/// of those that are here wait no longer for the others.
 const TAKE_OVER_WAIT: Nanos = Nanos::from_secs(1);
+
+/// The same, where nothing is known of their flows. These are recovered by a hash over the instances, which is right
+/// only once all are here.
+const RECOVERY_WAIT: Nanos = Nanos::from_secs(5);
+
+/// What an earlier run has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// No container.
+    Nothing,
+    /// Containers, and their flows where there were any.
+    Containers,
+    /// Containers whose flows are to be recovered.
+    LostFlows,
+}
 
 /// The state of this part.
 pub(super) struct Publish {
@@ -29,18 +45,25 @@ pub(super) struct Publish {
 }
 
 impl Publish {
-    /// The initial state, with all uplinks closed. `has_adopted`: containers of an earlier run are being adopted.
+    /// The initial state, with all uplinks closed.
     pub(super) fn new(
         switch: Box<dyn Switch>,
         configuration: &Configuration,
-        has_adopted: bool,
+        before: Before,
         now: Nanos,
     ) -> Publish {
-        let latest = |uplink: &configuration::Uplink| match has_adopted {
-            // A capture's frames come at once and only once, so it waits for its services.
-            _ if !uplink.device.captures_read().is_empty() => Nanos(u64::MAX),
-            true => Nanos(now.0.saturating_add(TAKE_OVER_WAIT.0)),
-            false => now,
+        let wait = match before {
+            Before::Nothing => Nanos::ZERO,
+            Before::Containers => TAKE_OVER_WAIT,
+            Before::LostFlows => RECOVERY_WAIT,
+        };
+        let latest = |uplink: &configuration::Uplink| {
+            if uplink.device.captures_read().is_empty() {
+                Nanos(now.0.saturating_add(wait.0))
+            } else {
+                // A capture's frames come at once and only once, so it waits for its services.
+                Nanos(u64::MAX)
+            }
         };
         let uplinks = (0u8..).map(UplinkId).zip(&configuration.uplinks);
         Publish {

@@ -51,12 +51,13 @@ impl ServiceState {
     /// Picks the instance of a flow of which nothing is known but its hash.
     #[cold]
     pub(super) fn pick_by_hash(&mut self, flow: &NewFlow<'_>) -> Pick {
-        let scheduler = if self.goes_by_hash {
-            &mut self.scheduler
-        } else {
-            &mut self.by_hash
-        };
-        scheduler.pick(flow, &self.candidates)
+        if self.goes_by_hash {
+            return self.scheduler.pick(flow, &self.candidates);
+        }
+        // Once per change of the candidates: some tens of microseconds. A table of the candidates before would give
+        // flows to an instance that is not theirs.
+        self.by_hash.settle(&self.candidates);
+        self.by_hash.pick(flow, &self.candidates)
     }
 
     /// Shows the scheduler's weights in the counters, where it has new ones.
@@ -232,8 +233,6 @@ impl SetUp {
             }
         }
         for state in &mut self.services {
-            // In steps: its table is there before it is asked.
-            state.by_hash.follow(&state.candidates);
             state.show_weights(plan, counters);
         }
     }

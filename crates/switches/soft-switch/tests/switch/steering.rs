@@ -1,6 +1,6 @@
 //! Which packets go where.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use model::{DropReason, Fallback, InstanceState, Match, Prefix, UplinkId};
 use packet::TcpFlags;
@@ -458,6 +458,17 @@ fn without_an_instance_packets_are_dropped_and_counted_with_their_service() {
     bed.finish();
 }
 
+/// One packet of each of 64 TCP flows.
+fn tcp_flows(flags: u8) -> Vec<Vec<u8>> {
+    let frame = |flow: u16| {
+        let from = std::net::SocketAddr::from(([10, 0, 0, 1], 1000 + flow));
+        let to = "198.51.100.1:80".parse().unwrap();
+        let frame = Frame::tcp(from, to, TcpFlags(flags), b"a stamp has its place here").unwrap();
+        frame.to_vec().unwrap()
+    };
+    (0..64).map(frame).collect()
+}
+
 /// The instance of each of 64 TCP flows, by a packet with these flags, and how many flows were recovered.
 fn instances_of_tcp(
     flags: u8,
@@ -468,14 +479,7 @@ fn instances_of_tcp(
     let mut service = service(0, &[0], Match::default());
     change(&mut service);
     let mut bed = Bed::with(workers, 1, vec![service], |config| config.hash_key = hash_key);
-    let frames: Vec<Vec<u8>> = (0..64_u16)
-        .map(|flow| {
-            let from = std::net::SocketAddr::from(([10, 0, 0, 1], 1000 + flow));
-            let to = "198.51.100.1:80".parse().unwrap();
-            let frame = Frame::tcp(from, to, TcpFlags(flags), b"a stamp has its place here").unwrap();
-            frame.to_vec().unwrap()
-        })
-        .collect();
+    let frames = tcp_flows(flags);
     // What no instance takes is not recovered.
     bed.send(0, [frames[0].as_slice()]);
     bed.until("it is unserved", |bed| bed.reading.services[0].unserved == 1);
@@ -524,6 +528,37 @@ fn connections_that_were_lost_go_to_the_same_instances_in_each_run_and_on_each_m
     assert!(is_in_turn(&known) && recovered == 0, "{known:?}");
 }
 
+/// All packets that waited come at once, as soon as the last instance is there.
+#[test]
+fn connections_that_were_lost_are_picked_among_the_instances_of_that_moment() {
+    let recovering = || ServicePlan {
+        recovers: true,
+        ..service(0, &[0], Match::default())
+    };
+    let of_each = |bed: &mut Bed| {
+        bed.send(0, slices(&tcp_flows(ACK)));
+        let back = bed.take_all(0, 64);
+        let of = |frame: &Vec<u8>| (unstamped(frame), stamp(frame));
+        back.iter().map(of).collect::<BTreeMap<_, _>>()
+    };
+    let runs: Vec<_> = (0..4)
+        .map(|_| {
+            let mut bed = Bed::new(1, 1, vec![recovering()]);
+            for slot in 0..4 {
+                bed.add(slot, 0, 1, echo);
+            }
+            let of = of_each(&mut bed);
+            bed.finish();
+            of
+        })
+        .collect();
+    let used: BTreeSet<u8> = runs[0].values().copied().collect();
+    assert!(
+        used.len() == 4 && runs.iter().all(|run| *run == runs[0]),
+        "{used:?}"
+    );
+}
+
 /// A connection that one machine has pinned, and whose packets another one gets from now on, goes on where it is.
 #[test]
 fn two_machines_agree_where_a_connection_is() {
@@ -533,7 +568,7 @@ fn two_machines_agree_where_a_connection_is() {
             service.recovers = recovers;
         };
         let (begun, _) = instances_of_tcp(SYN, 1, [1, 2, 3, 4], maglev);
-        let used: std::collections::BTreeSet<u8> = begun.iter().copied().collect();
+        let used: BTreeSet<u8> = begun.iter().copied().collect();
         assert_eq!(used.len(), 4, "{begun:?}");
         assert_eq!(instances_of_tcp(ACK, 2, [5, 6, 7, 8], maglev).0, begun);
     }
