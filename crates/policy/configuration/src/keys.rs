@@ -333,7 +333,8 @@ tables! {
             "number, 0 to 1000", "4",
             "Ports for draining instances, in addition to those for `max` and `standby` instances. inco creates all \
              ports of a service at its start. A new instance needs a free port.";
-        half_open: number(1, 1 << 30), [or "a quarter of `flows`; with the driver `soft`, of each worker"], Restart,
+        half_open: number(1, 1 << 30),
+            [or "a quarter of `flows`, of each worker; with the driver `ebpf`, of the smaller of `flows` and `flows_ipv6`"], Restart,
             "number", "20000",
             "TCP connections of a service that may be half open. Above that, a SYN is sent on by its hash and makes no \
              entry; the client's acknowledgement does. So a flood of SYN packets fills no table. With the driver `soft` \

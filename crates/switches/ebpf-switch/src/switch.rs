@@ -74,7 +74,8 @@ pub struct EbpfSwitchConfig {
     pub flows: [u32; 2],
     /// Idle timeouts of flows.
     pub timeouts: Timeouts,
-    /// Connections of a service that may be half open; [`None`]: a quarter of the IPv4 table's entries.
+    /// Connections of a service that may be half open; [`None`]: a quarter of the smaller table's entries, so that
+    /// neither is full of them.
     pub half_open: Option<u32>,
     /// Whether a service has flows that share an instance.
     pub shares: bool,
@@ -231,6 +232,7 @@ impl EbpfSwitch {
         shared.world().settings.by_hash.store(0, Release);
         let lister = Lister::start(Arc::clone(&shared)).map_err(system("starting a thread"))?;
         let told = Events::start(events, &shared).map_err(system("starting a thread"))?;
+        let smaller_table = config.flows.into_iter().min().unwrap_or_default();
         let mut switch = EbpfSwitch {
             kernel,
             links,
@@ -253,7 +255,7 @@ impl EbpfSwitch {
                 coming: Vec::new(),
             },
             flow_limit: config.flows.iter().map(|limit| u64::from(*limit)).sum(),
-            half_open: i32::try_from(config.half_open.unwrap_or(config.flows[0] / 4)).unwrap_or(i32::MAX),
+            half_open: i32::try_from(config.half_open.unwrap_or(smaller_table / 4)).unwrap_or(i32::MAX),
             resumed: Resumed::default(),
             events: Vec::new(),
             shared,

@@ -14,7 +14,7 @@ use crate::frames::{ACK, SYN, tcp};
 use crate::namespaces::Tap;
 use crate::steering::service;
 
-/// Connections that may be half open here.
+/// Connections that may be half open here: a quarter of the smaller table.
 const HALF_OPEN: u32 = 64;
 
 #[test]
@@ -23,8 +23,7 @@ fn a_flood_breaks_no_connection_and_fills_no_table() {
         return;
     }
     let mut world = World::new(2);
-    world.config.half_open = Some(HALF_OPEN);
-    world.config.flows = [4096, 1024];
+    world.config.flows = [4096, 4 * HALF_OPEN];
     world.net.ip("addr add 10.0.0.1/24 dev net0");
     let mut bed = Bed::new(world, service());
     for slot in [Slot(0), Slot(1)] {
