@@ -26,6 +26,7 @@ mod addresses;
 mod burst;
 mod chain;
 mod configuration;
+pub mod dns;
 pub mod firewall;
 mod forward;
 mod function;
@@ -39,6 +40,7 @@ pub mod lpm;
 pub mod monitor;
 pub mod nat;
 pub mod router;
+mod serve;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{
@@ -46,6 +48,7 @@ pub use burst::{
 };
 pub use chain::{Chain, STAGES_LIMIT, Stage, Totals};
 pub use configuration::{Error, from_toml};
+pub use dns::Dns;
 pub use forward::Forward;
 pub use function::{Function, Setup, Summary};
 pub use library::{Compiled, Entry, LIBRARY, find};

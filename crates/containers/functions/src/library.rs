@@ -5,6 +5,7 @@ use std::any::Any;
 use crate::about::About;
 use crate::chain::Stage;
 use crate::configuration::Error;
+use crate::dns::Dns;
 use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
@@ -17,6 +18,7 @@ use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Dns>(),
     Entry::of::<Firewall>(),
     Entry::of::<Forward>(),
     Entry::of::<Ids>(),
@@ -115,7 +117,9 @@ mod tests {
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
         assert!(
-            error.to_string().contains("there are: firewall, forward, ids"),
+            error
+                .to_string()
+                .contains("there are: dns, firewall, forward, ids"),
             "{error}"
         );
     }
