@@ -24,6 +24,7 @@
 mod about;
 mod addresses;
 mod burst;
+pub mod cache;
 mod chain;
 mod configuration;
 pub mod dns;
@@ -46,6 +47,7 @@ pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LI
 pub use burst::{
     Burst, CAPACITY, Extent, FRAME_BYTES_LIMIT, HEADROOM, Packet, Packets, RECEIVED_LIMIT, TAILROOM, Verdict,
 };
+pub use cache::Cache;
 pub use chain::{Chain, STAGES_LIMIT, Stage, Totals};
 pub use configuration::{Error, from_toml};
 pub use dns::Dns;

@@ -3,6 +3,7 @@
 use std::any::Any;
 
 use crate::about::About;
+use crate::cache::Cache;
 use crate::chain::Stage;
 use crate::configuration::Error;
 use crate::dns::Dns;
@@ -18,6 +19,7 @@ use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Cache>(),
     Entry::of::<Dns>(),
     Entry::of::<Firewall>(),
     Entry::of::<Forward>(),
@@ -119,7 +121,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("there are: dns, firewall, forward, ids"),
+                .contains("there are: cache, dns, firewall, forward"),
             "{error}"
         );
     }

@@ -70,6 +70,8 @@ pub(crate) struct Asked {
     /// Where the datagram's payload begins and ends.
     payload: usize,
     end: usize,
+    /// The port that asks.
+    pub(crate) source_port: u16,
 }
 
 /// What a packet is to a server.
@@ -170,6 +172,7 @@ impl Service {
             is_v6,
             payload: header + UDP,
             end,
+            source_port: from,
         })
     }
 
