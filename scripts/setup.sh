@@ -69,6 +69,8 @@ for part in "$@"; do
         has redis-server || want redis-server 'the store that tests run so'
         has dnsmasq || [ -x /usr/sbin/dnsmasq ] || want dnsmasq-base 'the DNS server that tests run so'
         has dig || want bind9-dnsutils 'asks that DNS server'
+        has nsd || [ -x /usr/sbin/nsd ] || want nsd 'the DNS server with which tests compare the function dns'
+        has memcached || want memcached 'the cache with which tests compare the function cache'
         has tshark || want tshark 'decrypts what the function ipsec sends'
         has perl || want perl-base 'runs the server of the tests of services with an address'
         has nc || want netcat-openbsd 'listens in those tests'

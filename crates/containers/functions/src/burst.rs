@@ -322,6 +322,13 @@ impl Burst {
         self.packet(self.active.len() - 1)
     }
 
+    /// How many packets can be originated at least, of any length.
+    pub fn room(&self) -> usize {
+        let packets = self.active.len() + self.turned.len() + self.leaving.len();
+        let memory = (self.memory.len() - self.filled) / PLACE_BYTES_LIMIT;
+        CAPACITY.saturating_sub(packets).min(memory)
+    }
+
     /// Declares work that is not done: the runner lets that time pass. For functions that stand for others.
     #[inline]
     pub fn spend(&mut self, work: Nanos) {

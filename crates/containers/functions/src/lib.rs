@@ -24,8 +24,10 @@
 mod about;
 mod addresses;
 mod burst;
+pub mod cache;
 mod chain;
 mod configuration;
+pub mod dns;
 pub mod firewall;
 mod forward;
 mod function;
@@ -39,13 +41,16 @@ pub mod lpm;
 pub mod monitor;
 pub mod nat;
 pub mod router;
+mod serve;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{
     Burst, CAPACITY, Extent, FRAME_BYTES_LIMIT, HEADROOM, Packet, Packets, RECEIVED_LIMIT, TAILROOM, Verdict,
 };
+pub use cache::Cache;
 pub use chain::{Chain, STAGES_LIMIT, Stage, Totals};
 pub use configuration::{Error, from_toml};
+pub use dns::Dns;
 pub use forward::Forward;
 pub use function::{Function, Setup, Summary};
 pub use library::{Compiled, Entry, LIBRARY, find};

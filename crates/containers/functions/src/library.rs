@@ -3,8 +3,10 @@
 use std::any::Any;
 
 use crate::about::About;
+use crate::cache::Cache;
 use crate::chain::Stage;
 use crate::configuration::Error;
+use crate::dns::Dns;
 use crate::firewall::Firewall;
 use crate::forward::Forward;
 use crate::function::{Function, Setup};
@@ -17,6 +19,8 @@ use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Cache>(),
+    Entry::of::<Dns>(),
     Entry::of::<Firewall>(),
     Entry::of::<Forward>(),
     Entry::of::<Ids>(),
@@ -115,7 +119,9 @@ mod tests {
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
         assert!(
-            error.to_string().contains("there are: firewall, forward, ids"),
+            error
+                .to_string()
+                .contains("there are: cache, dns, firewall, forward"),
             "{error}"
         );
     }

@@ -45,3 +45,64 @@ fn bursts_pass_a_chain_without_an_allocation() {
         assert_eq!(left, 100 * RECEIVED_LIMIT);
     }
 }
+
+/// A question for the address of a name, and its header of DNS.
+fn question(name: &str) -> Vec<u8> {
+    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        message.push(label.len() as u8);
+        message.extend_from_slice(label.as_bytes());
+    }
+    message.extend_from_slice(&[0, 0, 1, 0, 1]);
+    message
+}
+
+#[test]
+fn servers_answer_without_an_allocation() {
+    let setup = Setup {
+        instance: 1,
+        ports: 1,
+        seed: 0,
+    };
+    let dns = format!(
+        "cache_answers = 64\nzones = '''\n{}'''\n",
+        include_str!("dns/example.zone")
+    );
+    let request = |text: String| [&[0, 1, 0, 0, 0, 1, 0, 0], text.as_bytes()].concat();
+    let value = "v".repeat(900);
+    for (name, text, port) in [("dns", dns.as_str(), 53), ("cache", "memory_mib = 1", 11_211)] {
+        let mut chain = Chain::new(vec![find(LIBRARY, name).unwrap().make(text, &setup).unwrap()]).unwrap();
+        let mut burst = Burst::new();
+        let client = SocketAddr::from(([10, 0, 0, 1], 1000));
+        let server = SocketAddr::from(([10, 0, 0, 2], port));
+        let (mut left, mut allocated) = (0, 0);
+        for round in 0..200 {
+            // Names that are in the cache and others; values that are there, that are not, and that make others go.
+            let frames: Vec<Vec<u8>> = (0..RECEIVED_LIMIT)
+                .map(|at| match (name, at % 4) {
+                    ("dns", 0) => question(&format!("n{round}-{at}.example.com")),
+                    ("dns", 1) => question("many.example.com"),
+                    ("dns", _) => question("first.example.com"),
+                    (_, 0) => request(format!("set k{round}-{at} 0 100 900\r\n{value}\r\n")),
+                    (_, 1) => request(format!("get k{round}-0 k{}-4\r\n", round / 2)),
+                    (_, 2) => request("set n 0 0 1\r\n7\r\n".to_owned()),
+                    _ => request("incr n 5\r\n".to_owned()),
+                })
+                .map(|payload| {
+                    let frame = Frame::udp(client, server, &payload).unwrap();
+                    frame.to_vec().unwrap()
+                })
+                .collect();
+            let before = allocations();
+            burst.begin(0, 0);
+            for frame in &frames {
+                assert!(burst.push(frame));
+            }
+            chain.process(&mut burst, Nanos(round));
+            left += burst.leaving().len();
+            allocated += allocations() - before;
+        }
+        assert_eq!(allocated, 0, "{name}");
+        assert!(left >= 200 * RECEIVED_LIMIT, "{name}: {left}");
+    }
+}

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use counting_allocator::allocations;
-use functions::{Burst, Function, Limiter, Monitor, Nat, Setup, Verdict};
+use functions::{Burst, Cache, Dns, Function, Limiter, Monitor, Nat, Setup, Verdict};
 use model::{Nanos, protocol};
 use packet::capture::CaptureReader;
 use packet::{Parsed, checksum, parse};
@@ -26,6 +26,11 @@ const LIMITER: &str =
 const MONITOR: &str = "flows_limit = 100\nheavy_limit = 50\nsketch_width = 1000\n[export]\n\
                        collector = \"192.0.2.9:4739\"\nsource = \"192.0.2.1:4739\"\n\
                        collector_mac = \"02:00:00:00:00:01\"\nsource_mac = \"02:00:00:00:00:02\"\n";
+
+/// Servers that look at each datagram to ports that captures have.
+const DNS: &str =
+    "port = 53\nothers = \"pass\"\nzones = '''\n$ORIGIN com.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\n'''\n";
+const CACHE: &str = "memory_mib = 1\nothers = \"pass\"\n";
 
 /// The captures that there are.
 fn captures() -> Vec<PathBuf> {
@@ -155,4 +160,10 @@ fn captured_packets_pass() {
     );
     let totals = pass(&mut make::<Monitor>(MONITOR), &captures);
     assert_eq!((totals.translated, totals.left), (0, totals.packets));
+    for totals in [
+        pass(&mut make::<Dns>(DNS), &captures),
+        pass(&mut make::<Cache>(CACHE), &captures),
+    ] {
+        assert!(totals.left > 0 && totals.translated <= totals.left, "{totals:?}");
+    }
 }

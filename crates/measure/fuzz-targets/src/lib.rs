@@ -12,6 +12,7 @@
 //! | `requests` | ARP requests, neighbour solicitations and pings for an address of inco's | network |
 //! | `offload` | checksums and divisions that senders leave to cards | containers |
 //! | `translation` | frames whose addresses and ports are translated, and errors that quote such frames | network, containers |
+//! | `functions` | bursts of frames through one of the functions, with time between them | network |
 //! | `captures` | a file in the pcap format | files |
 //! | `answers` | what instances answer to health checks | containers |
 //! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
@@ -36,6 +37,7 @@
 mod control_plane;
 mod edits;
 mod files;
+mod functions_library;
 mod memif_peer;
 mod network;
 
@@ -51,6 +53,7 @@ pub const TARGETS: &[Target] = &[
     ("requests", edits::requests),
     ("offload", edits::offload),
     ("translation", edits::translation),
+    ("functions", functions_library::functions),
     ("captures", network::captures),
     ("answers", network::answers),
     ("signals", network::signals),

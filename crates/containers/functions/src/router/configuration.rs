@@ -173,7 +173,7 @@ impl Settings {
     }
 }
 
-fn mac(text: &str) -> Result<Mac, String> {
+pub(crate) fn mac(text: &str) -> Result<Mac, String> {
     let wrong = || format!("{text:?} is not a MAC address: write one such as 02:00:00:00:00:01");
     let mut bytes = [0; 6];
     let mut words = text.split(':');

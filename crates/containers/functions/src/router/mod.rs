@@ -1,6 +1,6 @@
 //! The function `router`: the longest prefix of a packet's destination says where it goes.
 
-mod configuration;
+pub(crate) mod configuration;
 mod errors;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,83 @@
+//! The functions that instances run.
+
+use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, Setup};
+use model::Nanos;
+
+use crate::pieces;
+
+/// Configurations by name, with small tables, so that they fill. A function without one has its defaults.
+const CONFIGURATIONS: &[(&str, &str)] = &[
+    ("cache", "memory_mib = 1"),
+    (
+        "dns",
+        "addresses = [\"10.0.0.53\", \"2001:db8::53\"]\nmac = \"02:00:00:00:00:35\"\ncache_answers = 8\nothers = \"pass\"\n\
+         zones = '''\n$ORIGIN a.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 10.0.0.53\n*.w A 10.0.0.1\n\
+         c CNAME d\nd CNAME c\nz NS ns.z\nns.z A 10.0.0.2\n@ TXT \"text\"\n'''\n",
+    ),
+    ("firewall", "default = \"allow\"\n"),
+    (
+        "limiter",
+        "buckets_limit = 16\n[[rule]]\nkey = \"flow\"\nrate = \"10pps\"\nburst_packets = 2\n",
+    ),
+    (
+        "monitor",
+        "flows_limit = 8\nheavy_limit = 4\nsketch_width = 16\n[export]\ncollector = \"192.0.2.9:4739\"\n\
+         source = \"192.0.2.1:4739\"\ncollector_mac = \"02:00:00:00:00:01\"\nsource_mac = \"02:00:00:00:00:02\"\n",
+    ),
+    (
+        "nat",
+        "inside = [\"0.0.0.0/1\"]\nexternal = [\"198.51.100.1:1024-65535\"]\nmappings_limit = 16\n",
+    ),
+    (
+        "router",
+        "address = \"192.0.2.1\"\nroutes = \"10.0.0.0/8 a\"\n[[next_hop]]\nname = \"a\"\n",
+    ),
+];
+
+/// Frames through one function, chosen by the first byte, with time between bursts: each packet has one verdict.
+pub(crate) fn functions(bytes: &[u8]) {
+    let Some((which, rest)) = bytes.split_first() else {
+        return;
+    };
+    let entry = &LIBRARY[usize::from(*which) % LIBRARY.len()];
+    let name = entry.about().name;
+    let configured = CONFIGURATIONS.iter().find(|of| of.0 == name);
+    let setup = Setup {
+        instance: 1,
+        ports: 2,
+        seed: 1,
+    };
+    let stage = entry.make(configured.map_or("", |of| of.1), &setup);
+    let stage = stage.unwrap_or_else(|error| panic!("{name} needs another configuration here: {error}"));
+    let mut chain = Chain::new(vec![stage]).unwrap();
+    let mut burst = Burst::new();
+    let mut now = Nanos::from_secs(1);
+    let mut given = 0;
+    let all: Vec<&[u8]> = pieces(rest).filter(|piece| piece.len() > 1).collect();
+    for frames in all.chunks(RECEIVED_LIMIT) {
+        // Of each burst the first one says where it comes from, and when: up to 4 s later.
+        let how = frames[0][0];
+        let port = how & 1;
+        now = now + Nanos(1 << (how % 33));
+        burst.begin(port, 1 - port);
+        for frame in frames {
+            assert!(burst.push(&frame[1..]));
+        }
+        given += frames.len() as u64;
+        chain.process(&mut burst, now);
+        check(&chain, given);
+        chain.tick(0, &mut burst, 1, now);
+        check(&chain, given);
+    }
+}
+
+fn check(chain: &Chain, given: u64) {
+    let totals = chain.stages()[0].totals();
+    assert_eq!(
+        totals.packets + totals.originated,
+        totals.forwarded + totals.answered + totals.consumed + totals.dropped,
+        "{totals:?}"
+    );
+    // Nothing turns back to a function that is alone.
+    assert_eq!(totals.packets, given);
+}
