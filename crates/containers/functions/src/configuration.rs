@@ -1,5 +1,6 @@
 //! Texts of configurations, and what is wrong with them.
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
@@ -73,6 +74,34 @@ pub fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
             _ => Error::whole(what),
         }
     })
+}
+
+/// A MAC address, for `#[serde(deserialize_with)]`.
+pub(crate) fn mac<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> {
+    let word = String::deserialize(from)?;
+    let mut parts = word.split(':');
+    let mut next = || u8::from_str_radix(parts.next()?, 16).ok();
+    let mac = (|| Some([next()?, next()?, next()?, next()?, next()?, next()?]))();
+    match (mac, parts.next()) {
+        (Some(mac), None) => Ok(mac),
+        _ => Err(serde::de::Error::custom(format!(
+            "{word:?} is no MAC address such as \"02:00:00:00:00:01\""
+        ))),
+    }
+}
+
+/// Whether the value of a key is within its limits; `of` says what it counts.
+///
+/// # Errors
+/// It is not.
+pub(crate) fn within(key: &str, value: usize, least: usize, most: usize, of: &str) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(Error::whole(format!(
+            "{key}: {value} {of}; there are {least} to {most}"
+        )))
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::ipsec::Ipsec;
 use crate::limiter::Limiter;
 use crate::monitor::Monitor;
 use crate::nat::Nat;
+use crate::ranker::Ranker;
 use crate::router::Router;
 
 /// The functions of this crate.
@@ -24,6 +25,7 @@ pub const LIBRARY: &[Entry] = &[
     Entry::of::<Limiter>(),
     Entry::of::<Monitor>(),
     Entry::of::<Nat>(),
+    Entry::of::<Ranker>(),
     Entry::of::<Router>(),
 ];
 
@@ -115,7 +117,9 @@ mod tests {
         assert_eq!(entry.make("", &SETUP).unwrap().about().name, "forward");
         let error = find(LIBRARY, "foreward").unwrap_err();
         assert!(
-            error.to_string().contains("there are: firewall, forward, ids"),
+            error
+                .to_string()
+                .contains("there are: firewall, forward, ids"),
             "{error}"
         );
     }
