@@ -25,6 +25,7 @@ mod about;
 mod addresses;
 mod burst;
 mod chain;
+pub mod classifier;
 mod configuration;
 pub mod firewall;
 mod forward;
@@ -48,6 +49,7 @@ pub use burst::{
     Burst, CAPACITY, Extent, FRAME_BYTES_LIMIT, HEADROOM, Packet, Packets, RECEIVED_LIMIT, TAILROOM, Verdict,
 };
 pub use chain::{Chain, STAGES_LIMIT, Stage, Totals};
+pub use classifier::Classifier;
 pub use configuration::{Error, from_toml};
 pub use forward::Forward;
 pub use function::{Function, Setup, Summary};

@@ -4,6 +4,7 @@ use std::any::Any;
 
 use crate::about::About;
 use crate::chain::Stage;
+use crate::classifier::Classifier;
 use crate::configuration::Error;
 use crate::firewall::Firewall;
 use crate::forward::Forward;
@@ -18,6 +19,7 @@ use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
+    Entry::of::<Classifier>(),
     Entry::of::<Firewall>(),
     Entry::of::<Forward>(),
     Entry::of::<Ids>(),
@@ -119,7 +121,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("there are: firewall, forward, ids"),
+                .contains("there are: classifier, firewall, forward"),
             "{error}"
         );
     }
