@@ -43,6 +43,7 @@ pub mod nat;
 pub mod ranker;
 mod requests;
 pub mod router;
+pub mod workloads;
 
 pub use about::{About, Kind, METRICS_LIMIT, Metric, NAME_BYTES_LIMIT, REASONS_LIMIT, Reason};
 pub use burst::{

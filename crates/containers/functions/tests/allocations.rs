@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use counting_allocator::allocations;
+use functions::workloads::{REQUEST_BYTES, SETUP, TABLE};
 use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, Setup, find};
 use model::Nanos;
 use packet::build::Frame;
@@ -43,5 +44,29 @@ fn bursts_pass_a_chain_without_an_allocation() {
         }
         assert_eq!(allocations(), before);
         assert_eq!(left, 100 * RECEIVED_LIMIT);
+    }
+}
+
+/// Requests of all workloads: they are answered, dropped or kept.
+#[test]
+fn requests_are_served_without_an_allocation() {
+    for of in TABLE {
+        let stage = find(LIBRARY, of.function).unwrap();
+        let stage = stage.make(&of.configuration(), &SETUP).unwrap();
+        let mut chain = Chain::new(vec![stage]).unwrap();
+        let mut burst = Burst::new();
+        let requests = of.requests(1_000, REQUEST_BYTES, 1);
+        let before = allocations();
+        for (at, requests) in requests.chunks(RECEIVED_LIMIT).enumerate() {
+            let now = Nanos::from_millis(at as u64);
+            burst.begin(0, 0);
+            for request in requests {
+                assert!(burst.push(request));
+            }
+            chain.process(&mut burst, now);
+            chain.tick(0, &mut burst, 0, now);
+        }
+        assert_eq!(allocations(), before, "{}", of.application);
+        assert_eq!(chain.stages()[0].totals().packets, 1_000);
     }
 }
