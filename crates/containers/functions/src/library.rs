@@ -12,6 +12,7 @@ use crate::function::{Function, Setup};
 use crate::ids::Ids;
 use crate::ipsec::Ipsec;
 use crate::limiter::Limiter;
+use crate::maglev::Maglev;
 use crate::monitor::Monitor;
 use crate::nat::Nat;
 use crate::ranker::Ranker;
@@ -25,6 +26,7 @@ pub const LIBRARY: &[Entry] = &[
     Entry::of::<Ids>(),
     Entry::of::<Ipsec>(),
     Entry::of::<Limiter>(),
+    Entry::of::<Maglev>(),
     Entry::of::<Monitor>(),
     Entry::of::<Nat>(),
     Entry::of::<Ranker>(),
