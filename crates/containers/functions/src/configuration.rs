@@ -104,6 +104,34 @@ pub(crate) fn within(key: &str, value: usize, least: usize, most: usize, of: &st
     }
 }
 
+/// A rate of bits or of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// Bits or packets in a second, from 1 to 10^13.
+    pub(crate) amount: u64,
+    pub(crate) counts_bytes: bool,
+}
+
+/// A rate such as `10Mbit/s` or `5kpps`.
+pub(crate) fn rate(word: &str) -> Option<Rate> {
+    let digits = word.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = word.split_at(digits);
+    let (factor, counts_bytes) = match unit {
+        "bit/s" => (1, true),
+        "kbit/s" => (1_000, true),
+        "Mbit/s" => (1_000_000, true),
+        "Gbit/s" => (1_000_000_000, true),
+        "pps" => (1, false),
+        "kpps" => (1_000, false),
+        "Mpps" => (1_000_000, false),
+        _ => return None,
+    };
+    let amount = number.parse::<u64>().ok()?.checked_mul(factor)?;
+    (1..=10_000_000_000_000)
+        .contains(&amount)
+        .then_some(Rate { amount, counts_bytes })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

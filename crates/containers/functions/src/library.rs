@@ -15,6 +15,7 @@ use crate::limiter::Limiter;
 use crate::maglev::Maglev;
 use crate::monitor::Monitor;
 use crate::nat::Nat;
+use crate::pfabric::Pfabric;
 use crate::ranker::Ranker;
 use crate::router::Router;
 
@@ -29,6 +30,7 @@ pub const LIBRARY: &[Entry] = &[
     Entry::of::<Maglev>(),
     Entry::of::<Monitor>(),
     Entry::of::<Nat>(),
+    Entry::of::<Pfabric>(),
     Entry::of::<Ranker>(),
     Entry::of::<Router>(),
 ];
