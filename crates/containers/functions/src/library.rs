@@ -17,6 +17,7 @@ use crate::monitor::Monitor;
 use crate::nat::Nat;
 use crate::pfabric::Pfabric;
 use crate::ranker::Ranker;
+use crate::replica::Replica;
 use crate::router::Router;
 
 /// The functions of this crate.
@@ -32,6 +33,7 @@ pub const LIBRARY: &[Entry] = &[
     Entry::of::<Nat>(),
     Entry::of::<Pfabric>(),
     Entry::of::<Ranker>(),
+    Entry::of::<Replica>(),
     Entry::of::<Router>(),
 ];
 

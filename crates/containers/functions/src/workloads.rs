@@ -100,12 +100,37 @@ pub const TABLE: &[Workload] = &[
         request: datagram,
     },
     Workload {
+        application: "load balancer",
+        computation: "Maglev, permutation table",
+        function: "maglev",
+        paper_us: 2.0,
+        configuration: back_ends,
+        request: datagram,
+    },
+    Workload {
+        application: "packet scheduler",
+        computation: "pFabric, binary search tree",
+        function: "pfabric",
+        paper_us: 12.6,
+        // The queue stays full: a request of 1 KB takes 20 us of the link.
+        configuration: || "rate = \"400Mbit/s\"\npackets = 4096\n".to_owned(),
+        request: remaining,
+    },
+    Workload {
         application: "flow classifier",
         computation: "naive Bayes, 2-D array",
         function: "classifier",
         paper_us: 71.0,
         configuration: classes,
         request: features,
+    },
+    Workload {
+        application: "packet replication",
+        computation: "chain replication, linked list",
+        function: "replica",
+        paper_us: 1.9,
+        configuration: head,
+        request: write,
     },
 ];
 
@@ -171,6 +196,42 @@ fn classes() -> String {
     text
 }
 
+/// A datagram with the bytes that remain of its flow: as many flows are short as in a web search (pFabric, figure 4).
+fn remaining(random: &mut Random, bytes: usize) -> Option<Vec<u8>> {
+    let [_, _, _, _, _, _, a, b] = random.below(FLOWS).to_be_bytes();
+    let mut payload = vec![0; payload_bytes(bytes)];
+    let remaining = 1_u32 << (10 + random.below(15) as u32);
+    payload[..4].copy_from_slice(&remaining.to_be_bytes());
+    frame(SocketAddr::from(([10, 0, a, b], 1_000)), 9, &payload)
+}
+
+/// A chain of one replica, which takes a write and answers: what passes between replicas is another request.
+fn head() -> String {
+    "address = \"192.0.2.1:9105\"\nmac = \"02:00:00:00:00:01\"\nvalue_bytes = 1024\nkeys_limit = 16384\n"
+        .to_owned()
+}
+
+/// A write of as long a value as fits.
+fn write(random: &mut Random, bytes: usize) -> Option<Vec<u8>> {
+    let mut payload = vec![0; payload_bytes(bytes)];
+    let len = (payload.len() - 48) as u16;
+    payload[0] = 1;
+    payload[2..4].copy_from_slice(&len.to_be_bytes());
+    payload[8..16].copy_from_slice(&random.below(16_384).to_be_bytes());
+    frame(SocketAddr::from(([10, 0, 0, 1], 1_000)), 9_105, &payload)
+}
+
+fn back_ends() -> String {
+    let mut text = "addresses = [\"192.0.2.1\"]\n".to_owned();
+    for at in 0..64 {
+        let _ = write!(
+            text,
+            "[[back_end]]\nname = \"{at}\"\nmac = \"02:00:00:00:01:{at:02x}\"\n"
+        );
+    }
+    text
+}
+
 /// Rules with wildcards that packets do not match, and the default that lets them pass.
 fn rules() -> String {
     let mut random = Random::new(2);
@@ -206,7 +267,7 @@ fn routes() -> String {
             let _ = writeln!(
                 lines,
                 "{address}/{bits} {}",
-                if bits % 2 == 0 { "a" } else { "b" }
+                if bits.is_multiple_of(2) { "a" } else { "b" }
             );
         }
     }
@@ -235,14 +296,23 @@ mod tests {
             let requests = of.requests(1_000, REQUEST_BYTES, 7);
             assert_eq!(requests.len(), 1_000);
             let mut left = 0;
-            for (at, requests) in requests.chunks(RECEIVED_LIMIT).enumerate() {
+            let mut now = Nanos::from_secs(1);
+            for requests in requests.chunks(RECEIVED_LIMIT) {
                 burst.begin(0, 0);
                 for request in requests {
                     assert_eq!(request.len(), REQUEST_BYTES, "{}", of.application);
                     assert!(burst.push(request));
                 }
-                chain.process(&mut burst, Nanos::from_millis(at as u64));
+                now = now + Nanos::from_millis(1);
+                chain.process(&mut burst, now);
                 left += burst.leaving().len();
+            }
+            // What waits leaves.
+            for _ in 0..2_000 {
+                now = now + Nanos::from_micros(20);
+                if chain.tick(0, &mut burst, 0, now) {
+                    left += burst.leaving().len();
+                }
             }
             let totals = chain.stages()[0].totals();
             assert_eq!(

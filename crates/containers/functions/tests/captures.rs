@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 
 use counting_allocator::allocations;
-use functions::{Burst, Function, Limiter, Monitor, Nat, Setup, Verdict};
+use functions::{
+    Burst, Classifier, Function, Limiter, Maglev, Monitor, Nat, Pfabric, Ranker, Setup, Verdict,
+};
 use model::{Nanos, protocol};
 use packet::capture::CaptureReader;
 use packet::{Parsed, checksum, parse};
@@ -26,6 +28,12 @@ const LIMITER: &str =
 const MONITOR: &str = "flows_limit = 100\nheavy_limit = 50\nsketch_width = 1000\n[export]\n\
                        collector = \"192.0.2.9:4739\"\nsource = \"192.0.2.1:4739\"\n\
                        collector_mac = \"02:00:00:00:00:01\"\nsource_mac = \"02:00:00:00:00:02\"\n";
+
+const PFABRIC: &str = "rate = \"100Mbit/s\"\npackets = 50\nframe_bytes = 2048";
+/// Requests are what the captures have for DNS.
+const RANKER: &str = "port = 53\nkeys_limit = 20";
+const CLASSIFIER: &str = "port = 53\nfeatures = 4\nvalues = 256\nclasses = [\"a\", \"b\"]\ntraining = true";
+const MAGLEV: &str = "addresses = [\"192.0.2.1\"]\n[[back_end]]\nname = \"a\"\nmac = \"02:00:00:00:00:01\"";
 
 /// The captures that there are.
 fn captures() -> Vec<PathBuf> {
@@ -155,4 +163,15 @@ fn captured_packets_pass() {
     );
     let totals = pass(&mut make::<Monitor>(MONITOR), &captures);
     assert_eq!((totals.translated, totals.left), (0, totals.packets));
+    let totals = pass(&mut make::<Pfabric>(PFABRIC), &captures);
+    assert!(
+        totals.left == 0 && totals.kept > 0 && totals.dropped > 0,
+        "{totals:?}"
+    );
+    let totals = pass(&mut make::<Ranker>(RANKER), &captures);
+    assert!(totals.left > 0 && totals.dropped > 0, "{totals:?}");
+    let totals = pass(&mut make::<Classifier>(CLASSIFIER), &captures);
+    assert!(totals.left > 0 && totals.dropped > 0, "{totals:?}");
+    let totals = pass(&mut make::<Maglev>(MAGLEV), &captures);
+    assert!(totals.translated == 0 && totals.left > 0, "{totals:?}");
 }
