@@ -1,5 +1,6 @@
 //! Texts of configurations, and what is wrong with them.
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
@@ -73,6 +74,62 @@ pub fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
             _ => Error::whole(what),
         }
     })
+}
+
+/// A MAC address, for `#[serde(deserialize_with)]`.
+pub(crate) fn mac<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> {
+    let word = String::deserialize(from)?;
+    let mut parts = word.split(':');
+    let mut next = || u8::from_str_radix(parts.next()?, 16).ok();
+    let mac = (|| Some([next()?, next()?, next()?, next()?, next()?, next()?]))();
+    match (mac, parts.next()) {
+        (Some(mac), None) => Ok(mac),
+        _ => Err(serde::de::Error::custom(format!(
+            "{word:?} is no MAC address such as \"02:00:00:00:00:01\""
+        ))),
+    }
+}
+
+/// Whether the value of a key is within its limits; `of` says what it counts.
+///
+/// # Errors
+/// It is not.
+pub(crate) fn within(key: &str, value: usize, least: usize, most: usize, of: &str) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(Error::whole(format!(
+            "{key}: {value} {of}; there are {least} to {most}"
+        )))
+    }
+}
+
+/// A rate of bits or of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// Bits or packets in a second, from 1 to 10^13.
+    pub(crate) amount: u64,
+    pub(crate) counts_bytes: bool,
+}
+
+/// A rate such as `10Mbit/s` or `5kpps`.
+pub(crate) fn rate(word: &str) -> Option<Rate> {
+    let digits = word.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = word.split_at(digits);
+    let (factor, counts_bytes) = match unit {
+        "bit/s" => (1, true),
+        "kbit/s" => (1_000, true),
+        "Mbit/s" => (1_000_000, true),
+        "Gbit/s" => (1_000_000_000, true),
+        "pps" => (1, false),
+        "kpps" => (1_000, false),
+        "Mpps" => (1_000_000, false),
+        _ => return None,
+    };
+    let amount = number.parse::<u64>().ok()?.checked_mul(factor)?;
+    (1..=10_000_000_000_000)
+        .contains(&amount)
+        .then_some(Rate { amount, counts_bytes })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::any::Any;
 use crate::about::About;
 use crate::cache::Cache;
 use crate::chain::Stage;
+use crate::classifier::Classifier;
 use crate::configuration::Error;
 use crate::dns::Dns;
 use crate::firewall::Firewall;
@@ -13,21 +14,30 @@ use crate::function::{Function, Setup};
 use crate::ids::Ids;
 use crate::ipsec::Ipsec;
 use crate::limiter::Limiter;
+use crate::maglev::Maglev;
 use crate::monitor::Monitor;
 use crate::nat::Nat;
+use crate::pfabric::Pfabric;
+use crate::ranker::Ranker;
+use crate::replica::Replica;
 use crate::router::Router;
 
 /// The functions of this crate.
 pub const LIBRARY: &[Entry] = &[
     Entry::of::<Cache>(),
+    Entry::of::<Classifier>(),
     Entry::of::<Dns>(),
     Entry::of::<Firewall>(),
     Entry::of::<Forward>(),
     Entry::of::<Ids>(),
     Entry::of::<Ipsec>(),
     Entry::of::<Limiter>(),
+    Entry::of::<Maglev>(),
     Entry::of::<Monitor>(),
     Entry::of::<Nat>(),
+    Entry::of::<Pfabric>(),
+    Entry::of::<Ranker>(),
+    Entry::of::<Replica>(),
     Entry::of::<Router>(),
 ];
 
@@ -121,7 +131,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("there are: cache, dns, firewall, forward"),
+                .contains("there are: cache, classifier, dns, firewall, forward"),
             "{error}"
         );
     }

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use counting_allocator::allocations;
+use functions::workloads::{REQUEST_BYTES, SETUP, TABLE};
 use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, Setup, find};
 use model::Nanos;
 use packet::build::Frame;
@@ -104,5 +105,29 @@ fn servers_answer_without_an_allocation() {
         }
         assert_eq!(allocated, 0, "{name}");
         assert!(left >= 200 * RECEIVED_LIMIT, "{name}: {left}");
+    }
+}
+
+/// Requests of all workloads: they are answered, dropped or kept.
+#[test]
+fn requests_are_served_without_an_allocation() {
+    for of in TABLE {
+        let stage = find(LIBRARY, of.function).unwrap();
+        let stage = stage.make(&of.configuration(), &SETUP).unwrap();
+        let mut chain = Chain::new(vec![stage]).unwrap();
+        let mut burst = Burst::new();
+        let requests = of.requests(1_000, REQUEST_BYTES, 1);
+        let before = allocations();
+        for (at, requests) in requests.chunks(RECEIVED_LIMIT).enumerate() {
+            let now = Nanos::from_millis(at as u64);
+            burst.begin(0, 0);
+            for request in requests {
+                assert!(burst.push(request));
+            }
+            chain.process(&mut burst, now);
+            chain.tick(0, &mut burst, 0, now);
+        }
+        assert_eq!(allocations(), before, "{}", of.application);
+        assert_eq!(chain.stages()[0].totals().packets, 1_000);
     }
 }

@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 
 use counting_allocator::allocations;
-use functions::{Burst, Cache, Dns, Function, Limiter, Monitor, Nat, Setup, Verdict};
+use functions::{
+    Burst, Cache, Classifier, Dns, Function, Limiter, Maglev, Monitor, Nat, Pfabric, Ranker, Setup, Verdict,
+};
 use model::{Nanos, protocol};
 use packet::capture::CaptureReader;
 use packet::{Parsed, checksum, parse};
@@ -31,6 +33,11 @@ const MONITOR: &str = "flows_limit = 100\nheavy_limit = 50\nsketch_width = 1000\
 const DNS: &str =
     "port = 53\nothers = \"pass\"\nzones = '''\n$ORIGIN com.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\n'''\n";
 const CACHE: &str = "memory_mib = 1\nothers = \"pass\"\n";
+const PFABRIC: &str = "rate = \"100Mbit/s\"\npackets = 50\nframe_bytes = 2048";
+/// Requests are what the captures have for DNS.
+const RANKER: &str = "port = 53\nkeys_limit = 20";
+const CLASSIFIER: &str = "port = 53\nfeatures = 4\nvalues = 256\nclasses = [\"a\", \"b\"]\ntraining = true";
+const MAGLEV: &str = "addresses = [\"192.0.2.1\"]\n[[back_end]]\nname = \"a\"\nmac = \"02:00:00:00:00:01\"";
 
 /// The captures that there are.
 fn captures() -> Vec<PathBuf> {
@@ -166,4 +173,15 @@ fn captured_packets_pass() {
     ] {
         assert!(totals.left > 0 && totals.translated <= totals.left, "{totals:?}");
     }
+    let totals = pass(&mut make::<Pfabric>(PFABRIC), &captures);
+    assert!(
+        totals.left == 0 && totals.kept > 0 && totals.dropped > 0,
+        "{totals:?}"
+    );
+    let totals = pass(&mut make::<Ranker>(RANKER), &captures);
+    assert!(totals.left > 0 && totals.dropped > 0, "{totals:?}");
+    let totals = pass(&mut make::<Classifier>(CLASSIFIER), &captures);
+    assert!(totals.left > 0 && totals.dropped > 0, "{totals:?}");
+    let totals = pass(&mut make::<Maglev>(MAGLEV), &captures);
+    assert!(totals.translated == 0 && totals.left > 0, "{totals:?}");
 }

@@ -1,6 +1,7 @@
+use maglev::ENTRIES;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::consistent::{Consistent, TABLE_ENTRIES, deserialize_entries};
+use crate::consistent::{Consistent, deserialize_entries};
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
 /// Maglev's consistent hashing (Eisenbud et al., NSDI 2016): the flow's hash selects a table entry, which
@@ -25,14 +26,14 @@ struct Written {
 
 impl Default for Written {
     fn default() -> Self {
-        Written { table: TABLE_ENTRIES }
+        Written { table: ENTRIES }
     }
 }
 
 impl Default for Maglev {
     fn default() -> Self {
         Maglev {
-            table: Consistent::new(TABLE_ENTRIES),
+            table: Consistent::new(ENTRIES),
         }
     }
 }

@@ -4,7 +4,7 @@ use model::Prefix;
 use serde::Deserialize;
 
 use super::gcra::Limit;
-use crate::configuration::{Error, from_toml};
+use crate::configuration::{Error, from_toml, rate};
 
 /// Rules, at most: they are tried in order for each packet.
 const RULES_LIMIT: usize = 64;
@@ -141,31 +141,6 @@ impl TextRule {
             limit: Limit::new(rate.amount, per_ns, burst),
         })
     }
-}
-
-struct Rate {
-    /// Bits or packets in a second.
-    amount: u64,
-    counts_bytes: bool,
-}
-
-fn rate(word: &str) -> Option<Rate> {
-    let digits = word.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = word.split_at(digits);
-    let (factor, counts_bytes) = match unit {
-        "bit/s" => (1, true),
-        "kbit/s" => (1_000, true),
-        "Mbit/s" => (1_000_000, true),
-        "Gbit/s" => (1_000_000_000, true),
-        "pps" => (1, false),
-        "kpps" => (1_000, false),
-        "Mpps" => (1_000_000, false),
-        _ => return None,
-    };
-    let amount = number.parse::<u64>().ok()?.checked_mul(factor)?;
-    (1..=10_000_000_000_000)
-        .contains(&amount)
-        .then_some(Rate { amount, counts_bytes })
 }
 
 fn prefix(word: &str) -> Option<Prefix> {

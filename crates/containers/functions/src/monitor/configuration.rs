@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::ipfix::MESSAGE_BYTES_MIN;
 use super::sketch::DEPTH_LIMIT;
-use crate::configuration::{Error, from_toml};
+use crate::configuration::{Error, from_toml, mac, within};
 
 /// Counters in a row of the sketch, at most: 8 rows of them take 1 GiB.
 const WIDTH_LIMIT: usize = 1 << 24;
@@ -79,19 +79,6 @@ const fn template_interval() -> u64 {
     60
 }
 
-fn mac<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> {
-    let word = String::deserialize(from)?;
-    let mut parts = word.split(':');
-    let mut next = || u8::from_str_radix(parts.next()?, 16).ok();
-    let mac = (|| Some([next()?, next()?, next()?, next()?, next()?, next()?]))();
-    match (mac, parts.next()) {
-        (Some(mac), None) => Ok(mac),
-        _ => Err(serde::de::Error::custom(format!(
-            "{word:?} is no MAC address such as \"02:00:00:00:00:01\""
-        ))),
-    }
-}
-
 impl Settings {
     pub(super) fn parse(text: &str, ports: u8) -> Result<Settings, Error> {
         let settings: Settings = from_toml(text)?;
@@ -125,16 +112,6 @@ impl Settings {
             }
         }
         Ok(settings)
-    }
-}
-
-fn within(key: &str, value: usize, least: usize, most: usize, of: &str) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        Ok(())
-    } else {
-        Err(Error::whole(format!(
-            "{key}: {value} {of}; there are {least} to {most}"
-        )))
     }
 }
 

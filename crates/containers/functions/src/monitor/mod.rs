@@ -2,7 +2,6 @@
 
 mod configuration;
 mod flows;
-mod heavy;
 mod ipfix;
 mod sketch;
 
@@ -15,11 +14,11 @@ use crate::addresses::addresses;
 use crate::burst::{Burst, RECEIVED_LIMIT, Verdict};
 use crate::configuration::Error;
 use crate::function::{Function, Setup, Summary};
+use crate::heavy::HeavyHitters;
 use crate::keyed::Keyed;
 
 use configuration::{Export, Settings};
 use flows::Flows;
-use heavy::HeavyHitters;
 use ipfix::Messages;
 use sketch::Sketch;
 

@@ -5,19 +5,19 @@ use crate::keys::Keys;
 
 /// A key that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Heavy<K> {
-    pub(super) key: K,
+pub(crate) struct Heavy<K> {
+    pub(crate) key: K,
     /// At least its true count.
-    pub(super) count: u64,
+    pub(crate) count: u64,
     /// By how much the count may be too large.
-    pub(super) error: u64,
+    pub(crate) error: u64,
     hash: u64,
 }
 
 /// The counts of `limit` keys: a heap with the smallest first, and where each key is in it. Each key whose count is more
 /// than the total divided by the limit is there.
 #[derive(Debug)]
-pub(super) struct HeavyHitters<K> {
+pub(crate) struct HeavyHitters<K> {
     heap: Vec<Heavy<K>>,
     /// By hash of the key: 64 bits tell keys apart.
     places: Keys,
@@ -25,7 +25,7 @@ pub(super) struct HeavyHitters<K> {
 }
 
 impl<K: Copy> HeavyHitters<K> {
-    pub(super) fn new(limit: usize, secret: u64) -> HeavyHitters<K> {
+    pub(crate) fn new(limit: usize, secret: u64) -> HeavyHitters<K> {
         HeavyHitters {
             heap: Vec::with_capacity(limit),
             places: Keys::new(limit, secret),
@@ -34,13 +34,13 @@ impl<K: Copy> HeavyHitters<K> {
     }
 
     #[inline(always)]
-    pub(super) fn prefetch(&self, hash: u64) {
+    pub(crate) fn prefetch(&self, hash: u64) {
         self.places.prefetch(hash);
     }
 
     /// Adds to the count of a key with that hash.
     #[inline]
-    pub(super) fn add(&mut self, hash: u64, key: K, amount: u64) {
+    pub(crate) fn add(&mut self, hash: u64, key: K, amount: u64) {
         if let Some(place) = self.places.get(hash) {
             let place = place as usize;
             self.heap[place].count = self.heap[place].count.saturating_add(amount);
@@ -73,7 +73,7 @@ impl<K: Copy> HeavyHitters<K> {
     }
 
     /// The keys that are counted, in no order.
-    pub(super) fn all(&self) -> &[Heavy<K>] {
+    pub(crate) fn all(&self) -> &[Heavy<K>] {
         &self.heap
     }
 
