@@ -21,7 +21,15 @@ fn root() -> PathBuf {
 /// Builds a package, and gives the files that it consists of.
 fn built(package: &str) -> Vec<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let output = Command::new(cargo)
+    let mut command = Command::new(cargo);
+    // With those of this test's package, build scripts of others run again, and all that depends on them is built anew.
+    for (name, _) in std::env::vars_os() {
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if of_package.iter().any(|of| name.to_string_lossy().starts_with(of)) {
+            command.env_remove(&name);
+        }
+    }
+    let output = command
         .args(["build", "--offline", "--message-format", "json", "-p", package])
         .current_dir(root())
         .output()
