@@ -34,7 +34,11 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "containers",
-        &[&["functions", "nf-page", "registry"], &["engine", "inco-nf"]],
+        &[
+            &["functions", "nf-page", "registry"],
+            &["engine", "inco-nf"],
+            &["inco-nf-c"],
+        ],
     ),
     ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
     (
@@ -137,13 +141,15 @@ fn metadata() -> Value {
 fn crates() -> BTreeMap<String, (PathBuf, Vec<String>)> {
     let metadata = metadata();
     let packages = metadata["packages"].as_array().unwrap();
+    let manifest = |package: &Value| PathBuf::from(package["manifest_path"].as_str().unwrap());
+    // An example is what a user writes.
+    let root = Path::new(metadata["workspace_root"].as_str().unwrap());
+    let is_example = |package: &&Value| manifest(package).starts_with(root.join("examples"));
     packages
         .iter()
+        .filter(|package| !is_example(package))
         .map(|package| {
-            let folder = Path::new(package["manifest_path"].as_str().unwrap())
-                .parent()
-                .unwrap()
-                .to_owned();
+            let folder = manifest(package).parent().unwrap().to_owned();
             let dependencies = package["dependencies"].as_array().unwrap().iter();
             let ordinary = dependencies
                 .filter(|d| d["kind"].is_null())

@@ -2,7 +2,7 @@
 //! sends back what they decide. It needs only the directory with its socket: no network, no privileges, no other files.
 //!
 //! Key type: [`main`], the program with the functions of a list. A program with functions of its own is a `main.rs`
-//! that calls it with [`functions::LIBRARY`] and theirs.
+//! that calls it with [`functions::LIBRARY`] and theirs. The crate `inco-nf-c` does so for functions in C.
 //!
 //! 1. It listens on its socket, and the switch connects and owns the ring memory. Or the switch listens, as
 //!    Open vSwitch does, and it connects. Or it uses network interfaces without a switch.
@@ -26,6 +26,7 @@ mod reload;
 mod runner;
 mod sender;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use functions::Entry;
@@ -34,9 +35,17 @@ use options::Command;
 /// The program `inco-nf` with these functions, from the arguments of this process to its exit status: 0, 1 if
 /// something failed, 2 if its usage is wrong.
 pub fn main(library: &'static [Entry]) -> ExitCode {
-    let command = match options::parse(library, std::env::args_os()) {
+    run(library, std::env::args_os()).into()
+}
+
+/// The same, with the arguments given, of which the first one is the program's name.
+pub fn run(library: &'static [Entry], arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let command = match options::parse(library, arguments) {
         Ok(command) => command,
-        Err(error) => error.exit(),
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code() as u8;
+        }
     };
     let done = match &command {
         Command::Run(run) => runner::run(run),
@@ -44,10 +53,10 @@ pub fn main(library: &'static [Entry]) -> ExitCode {
         Command::Signal(options) => sender::send_one(options),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             say(format_args!("{error:#}"));
-            ExitCode::FAILURE
+            1
         }
     }
 }
