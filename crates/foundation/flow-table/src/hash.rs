@@ -1,6 +1,6 @@
 use std::net::IpAddr;
 
-use model::FlowKey;
+use model::{FlowKey, key_bits};
 
 use crate::entry::KeyWords;
 
@@ -169,8 +169,8 @@ impl FlowHasher {
     }
 
     /// The worker that owns this flow, 0 to `workers` - 1. It depends on the two addresses and, if keyed, the
-    /// VLAN, so that fragments and quoted headers without ports reach the same worker. 0 if there are no
-    /// workers.
+    /// VLAN, so that fragments and quoted headers without ports reach the same worker; not on the bits
+    /// [above it](key_bits). 0 if there are no workers.
     #[inline]
     pub fn owner(&self, key: &FlowKey, workers: usize) -> usize {
         match key {
@@ -196,7 +196,7 @@ impl FlowHasher {
     #[inline(always)]
     fn owner_v4(&self, a: u32, b: u32, vlan: u16, workers: usize) -> usize {
         match self.ownership {
-            Ownership::Keyed => share(self.pair_v4(a, b, vlan), workers),
+            Ownership::Keyed => share(self.pair_v4(a, b, vlan & key_bits::VLAN), workers),
             Ownership::Card => rss_queue(card_share(u64::from(a ^ b)), workers),
         }
     }
@@ -204,7 +204,7 @@ impl FlowHasher {
     #[inline(always)]
     fn owner_v6(&self, a: u128, b: u128, vlan: u16, workers: usize) -> usize {
         match self.ownership {
-            Ownership::Keyed => share(self.pair_v6(a, b, vlan), workers),
+            Ownership::Keyed => share(self.pair_v6(a, b, vlan & key_bits::VLAN), workers),
             Ownership::Card => {
                 let both = a ^ b;
                 rss_queue(card_share((both ^ both >> 64) as u64), workers)

@@ -15,6 +15,26 @@ pub mod protocol {
     pub const ICMPV6: u8 = 58;
     /// SCTP.
     pub const SCTP: u8 = 132;
+    /// Encapsulating Security Payload.
+    pub const ESP: u8 = 50;
+}
+
+/// The upper bits of a key's VLAN. They are set where a service knows its flows by what their packets carry, so that no
+/// such flow has the key of another service's. A key without [`OF_CONTENT`](key_bits::OF_CONTENT) has none of them.
+pub mod key_bits {
+    /// The flow is of a service with such keys.
+    pub const OF_CONTENT: u16 = 0x8000;
+    /// The source address is a number that packets carry (an SPI, a TEID), and ports are 0.
+    pub const LABEL: u16 = 0x4000;
+    /// The lower bits are not a VLAN but [stand for](super::key_bits::network) a VXLAN network.
+    pub const NETWORK: u16 = 0x2000;
+    /// The bits of a VLAN.
+    pub const VLAN: u16 = 0x0fff;
+
+    /// The bits that stand for a VXLAN network: the lower 12 of its identifier, with the upper 12 mixed in.
+    pub const fn network(vni: u32) -> u16 {
+        NETWORK | ((vni ^ vni >> 12) as u16 & VLAN)
+    }
 }
 
 /// A packet's direction within its flow. `Forward` is from the key's first endpoint to its second one. The
@@ -57,7 +77,7 @@ pub struct Tuple {
     pub dst_port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// Outermost VLAN id, 0 if untagged.
+    /// Outermost VLAN id, 0 if untagged; above it [`key_bits`].
     pub vlan: u16,
 }
 
@@ -74,7 +94,7 @@ pub struct FlowKeyV4 {
     pub a_port: u16,
     /// The higher endpoint's port.
     pub b_port: u16,
-    /// Outermost VLAN id, 0 if untagged.
+    /// Outermost VLAN id, 0 if untagged; above it [`key_bits`].
     pub vlan: u16,
     /// IP protocol number.
     pub protocol: u8,
@@ -94,7 +114,7 @@ pub struct FlowKeyV6 {
     pub a_port: u16,
     /// The higher endpoint's port.
     pub b_port: u16,
-    /// Outermost VLAN id, 0 if untagged.
+    /// Outermost VLAN id, 0 if untagged; above it [`key_bits`].
     pub vlan: u16,
     /// IP protocol number.
     pub protocol: u8,
@@ -217,17 +237,25 @@ impl fmt::Display for Tuple {
             protocol::UDP => "udp",
             protocol::ICMPV6 => "icmpv6",
             protocol::SCTP => "sctp",
-            other => return write!(f, "ip-{other} {} > {}", self.src, self.dst),
+            _ => "",
         };
         match (self.src, self.dst) {
+            (src, dst) if name.is_empty() => write!(f, "ip-{} {src} > {dst}", self.protocol)?,
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 write!(f, "{name} [{src}]:{} > [{dst}]:{}", self.src_port, self.dst_port)?;
             }
             (src, dst) => write!(f, "{name} {src}:{} > {dst}:{}", self.src_port, self.dst_port)?,
         }
-        if self.vlan != 0 {
-            write!(f, " vlan {}", self.vlan)?;
+        let (vlan, bits) = (self.vlan & key_bits::VLAN, self.vlan & !key_bits::VLAN);
+        if bits & key_bits::NETWORK != 0 {
+            write!(f, " network {vlan}")?;
+        } else if vlan != 0 {
+            write!(f, " vlan {vlan}")?;
         }
-        Ok(())
+        match bits {
+            0 => Ok(()),
+            bits if bits & key_bits::LABEL != 0 => write!(f, " label"),
+            _ => write!(f, " inner"),
+        }
     }
 }

@@ -31,7 +31,7 @@ pub use action::{Action, PolicyChoice};
 pub use change::{KeyChange, Setting};
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind, FunctionChange};
-pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, protocol};
+pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, key_bits, protocol};
 pub use health::{AgentCheck, AgentReport, AgentState, HealthCheck, Probe};
 pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};

@@ -73,6 +73,22 @@ words! {
         Addresses = "addresses",
         /// Those of the same client's address.
         Source = "source",
+        /// None. Of a packet in a tunnel the flow is that of the packet inside.
+        Inner = "inner",
+        /// None. The flow of an ESP packet is its security association.
+        Spi = "spi",
+    }
+}
+
+impl AffinityKey {
+    /// Whether flows with a common address share an instance.
+    pub const fn shares_addresses(self) -> bool {
+        matches!(self, AffinityKey::Addresses | AffinityKey::Source)
+    }
+
+    /// Whether flows are known by what their packets carry, not by the packets' own addresses and ports.
+    pub const fn reads_content(self) -> bool {
+        matches!(self, AffinityKey::Inner | AffinityKey::Spi)
     }
 }
 

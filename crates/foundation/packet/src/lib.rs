@@ -3,7 +3,8 @@
 //! packet path.
 //!
 //! Key types: [`Parsed`] (the kind of a frame), [`PacketInfo`] (its flow and lengths), [`Fragment`] and
-//! [`FragmentTracker`] (finds the flow of fragments without ports). For generators and tests: [`build`]
+//! [`FragmentTracker`] (finds the flow of fragments without ports), [`parse_content`] (the flow of what a packet
+//! carries). For generators and tests: [`build`]
 //! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices). For ports towards
 //! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping),
 //! [`Translation`] (addresses and ports that stand for others), [`Rewrite`] (the endpoints that a packet gets).
@@ -24,6 +25,7 @@ mod burst;
 pub mod capture;
 pub mod checksum;
 mod columns;
+mod content;
 mod fragments;
 mod headers;
 pub mod offload;
@@ -35,6 +37,7 @@ mod translate;
 pub use answer::answer;
 pub use burst::{HeaderBurst, HeaderBytes};
 pub use columns::{BURST, Lengths, PacketColumns};
+pub use content::parse_content;
 pub use fragments::{
     DATAGRAM_LIFETIME, DATAGRAM_LIMIT, FragmentCounters, FragmentTracker, GAP_LIMIT, Offer, WAITING_LIMIT,
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,

@@ -387,11 +387,19 @@ fn fast_info_v6(frame: &[u8]) -> Option<PacketInfo> {
 /// Slow-path parser for every frame.
 #[inline(never)]
 fn parse_slow_path(frame: &[u8]) -> Parsed {
-    let parsed = headers::link(frame).and_then(|link| match link.ethertype {
+    match headers::link(frame) {
+        Ok(link) => parse_ip(frame, link),
+        Err(reason) => Parsed::Invalid(reason),
+    }
+}
+
+/// Parses what is behind that link header.
+pub(crate) fn parse_ip(frame: &[u8], link: headers::LinkHeader) -> Parsed {
+    let parsed = match link.ethertype {
         ethertype::IPV4 => parse_v4(frame, link),
         ethertype::IPV6 => parse_v6(frame, link),
         ethertype => Ok(Parsed::Other { ethertype }),
-    });
+    };
     match parsed {
         Ok(parsed) => parsed,
         Err(reason) => Parsed::Invalid(reason),

@@ -41,6 +41,9 @@ pub(crate) fn packets(bytes: &[u8]) {
                 "{info:?}"
             );
             assert!(info.l4_offset >= info.l3_offset, "{info:?}");
+            for key in [model::AffinityKey::Inner, model::AffinityKey::Spi] {
+                content(frame, info, key);
+            }
         }
         if let Some(fast) = packet::parse_fast(frame) {
             let Parsed::Flow(info) = parsed else {
@@ -57,6 +60,22 @@ pub(crate) fn packets(bytes: &[u8]) {
             assert_eq!(info.key, FlowKey::V6(fast.key()));
         }
     }
+}
+
+/// What a packet carries: it is within the packet, and its key is none of a packet's own.
+fn content(frame: &[u8], info: &packet::PacketInfo, key: model::AffinityKey) {
+    let (Parsed::Flow(of) | Parsed::Fragment(packet::Fragment { info: of, .. })) =
+        packet::parse_content(frame, info, key)
+    else {
+        panic!("there is always a flow");
+    };
+    assert_ne!(of.key.tuple(of.direction).vlan & model::key_bits::OF_CONTENT, 0);
+    assert_eq!(of.frame_len, info.frame_len);
+    let end = |of: &packet::PacketInfo| usize::from(of.l3_offset) + of.l3_len as usize;
+    assert!(
+        of.l3_offset >= info.l3_offset && end(&of) <= end(info),
+        "{of:?} in {info:?}"
+    );
 }
 
 /// Fragments, with time between them: none is lost, and held ones stay within the limits.

@@ -123,13 +123,16 @@ pub(super) fn engine(
     Ok((engine, None))
 }
 
-/// A fingerprint of which service has which number: FNV-1a, the same for every build.
+/// A fingerprint of which service has which number, and of how it knows its flows: FNV-1a, the same for every build.
 pub(super) fn services_fingerprint(configuration: &Configuration) -> u64 {
-    let names = configuration
-        .services
-        .iter()
-        .map(|service| service.name.as_bytes());
-    let bytes = names.flat_map(|name| name.iter().copied().chain([0xff]));
+    let words = |service: &Service| {
+        let key = service.affinity_key;
+        let key = Some(key.name()).filter(|_| key.reads_content());
+        let key = key.map(|key| format!("\n{key}")).unwrap_or_default();
+        format!("{}{key}", service.name).into_bytes()
+    };
+    let words = configuration.services.iter().map(words);
+    let bytes = words.flat_map(|words| words.into_iter().chain([0xff]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })

@@ -291,6 +291,30 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let wrong = ValueError::new(what, "write autoscaler = \"fixed\", or remove signals");
             reader.report(&format!("service.{}.signals", service.name), wrong);
         }
+        if service.affinity_key.reads_content() {
+            let mut wrong = |key: &str, what: &str, write: &str| {
+                let what = format!("affinity_key = \"{}\" {what}", service.affinity_key.name());
+                let key = format!("service.{}.{key}", service.name);
+                reader.report(&key, ValueError::new(what, write));
+            };
+            let mut others = configuration.services.iter();
+            let has_other = |of: &&Service| of.affinity_key.reads_content() && of.name != service.name;
+            if let Some(other) = others.find(has_other) {
+                let what = format!("is for one service, and {} has such a key, too", other.name);
+                wrong("affinity_key", &what, "write \"flow\" for one of them");
+            }
+            if service.vip.is_some() {
+                let what = "is for functions, which have no address of the service";
+                wrong("vip", what, "write match in its place");
+            }
+            if service.flow_counters {
+                let what = "does not count returned packets for each flow";
+                wrong("flow_counters", what, "write flow_counters = false");
+            }
+            if service.affinity == Affinity::Relaxed {
+                wrong("affinity", "moves no flows", "write affinity = \"strict\"");
+            }
+        }
         let has_stall_after = reader
             .places
             .has(&format!("service.{}.stall_after", service.name));

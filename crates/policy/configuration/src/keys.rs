@@ -495,10 +495,12 @@ tables! {
              counts as early. `relaxed` counts returned packets per flow, like `flow_counters`. If the function \
              changes addresses or ports, every move is early.";
         affinity_key: word(AffinityKey::WORDS), [= "\"flow\""], Restart,
-            "`\"flow\"`, `\"addresses\"` or `\"source\"`", "\"source\"",
+            "`\"flow\"`, `\"addresses\"`, `\"source\"`, `\"inner\"` or `\"spi\"`", "\"source\"",
             "Which flows share an instance: with `source` those of one client address, with `addresses` those between \
-             one client and one service address, with `flow` none. New flows go to another instance once theirs drains \
-             or has failed.";
+             one client and one service address, with the others none. New flows go to another instance once theirs \
+             drains or has failed. With `inner` the flow of a tunnel's packet (GTP-U, VXLAN, IP in IP) is that of the \
+             packet inside, with `spi` that of an ESP packet is its security association: see \
+             [tunnels](../tunnels.md).";
         symmetric: boolean, [= "true"], Restart,
             "true or false", "false",
             "Whether both directions of a flow are pinned to one instance. With `false`, each direction is pinned \

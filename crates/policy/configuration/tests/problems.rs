@@ -1282,6 +1282,36 @@ fn an_address_that_is_translated_needs_those_of_instances() {
 }
 
 #[test]
+fn flows_by_what_packets_carry_are_for_one_service_of_a_function() {
+    for word in ["inner", "spi"] {
+        let key = format!("affinity_key = \"{word}\"");
+        let read = good(&format!("{SHORT}{key}\n"));
+        assert_eq!(read.services[0].affinity_key.name(), word);
+        for (driver, said) in [("openflow", "driver = \"soft\""), ("ebpf", "driver = \"soft\"")] {
+            let text = format!("{SHORT}{key}\n[switch]\ndriver = \"{driver}\"\n");
+            let problems = problems_of(&text).join("\n");
+            let not_here = format!("write affinity_key = \"flow\", or {said}");
+            assert!(problems.contains(&not_here), "{driver}: {problems}");
+        }
+        for (more, said) in [
+            ("flow_counters = true", "write flow_counters = false"),
+            ("affinity = \"relaxed\"", "write affinity = \"strict\""),
+            (
+                "vip = { address = \"10.0.0.100\", ports = 80 }",
+                "write match in its place",
+            ),
+            (
+                "[service.other]\nimage = \"x\"\nmatch = { dst_port = 9 }\naffinity_key = \"inner\"",
+                "is for one service",
+            ),
+        ] {
+            let problems = problems_of(&format!("{SHORT}{key}\n{more}\n")).join("\n");
+            assert!(problems.contains(said), "{said}: {problems}");
+        }
+    }
+}
+
+#[test]
 fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
     let text = |device: &str, service: &str| {
         let text = SHORT.replace("memif:wan.sock", device);

@@ -39,7 +39,8 @@ pub(crate) const TCP_HANDSHAKE: u32 = 1;
 /// What flows have in common that share an instance.
 pub(crate) const fn shared_by(key: AffinityKey) -> u32 {
     match key {
-        AffinityKey::Flow => 0,
+        // The programs read no content: no plan has the last two.
+        AffinityKey::Flow | AffinityKey::Inner | AffinityKey::Spi => 0,
         AffinityKey::Addresses => 1,
         AffinityKey::Source => 2,
     }

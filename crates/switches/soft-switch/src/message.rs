@@ -150,6 +150,8 @@ pub struct HandOff<F> {
 pub enum Destination {
     /// The lookup of its owner; received on that uplink.
     Steering(UplinkId),
+    /// The same, where a service knows the flow by what the packet carries.
+    Content(UplinkId),
     /// An instance whose home worker it is.
     Instance {
         /// The instance's place.

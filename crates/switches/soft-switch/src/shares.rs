@@ -59,7 +59,7 @@ impl Shared {
     /// What a flow of the service has in common with others, by one of its packets; [`None`] where each flow is picked
     /// for itself.
     pub(crate) fn of(service: &ServicePlan, tuple: impl FnOnce() -> Tuple) -> Option<Shared> {
-        if service.affinity_key == AffinityKey::Flow {
+        if !service.affinity_key.shares_addresses() {
             return None;
         }
         let [client, server] = service.ends(&tuple());
@@ -121,7 +121,7 @@ impl SharesMaker {
     /// The system refuses the memory.
     pub(crate) fn follow(&mut self, plan: &Plan) -> Result<(), SwitchError> {
         let mut services = plan.services.iter();
-        if self.pins.0.get().is_some() || !services.any(|of| of.affinity_key != AffinityKey::Flow) {
+        if self.pins.0.get().is_some() || !services.any(|of| of.affinity_key.shares_addresses()) {
             return Ok(());
         }
         let (keep, before) = (self.keep.as_ref(), self.before.take());

@@ -7,6 +7,7 @@
     reason = "what goes wrong here fails a driver's test"
 )]
 
+mod content;
 mod optional;
 mod plans;
 mod sharing;
@@ -80,14 +81,29 @@ pub fn service() -> ServicePlan {
     }
 }
 
-/// A UDP packet as bytes.
+/// A UDP packet as bytes. To the port of GTP-U it carries a UDP packet from a host whose number is the upper byte of its
+/// source port, and to that of ESP in UDP an association of that number.
 pub fn frame_of(tuple: &Tuple) -> Vec<u8> {
+    let udp = |src, dst, payload: &[u8]| packet::build::Frame::udp(src, dst, payload)?.to_vec();
+    let [number, _] = tuple.src_port.to_be_bytes();
+    let payload = match tuple.dst_port {
+        content::GTP_U => {
+            let host = SocketAddr::from(([10, 200, 0, number], 5000));
+            let inner = udp(host, SocketAddr::from(([198, 51, 100, 1], 53)), b"inside").unwrap();
+            let inner = &inner[14..];
+            // A user packet without optional fields. Each tunnel has an identifier of its own.
+            let mut gtp = vec![0x30, 0xff, 0, inner.len() as u8];
+            gtp.extend(u32::from(tuple.src_port).to_be_bytes());
+            [gtp.as_slice(), inner].concat()
+        }
+        content::ESP_IN_UDP => [&[0, 0, 0x10, number][..], b"sequence number and so on"].concat(),
+        _ => b"eighteen bytes fit".to_vec(),
+    };
     let (src, dst) = (
         SocketAddr::new(tuple.src, tuple.src_port),
         SocketAddr::new(tuple.dst, tuple.dst_port),
     );
-    let frame = packet::build::Frame::udp(src, dst, b"eighteen bytes fit").unwrap();
-    frame.to_vec().unwrap()
+    udp(src, dst, &payload).unwrap()
 }
 
 /// The addresses of a packet of the suite; [`None`] for any other one, such as a probe.
@@ -116,6 +132,14 @@ const CASES: &[Case] = &[
     (
         "flows of a client share an instance",
         sharing::flows_of_a_client_share_an_instance,
+    ),
+    (
+        "flows inside of tunnels are pinned",
+        content::flows_inside_are_pinned,
+    ),
+    (
+        "security associations are pinned",
+        content::associations_are_pinned,
     ),
     (
         "a drain takes no new flows and keeps its own",

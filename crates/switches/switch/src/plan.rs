@@ -115,8 +115,19 @@ impl Plan {
                     "an address in that mode",
                 ),
                 (
-                    !can.affinity_keys.contains(&service.affinity_key),
+                    service.affinity_key.shares_addresses()
+                        && !can.affinity_keys.contains(&service.affinity_key),
                     "that flows with a common address share an instance",
+                ),
+                (
+                    service.affinity_key.reads_content()
+                        && !can.affinity_keys.contains(&service.affinity_key),
+                    "flows by what packets carry",
+                ),
+                (
+                    service.affinity_key.reads_content()
+                        && (service.vip.is_some() || service.return_counters),
+                    "flows by what packets carry together with an address or counters of returned packets",
                 ),
                 (
                     service.signals && !can.signals,

@@ -5,7 +5,6 @@ use std::path::Path;
 use anyhow::Result;
 use configuration::{Configuration, Device, Unusable};
 use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort};
-use model::AffinityKey;
 use soft_switch::Keep;
 use switch::Capabilities;
 
@@ -86,7 +85,7 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
         shares: configuration
             .services
             .iter()
-            .any(|service| service.affinity_key != AffinityKey::Flow),
+            .any(|service| service.affinity_key.shares_addresses()),
         hash_key: [first, second],
     })
 }

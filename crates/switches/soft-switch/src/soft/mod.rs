@@ -72,7 +72,13 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     service_changes: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
-    affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
+    affinity_keys: &[
+        AffinityKey::Flow,
+        AffinityKey::Addresses,
+        AffinityKey::Source,
+        AffinityKey::Inner,
+        AffinityKey::Spi,
+    ],
     ..Capabilities::NONE
 };
 /// Interval of the checks for closed ports: the end of a peer is detected well within 100 ms.

@@ -109,6 +109,8 @@ pub(crate) struct View {
     pub(crate) generation: Generation,
     /// The plan's compiled entry of each slot.
     pub(crate) routes: SlotMap<Route>,
+    /// Whether a service of the plan knows its flows by what their packets carry.
+    pub(crate) reads_content: bool,
 }
 
 impl View {
@@ -119,6 +121,7 @@ impl View {
             published,
             generation: Generation(u64::MAX),
             routes: SlotMap::default(),
+            reads_content: false,
         }
     }
 
@@ -140,6 +143,7 @@ impl View {
             *route = Route::new(&plan, slot, id, workers).unwrap_or_default();
         }
         self.generation = plan.generation;
+        self.reads_content = plan.services.iter().any(|of| of.affinity_key.reads_content());
         self.plan = plan;
     }
 }

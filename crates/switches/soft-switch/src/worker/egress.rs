@@ -382,7 +382,10 @@ pub(crate) fn drop_handed<M: FrameMemory>(
 ) {
     match handed.to {
         Destination::Instance { service, .. } => refuse(handed.frame, service, reason, cx),
-        Destination::Steering(_) | Destination::Uplink(_) | Destination::Return(_) => {
+        Destination::Steering(_)
+        | Destination::Content(_)
+        | Destination::Uplink(_)
+        | Destination::Return(_) => {
             cx.discard(handed.frame, reason);
         }
     }

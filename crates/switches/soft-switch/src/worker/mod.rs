@@ -14,6 +14,7 @@
 
 mod commands;
 pub(crate) mod commit;
+mod content;
 pub(crate) mod context;
 mod egress;
 mod elephants;
@@ -77,8 +78,9 @@ const LEAVING_STEPS: u32 = 20_000;
 /// How long a worker that ends may still forward what waits in it and in the others: some microseconds, unless one of
 /// them does not get its CPU.
 const FORWARD_REST_LIMIT: Nanos = Nanos::from_millis(200);
-/// How often a packet changes its worker at most: to the one of its flow, to that of its instance, and back.
-const HOPS: usize = 4;
+/// How often a packet changes its worker at most: to the one of its flow, to that of what it carries, to that of its
+/// instance, and back.
+const HOPS: usize = 5;
 /// Interval of the checks for that.
 const LEAVING_STEP: Duration = Duration::from_micros(50);
 /// Maximum number of bursts taken from a peer that has closed: as many as the largest ring holds.

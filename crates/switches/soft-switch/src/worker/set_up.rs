@@ -4,9 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use flow_table::{FlowTable, Full};
 use interfaces::is_checker;
-use model::{
-    AffinityKey, Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol,
-};
+use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol};
 use packet::PacketInfo;
 use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
@@ -99,6 +97,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) is_icmp_error: bool,
     /// What it is of a TCP connection without an entry.
     pub(crate) part: TcpPart,
+    /// The place of its service in the plan, where its key does not say that.
+    pub(crate) of: Option<usize>,
 }
 
 /// The pins of a flow whose instance was picked.
@@ -265,14 +265,14 @@ impl SetUp {
 
     // ---- new flows --------------------------------------------------------------------------------------------
 
-    /// Schedules the flow of a single packet, or its direction without an instance.
+    /// Schedules the flow of a single packet, or its direction without an instance. `of`: see [`Opening::of`].
     #[cold]
     pub(crate) fn place<M: FrameMemory>(
         &mut self,
         info: &PacketInfo,
         hash: u64,
         missed: Missed,
-        uplink: UplinkId,
+        (uplink, of): (UplinkId, Option<usize>),
         lookup: &mut Lookup,
         cx: &mut Context<M>,
     ) -> Decision {
@@ -289,6 +289,7 @@ impl SetUp {
             } else {
                 TcpPart::None
             },
+            of,
         };
         // The rate of a flow that lost its instance is known if it is an elephant.
         let rate = missed.entry.and_then(|_| lookup.elephants.rate(&info.key, hash));
@@ -327,7 +328,8 @@ impl SetUp {
         let &Opening {
             key, direction, hash, ..
         } = opening;
-        let of = plan.classify(|| key.tuple(direction), opening.uplink);
+        let by_key = || plan.classify(|| key.tuple(direction), opening.uplink);
+        let of = opening.of.or_else(by_key);
         let found = of.and_then(|of| Some((of, plan.services.get(of)?, self.services.get_mut(of)?)));
         let Some((place, service, state)) = found else {
             return Decision::Fallback(plan.unmatched);
@@ -373,7 +375,7 @@ impl SetUp {
             dscp: opening.dscp,
         };
         let mut shared = None;
-        if service.affinity_key != AffinityKey::Flow {
+        if service.affinity_key.shares_addresses() {
             shared = Shared::of(service, || key.tuple(direction)).zip(self.shares.get());
         }
         let is_recovered =

@@ -74,6 +74,7 @@ impl<M: FrameMemory> Worker<M> {
                     self.ingress.frames.push(frame);
                     burst = Some(uplink);
                 }
+                Destination::Content(uplink) => self.steer_handed_content(frame, uplink),
                 Destination::Instance {
                     slot,
                     instance,
@@ -160,6 +161,10 @@ impl<M: FrameMemory> Worker<M> {
             }
             let Some(frame) = rest.next() else { break };
             match outcome {
+                LookupOutcome::Miss if self.cx.view.reads_content => {
+                    let info = self.parser.headers.info(place, frame.bytes());
+                    self.steer_unknown(frame, &info, self.parser.burst.hash(place), uplink);
+                }
                 LookupOutcome::Miss if self.parser.burst.is_opening(place) => {
                     let decision = self.open(frame.bytes(), place, uplink);
                     self.egress.send(frame, decision, uplink, &mut self.cx);
@@ -194,6 +199,7 @@ impl<M: FrameMemory> Worker<M> {
             } else {
                 TcpPart::None
             },
+            of: None,
         };
         let (now, table) = (self.cx.now, &mut self.lookup.table);
         self.set_up
@@ -207,7 +213,7 @@ impl<M: FrameMemory> Worker<M> {
     fn steer_new(&mut self, frame: M::Frame, place: usize, uplink: UplinkId) {
         let info = self.parser.headers.info(place, frame.bytes());
         let hash = self.parser.burst.hash(place);
-        let decision = self.set_up_packet(&info, hash, Missed::NEW, uplink);
+        let decision = self.set_up_packet(&info, hash, Missed::NEW, (uplink, None));
         self.egress.send(frame, decision, uplink, &mut self.cx);
     }
 
@@ -225,7 +231,7 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// Steers an exception.
-    fn steer_exception(&mut self, frame: M::Frame, exception: Exception, uplink: UplinkId) {
+    pub(super) fn steer_exception(&mut self, frame: M::Frame, exception: Exception, uplink: UplinkId) {
         match exception.parsed {
             Parsed::Flow(info) => match self.cx.other_owner(&info.key) {
                 Some(owner) => {
@@ -277,6 +283,9 @@ impl<M: FrameMemory> Worker<M> {
         let decision = match self.lookup.find(info, hash, &self.cx) {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => {
+                if missed.entry.is_none() && self.cx.view.reads_content {
+                    return self.steer_unknown(frame, info, hash, uplink);
+                }
                 if self.moves.must_wait(&missed, info, hash, &self.lookup, &self.cx) {
                     let held = Held {
                         frame,
@@ -286,15 +295,22 @@ impl<M: FrameMemory> Worker<M> {
                     };
                     return self.hold(held);
                 }
-                self.set_up_packet(info, hash, missed, uplink)
+                self.set_up_packet(info, hash, missed, (uplink, None))
             }
         };
         self.egress.send(frame, decision, uplink, &mut self.cx);
     }
 
-    fn set_up_packet(&mut self, info: &PacketInfo, hash: u64, missed: Missed, uplink: UplinkId) -> Decision {
+    /// `from`: the uplink, and the place of the packet's service in the plan if its key does not say that.
+    pub(super) fn set_up_packet(
+        &mut self,
+        info: &PacketInfo,
+        hash: u64,
+        missed: Missed,
+        from: (UplinkId, Option<usize>),
+    ) -> Decision {
         self.set_up
-            .place(info, hash, missed, uplink, &mut self.lookup, &mut self.cx)
+            .place(info, hash, missed, from, &mut self.lookup, &mut self.cx)
     }
 
     #[cold]
@@ -330,7 +346,7 @@ impl<M: FrameMemory> Worker<M> {
         let decision = match self.lookup.find_again(&info, hash, &self.cx) {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => {
-                let decision = self.set_up_packet(&info, hash, missed, uplink);
+                let decision = self.set_up_packet(&info, hash, missed, (uplink, None));
                 if missed.entry.is_some() && matches!(decision, Decision::Instance { .. }) {
                     self.cx.counters.figures.held_moves.add(1);
                 }

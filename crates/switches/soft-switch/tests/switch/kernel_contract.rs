@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use model::{Nanos, ServiceId, Slot, Tuple};
+use model::{AffinityKey, Nanos, ServiceId, Slot, Tuple};
 use packet_socket::PacketSocket;
 use real_parts::Namespace;
 use switch::conformance::{self, frame_of, tuple_of};
@@ -24,6 +24,8 @@ impl Switch for KernelEnds {
             ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
             returns: false,
             ring_occupancy: false,
+            // Only packets to functions are known by what they carry.
+            affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
             ..self.0.switch.capabilities()
         }
     }

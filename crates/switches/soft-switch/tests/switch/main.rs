@@ -11,6 +11,7 @@ mod announcements;
 mod bed;
 mod captures;
 mod changes;
+mod content;
 mod contract;
 mod failures;
 mod flood;

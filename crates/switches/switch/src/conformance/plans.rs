@@ -30,12 +30,12 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
     }
     for (_, key) in AffinityKey::WORDS {
         let change = |plan: &mut Plan| plan.services[0].affinity_key = *key;
-        let is_able = can.affinity_keys.contains(key);
-        ask(
-            "that flows with a common address share an instance",
-            is_able,
-            &change,
-        );
+        let said = if key.reads_content() {
+            "flows by what packets carry"
+        } else {
+            "that flows with a common address share an instance"
+        };
+        ask(said, can.affinity_keys.contains(key), &change);
     }
     ask("this machine's own network", can.passes_to_host, &|plan| {
         plan.unmatched = Fallback::Host

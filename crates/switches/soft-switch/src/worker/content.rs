@@ -1,0 +1,107 @@
+//! Packets of services that know their flows by what packets carry. Such a packet's own key is never in the table: so
+//! only packets whose flow is unknown are looked at, and those of other services lose no time.
+
+use model::{AffinityKey, DropReason, UplinkId};
+use packet::{Fragment, Offer, PacketInfo, Parsed};
+
+use crate::frame::{Frame as _, FrameMemory};
+use crate::message::Destination;
+use crate::worker::Worker;
+use crate::worker::egress::Decision;
+use crate::worker::ingress::{Exception, Origin};
+use crate::worker::lookup::{Missed, Outcome};
+
+impl<M: FrameMemory> Worker<M> {
+    /// Steers a packet whose own flow is not in the table, where some service knows its flows by what packets carry.
+    #[cold]
+    pub(super) fn steer_unknown(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
+        if let Some((of, key)) = self.content_service(info, uplink) {
+            return self.steer_content(frame, info, (of, key), uplink);
+        }
+        let decision = self.set_up_packet(info, hash, Missed::NEW, (uplink, None));
+        self.egress.send(frame, decision, uplink, &mut self.cx);
+    }
+
+    /// Steers such a packet that another worker has handed over: this one owns the flow of what it carries.
+    #[cold]
+    pub(super) fn steer_handed_content(&mut self, frame: M::Frame, uplink: UplinkId) {
+        let parsed = packet::parse(frame.bytes());
+        if let Parsed::Flow(info) = &parsed
+            && let Some(of) = self.content_service(info, uplink)
+        {
+            return self.steer_content(frame, info, of, uplink);
+        }
+        // The plan has changed in between.
+        let hash = match &parsed {
+            Parsed::Flow(info) => self.cx.hasher.hash(&info.key),
+            _ => 0,
+        };
+        let place = 0;
+        self.steer_exception(frame, Exception { place, parsed, hash }, uplink);
+    }
+
+    /// The service of a packet, if that knows its flows by what packets carry: its place in the plan, and how.
+    fn content_service(&self, info: &PacketInfo, uplink: UplinkId) -> Option<(usize, AffinityKey)> {
+        let plan = &self.cx.view.plan;
+        let of = plan.classify(|| info.key.tuple(info.direction), uplink)?;
+        let key = plan.services.get(of)?.affinity_key;
+        key.reads_content().then_some((of, key))
+    }
+
+    fn steer_content(
+        &mut self,
+        frame: M::Frame,
+        info: &PacketInfo,
+        (of, key): (usize, AffinityKey),
+        uplink: UplinkId,
+    ) {
+        match packet::parse_content(frame.bytes(), info, key) {
+            Parsed::Flow(content) => match self.cx.other_owner(&content.key) {
+                Some(owner) => {
+                    let to = Destination::Content(uplink);
+                    self.egress.hand_off(owner, frame, to, &mut self.cx);
+                }
+                None => self.steer_known_content(frame, &content, of, uplink),
+            },
+            Parsed::Fragment(fragment) => self.steer_fragment_inside(frame, &fragment, of, uplink),
+            Parsed::Other { .. } | Parsed::Invalid(_) => self.cx.discard(frame, DropReason::Malformed),
+        }
+    }
+
+    /// Steers a tunnel's packet that carries a fragment. Only the first one says whose flow it is.
+    #[cold]
+    fn steer_fragment_inside(&mut self, frame: M::Frame, fragment: &Fragment, of: usize, uplink: UplinkId) {
+        if let Some(owner) = self.cx.other_owner(&fragment.info.key) {
+            let to = Destination::Content(uplink);
+            return self.egress.hand_off(owner, frame, to, &mut self.cx);
+        }
+        let (origin, now) = (Origin::Uplink(uplink), self.cx.now);
+        match self.ingress.fragments.offer(fragment, (frame, origin), now) {
+            Offer::Resolved { frame, info } => {
+                let mut next = Some((frame, info));
+                while let Some(((frame, from), info)) = next {
+                    match from {
+                        Origin::Uplink(uplink) => self.steer_known_content(frame, &info, of, uplink),
+                        Origin::Instance(_) => self.cx.discard(frame, DropReason::Spoofed),
+                    }
+                    next = self.ingress.fragments.release();
+                }
+            }
+            Offer::Waiting => {}
+            Offer::Refused {
+                frame: (frame, _),
+                reason,
+            } => self.cx.discard(frame, reason),
+        }
+    }
+
+    /// Steers a packet by the flow of what it carries, which this worker owns.
+    fn steer_known_content(&mut self, frame: M::Frame, content: &PacketInfo, of: usize, uplink: UplinkId) {
+        let hash = self.cx.hasher.hash(&content.key);
+        let decision = match self.lookup.find(content, hash, &self.cx) {
+            Outcome::Hit { slot, service } => Decision::Instance { slot, service },
+            Outcome::Miss(missed) => self.set_up_packet(content, hash, missed, (uplink, Some(of))),
+        };
+        self.egress.send(frame, decision, uplink, &mut self.cx);
+    }
+}
