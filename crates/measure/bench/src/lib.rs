@@ -24,6 +24,7 @@ mod idle;
 mod memif_sinks;
 mod memory;
 mod naive;
+mod native;
 mod observed;
 mod openflow;
 mod ovs;
