@@ -8,6 +8,9 @@ use anyhow::{Context as _, Result, bail};
 
 use super::contestant::{KilledOnDrop, command_line};
 
+/// What programs that take turns include.
+const TURNS: &str = include_str!("../native/turns.h");
+
 /// Compiles `source` into the program `name` in `folder`, with the flags that pkg-config has for `library`.
 ///
 /// # Errors
@@ -20,7 +23,9 @@ pub(super) fn compile(
     package: &str,
 ) -> Result<PathBuf> {
     let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    std::fs::write(&file, source).with_context(|| format!("cannot write {}", file.display()))?;
+    for (file, text) in [(&file, source), (&folder.join("turns.h"), TURNS)] {
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let flags = Command::new("pkg-config")
         .args(["--cflags", "--libs", library])
         .output()
