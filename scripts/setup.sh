@@ -111,6 +111,10 @@ for part in "$@"; do
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the I/O limit of the bench'
         [ -x /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk ] ||
             want openvswitch-switch-dpdk 'OVS-DPDK: the peer of the soft switch in the bench'
+        has nft || want nftables 'a peer of functions in the bench'
+        has pkg-config && pkg-config --exists libcrypto 2>/dev/null || want libssl-dev 'OpenSSL: a peer of the function ipsec'
+        [ "$(uname -m)" != x86_64 ] || [ -e /usr/include/hs/hs.h ] ||
+            want libhyperscan-dev 'Hyperscan: the peer of the function ids'
         ;;
     lint)
         # rustup's cargo brings both. The distribution's packages are needed only if its Rust is in use.

@@ -19,6 +19,7 @@
 //! Test it by itself: put frames into a burst with [`Burst::push`], call `process`, and look at the verdicts. Each
 //! packet that a function was given or has made has exactly one verdict; the stage counts them, so that
 //! `packets + originated = forwarded + answered + consumed + dropped` holds without code of the author.
+//! Measure it with a file in `crates/measure/bench/src/function`, beside who does the same.
 #![forbid(unsafe_code)]
 
 mod about;

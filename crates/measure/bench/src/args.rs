@@ -24,6 +24,7 @@ use super::traffic::Ip;
         "  inco bench balance                  light and heavy downloads through four functions, by balancer\n",
         "  inco bench hop                      a balancer in the switch, against one in a process of its own\n",
         "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
+        "  inco bench function firewall        a function of the library, against its peer\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
@@ -61,6 +62,8 @@ pub enum BenchCommand {
     Hop(HopArgs),
     /// Sleeping instances: time from a signal to a fair share of new flows, throughput, forged signals
     Wake(WakeArgs),
+    /// A function of the library: packet rate, latency and CPU time per packet, against its peer
+    Function(FunctionArgs),
     /// Switch openflow: bursts of new flows, rules at full rate, an interrupted connection, a killed switch
     Openflow(OpenflowArgs),
     /// The process that `steer` measures
@@ -416,6 +419,35 @@ pub struct WakeArgs {
     pub rounds: u32,
     /// File for all runs
     #[arg(long, value_name = "FILE", default_value = "bench-wake.csv")]
+    pub csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `inco bench function`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  inco bench function firewall\n",
+        "  sudo inco bench function nat --json\n",
+        "  inco bench function all --rounds 9 --milliseconds 100\n\n",
+        "Peers in the kernel (nftables) need root. A peer that is missing is left out, with the reason.",
+    )
+)]
+pub struct FunctionArgs {
+    /// The function, or `all`
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// Rounds; the result is the median of their ratios
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// CPU time of a turn of the function or of its peer, in milliseconds
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub milliseconds: u64,
+    /// File for all rounds
+    #[arg(long, value_name = "FILE", default_value = "bench-function.csv")]
     pub csv: PathBuf,
     /// Print JSON
     #[arg(long)]

@@ -19,11 +19,13 @@ mod cleanup;
 mod contestant;
 mod facts;
 mod flood;
+mod function;
 mod hop;
 mod idle;
 mod memif_sinks;
 mod memory;
 mod naive;
+mod native;
 mod observed;
 mod openflow;
 mod ovs;
@@ -72,6 +74,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Bulk(args) => bulk::run(args),
         BenchCommand::Hop(args) => hop::run(args),
         BenchCommand::Wake(args) => wake::run(args),
+        BenchCommand::Function(args) => function::run(args),
         BenchCommand::Openflow(args) => openflow::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)

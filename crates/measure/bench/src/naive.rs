@@ -1,14 +1,14 @@
 //! A plain flow table in C on DPDK as a peer: key, CRC hash, open addressing, counter. The ratio shows the cost of
 //! everything else that inco does.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 
-use super::contestant::{Contestant, KilledOnDrop, command_line};
+use super::contestant::Contestant;
 use super::memory::Memory;
+use super::native::{self, Native};
 use super::traffic::Ip;
 
 /// The program's source: compiled for the CPU that it runs on.
@@ -42,35 +42,11 @@ pub(super) fn table_mib(flows: usize, ip: Ip) -> usize {
 /// # Errors
 /// Returns an error if there is no C compiler or no DPDK development package.
 pub(super) fn compile(folder: &Path) -> Result<PathBuf> {
-    let (source, program) = (folder.join("naive.c"), folder.join("naive"));
-    std::fs::write(&source, SOURCE).with_context(|| format!("cannot write {}", source.display()))?;
-    let flags = Command::new("pkg-config")
-        .args(["--cflags", "--libs", "libdpdk"])
-        .output()
-        .context("cannot run pkg-config; `scripts/setup.sh bench` installs it")?;
-    if !flags.status.success() {
-        bail!("pkg-config finds no libdpdk; `scripts/setup.sh bench` installs it");
-    }
-    let flags = String::from_utf8_lossy(&flags.stdout);
-    let output = Command::new("cc")
-        .args(["-O3", "-march=native", "-o"])
-        .args([&program, &source])
-        .args(flags.split_whitespace())
-        .output()
-        .context("cannot run cc; `scripts/setup.sh bench` installs it")?;
-    if !output.status.success() {
-        bail!("cc refuses naive.c: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(program)
+    native::compile(folder, "naive", SOURCE, "libdpdk", "libdpdk-dev")
 }
 
 /// The running program.
-pub(super) struct Naive {
-    child: KilledOnDrop,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    commands: Vec<String>,
-}
+pub(super) struct Naive(Native);
 
 impl Naive {
     /// Starts it with a capture of one frame per flow, and with sinks.
@@ -98,21 +74,7 @@ impl Naive {
             Ip::V6 => "6",
         });
         command.args([sinks.into(), slots(flows), Memory::mbufs(flows)].map(|n: usize| n.to_string()));
-        let commands = vec![command_line(&command)];
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let input = child.stdin.take().context("naive has no input")?;
-        let output = BufReader::new(child.stdout.take().context("naive has no output")?);
-        let mut started = Naive {
-            child: KilledOnDrop::new(child),
-            input,
-            output,
-            commands,
-        };
+        let mut started = Naive(Native::start(command)?);
         // The first reply shows that it forwards.
         started.read()?;
         Ok(started)
@@ -120,23 +82,7 @@ impl Naive {
 
     /// Packets received and flows in its table.
     fn read(&mut self) -> Result<(u64, u64)> {
-        writeln!(self.input).context("naive does not accept commands any more")?;
-        loop {
-            let mut line = String::new();
-            if self
-                .output
-                .read_line(&mut line)
-                .context("cannot read naive's answer")?
-                == 0
-            {
-                bail!("naive ended; it was started by: {}", self.commands.join(" "));
-            }
-            // Lines printed by EAL come first.
-            let numbers: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
-            if let [packets, flows] = numbers.as_slice() {
-                return Ok((*packets, *flows));
-            }
-        }
+        self.0.ask("")
     }
 
     /// Flows in its table.
@@ -151,11 +97,11 @@ impl Contestant for Naive {
     }
 
     fn commands(&self) -> &[String] {
-        &self.commands
+        self.0.commands()
     }
 
     fn pid(&self) -> u32 {
-        self.child.pid()
+        self.0.pid()
     }
 
     fn packets(&mut self) -> Result<u64> {

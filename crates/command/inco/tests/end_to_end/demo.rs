@@ -454,6 +454,76 @@ fn the_bench_of_the_driver_ebpf_counts_what_programs_cost() {
     }
 }
 
+/// Functions are measured beside their peers, in one row for each case. How fast they are is not tested.
+#[cfg(feature = "dpdk")]
+#[test]
+fn the_bench_of_functions_has_a_row_for_each_case() {
+    if !available("root", (!is_root()).then(|| "this is not run as root".to_owned())) {
+        return;
+    }
+    let _turn = Place::new();
+    let measured = |name: &str| {
+        let arguments = ["function", name, "--rounds", "1", "--milliseconds", "3", "--json"];
+        let mut bench = Demo::of("bench", &arguments);
+        let status = bench.wait();
+        assert_eq!(status, Some(0), "{}\n{}", bench.said("out"), bench.said("err"));
+        let rows: Vec<Value> = serde_json::from_str(&bench.said("out")).unwrap();
+        let csv = bench.said("bench-function.csv");
+        let in_csv = csv
+            .lines()
+            .filter(|line| line.starts_with(&format!("{name},")))
+            .count();
+        assert_eq!(in_csv, rows.len(), "{csv}");
+        for row in &rows {
+            let of = |key: &str| row[key].as_f64().unwrap();
+            assert_eq!(row["function"], name);
+            assert!(row["case"].is_string() && row["entries"].is_u64(), "{row}");
+            let gbps = of("mpps") * of("size") * 8.0 / 1e3;
+            assert!(
+                of("mpps") > 0.0 && (of("gbps") - gbps).abs() < 1e-6 * gbps,
+                "{row}"
+            );
+            match row["peer"].as_str() {
+                // A single round has one ratio.
+                Some(_) => {
+                    let ratio = of("mpps") / of("peer_rate");
+                    assert!((of("ratio_to_peer") / ratio - 1.0).abs() < 1e-6, "{row}");
+                }
+                None => assert!(
+                    row["peer_rate"].is_null() && row["ratio_to_peer"].is_null(),
+                    "{row}"
+                ),
+            }
+        }
+        rows
+    };
+    let forward = measured("forward");
+    assert_eq!(forward.len(), 9);
+    for row in &forward {
+        let us = |key: &str| row[key].as_f64().unwrap();
+        assert!(
+            0.0 < us("latency_p50_us") && us("latency_p50_us") <= us("latency_p99_us"),
+            "{row}"
+        );
+        assert!(row["peer"].is_null(), "{row}");
+    }
+    let sizes: Vec<u64> = forward.iter().map(|row| row["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [64, 64, 64, 512, 512, 512, 1500, 1500, 1500]);
+    let nat = measured("nat");
+    let peers: Vec<Option<&str>> = nat.iter().map(|row| row["peer"].as_str()).collect();
+    let nft = Command::new("nft").arg("--version").output().is_ok();
+    let nft = nft.then_some("nftables");
+    assert_eq!(peers, [nft, nft, nft, nft, None]);
+
+    let mut wrong = Demo::of("bench", &["function"]);
+    assert_eq!(wrong.wait(), Some(2));
+    assert!(
+        wrong.said("err").contains("firewall, forward, ids"),
+        "{}",
+        wrong.said("err")
+    );
+}
+
 /// Whether these programs are there, and the engine for containers.
 fn servers(programs: &[&str]) -> bool {
     let lacks = |program: &&str| {
