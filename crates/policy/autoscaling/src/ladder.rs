@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::highest::Highest;
 use crate::{
     Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
-    within_limits,
+    within_limits, work,
 };
 
 /// The time constant of the collector's fast rates.
@@ -31,6 +31,8 @@ const QUOTA_DOWN: f64 = 0.5;
 const STILL_HOT: Nanos = Nanos::from_millis(20);
 /// The bucket size of the record of stable rates.
 const BUCKET: Nanos = Nanos::from_millis(100);
+/// The time constant of the mean of busy time: long enough that a single burst of packets does not show.
+const BUSY_WINDOW: Nanos = Nanos::from_secs(1);
 /// Containers that may be started within [`FLAP_SPAN`] before scaling down pauses.
 const FLAP_BUDGET: usize = 30;
 /// See [`FLAP_BUDGET`].
@@ -69,6 +71,13 @@ pub struct Ladder {
     /// lasts `calm`: an oscillating load must not change the count with every swing.
     #[serde(with = "span")]
     pub burst: Nanos,
+    /// Busy share of instances' time above which the stable count is too low; unset, busy time has no effect.
+    #[serde(deserialize_with = "share::positive_or_unset")]
+    pub busy_high: Option<f64>,
+    /// Busy share of the remaining instances' time that the busiest second of `calm` must fit before scaling down,
+    /// where `busy_high` is set.
+    #[serde(deserialize_with = "share::positive")]
+    pub busy_low: f64,
     /// Maximum CPUs per instance; unset keeps the quotas.
     pub cpus_max: Option<f64>,
     /// Minimum CPUs per instance; unset, its quota when first seen.
@@ -107,6 +116,11 @@ pub struct State {
     bucket: Nanos,
     starts: VecDeque<Nanos>,
     quotas: Vec<Asked>,
+    /// How many instances are busy all the time, in sum: the mean, and the highest one of `calm`.
+    #[serde(default)]
+    busy: Option<f64>,
+    #[serde(default)]
+    calm_busy: Highest<f64>,
 }
 
 /// A requested quota.
@@ -130,6 +144,8 @@ impl Default for Ladder {
             window: Nanos::from_secs(5),
             calm: Nanos::from_secs(30),
             burst: Nanos::from_secs(5),
+            busy_high: None,
+            busy_low: 0.5,
             cpus_max: None,
             cpus_min: None,
             cpus_total: None,
@@ -273,6 +289,16 @@ impl Ladder {
         instances.filter(|i| serves(i)).filter_map(lower).collect()
     }
 
+    /// Instances that the work of functions needs, and those that it must leave; 0 where busy time has no effect.
+    fn count_by_busy(&self) -> (u32, u32) {
+        let (Some(high), Some(busy)) = (self.busy_high, self.state.busy) else {
+            return (0, 0);
+        };
+        let up = work::count_for(busy, high);
+        let highest = self.state.calm_busy.get().map_or(busy, |most| most.max(busy));
+        (up, work::count_for(highest, self.busy_low.min(high)).max(up))
+    }
+
     /// The count outside bursts, and why.
     fn calm_count(&self, observation: &Observation, current: u32, now: Nanos) -> (u32, Reason) {
         let stable = finite(observation.offered_stable_pps);
@@ -280,12 +306,23 @@ impl Ladder {
             .with("stable_pps", stable)
             .with("capacity_pps", self.state.capacity_pps)
             .with("current", f64::from(current));
-        let up = self.count_for(stable, self.target);
+        let reason = match (self.busy_high, self.state.busy) {
+            (Some(high), Some(busy)) => reason.with("busy_instances", busy).with("busy_high", high),
+            _ => reason,
+        };
+        let (busy_up, busy_down) = self.count_by_busy();
+        let by_rate = self.count_for(stable, self.target);
+        let up = by_rate.max(busy_up);
         if up > current {
-            return (up, reason.named("above_target"));
+            let rule = if by_rate > current {
+                "above_target"
+            } else {
+                "above_busy_high"
+            };
+            return (up, reason.named(rule));
         }
         let highest = self.state.calm.get().map_or(stable, |pps| pps.max(stable));
-        let down = self.count_for(highest, self.down_target).max(up);
+        let down = self.count_for(highest, self.down_target).max(up).max(busy_down);
         if down >= current {
             return (current, reason);
         }
@@ -342,6 +379,8 @@ impl Policy for Ladder {
             "5s",
             "How long a burst lasts after its last sign; one within `calm` of the previous burst lasts `calm`.",
         ),
+        work::HIGH,
+        work::LOW,
         Parameter::new(
             "cpus_max",
             "CPUs",
@@ -389,11 +428,18 @@ impl Policy for Ladder {
                 // Reserve all space now, so that later steps do not allocate.
                 state.calm.reserve((self.calm.0 / BUCKET.0) as usize + 4);
                 state.starts.reserve(FLAP_BUDGET + 1);
+                if self.busy_high.is_some() {
+                    state.calm_busy.reserve((self.calm.0 / BUCKET.0) as usize + 4);
+                }
                 // As after a restart: it stays for a whole window.
                 state.calm.add(now, found);
             }
         }
         state.fast_pps = fast;
+        if self.busy_high.is_some() {
+            let busy = work::busy_instances(observation);
+            state.busy = work::mean(state.busy.zip(state.noted), busy, (now, BUSY_WINDOW));
+        }
         state.noted = Some(now);
         if observation.hot {
             state.hot_since.get_or_insert(now);
@@ -405,6 +451,10 @@ impl Policy for Ladder {
             let stable = finite(observation.offered_stable_pps);
             state.calm.forget(now, self.calm);
             state.calm.add(now, stable);
+            if let Some(busy) = state.busy {
+                state.calm_busy.forget(now, self.calm);
+                state.calm_busy.add(now, busy);
+            }
         }
         state
             .quotas
@@ -416,7 +466,8 @@ impl Policy for Ladder {
 
     fn judge(&self, observation: &Observation, now: Nanos) -> Decision {
         let current = within_limits(observation.wanted, observation);
-        if self.state.capacity_pps <= 0.0 {
+        let is_unknown = self.state.capacity_pps <= 0.0;
+        if is_unknown && self.count_by_busy().0 <= current {
             return Decision::count(current, Reason::new("capacity_unknown"));
         }
         let (calm, calm_reason) = self.calm_count(observation, current, now);

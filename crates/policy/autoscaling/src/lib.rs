@@ -34,6 +34,7 @@ mod share;
 mod smartinco;
 mod threshold;
 mod vertical;
+mod work;
 
 use std::fmt;
 

@@ -17,6 +17,13 @@ pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64
     }
 }
 
+/// The same, or nothing.
+pub(crate) fn positive_or_unset<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    #[derive(Deserialize)]
+    struct Share(#[serde(deserialize_with = "positive")] f64);
+    Ok(Option::<Share>::deserialize(deserializer)?.map(|share| share.0))
+}
+
 /// A share from 0 to 1.
 pub(crate) fn any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(deserializer)?;

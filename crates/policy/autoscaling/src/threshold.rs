@@ -2,7 +2,8 @@ use model::{InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, span, vertical, within_limits,
+    Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
+    within_limits, work,
 };
 
 /// SmartLB's and InReal's rule: one step up above a high threshold, one step down below a low one. A step
@@ -14,6 +15,12 @@ pub struct Threshold {
     pub high: f64,
     /// Utilisation below which it steps down.
     pub low: f64,
+    /// Busy share of instances' time above which it steps up, too; unset, busy time has no effect.
+    #[serde(deserialize_with = "share::positive_or_unset")]
+    pub busy_high: Option<f64>,
+    /// Busy share of time below which it may step down, where `busy_high` is set.
+    #[serde(deserialize_with = "share::positive")]
+    pub busy_low: f64,
     /// Averaging window of the rate.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub window: Nanos,
@@ -38,6 +45,11 @@ pub struct State {
     next: Nanos,
     capacity_pps: f64,
     base_cpus: Option<f64>,
+    /// The mean busy share of time, and when it was taken.
+    #[serde(default)]
+    busy: Option<f64>,
+    #[serde(default)]
+    noted: Option<Nanos>,
 }
 
 impl Default for Threshold {
@@ -46,6 +58,8 @@ impl Default for Threshold {
             // The papers give no values.
             high: 0.8,
             low: 0.3,
+            busy_high: None,
+            busy_low: 0.5,
             window: Nanos::from_secs(1),
             period: Nanos::from_secs(1),
             cpus_max: None,
@@ -61,6 +75,11 @@ impl Threshold {
     fn utilisation(&self, observation: &Observation) -> Option<f64> {
         let capacity = self.state.capacity_pps * f64::from(observation.wanted);
         (capacity > 0.0).then(|| finite(observation.offered_stable_pps) / capacity)
+    }
+
+    /// The mean busy share of the Active instances' time over `window`, where that has an effect and is told.
+    fn busy(&self) -> Option<f64> {
+        self.busy_high.and(self.state.busy)
     }
 
     /// The same quota step for every Active instance that is within the limits.
@@ -96,6 +115,8 @@ impl Policy for Threshold {
     const PARAMETERS: &'static [Parameter] = &[
         Parameter::new("high", "utilisation, above 0", "0.8", "Above it, one step up."),
         Parameter::new("low", "utilisation, 0 or more", "0.3", "Below it, one step down."),
+        work::HIGH,
+        work::LOW,
         Parameter::new(
             "window",
             "duration above 0",
@@ -120,7 +141,15 @@ impl Policy for Threshold {
 
     crate::keeps_state!(window);
 
-    fn note(&mut self, observation: &Observation, _now: Nanos) {
+    fn note(&mut self, observation: &Observation, now: Nanos) {
+        let busy = work::busy_instances(observation);
+        let active = observation.count(InstanceState::Active).max(1) as f64;
+        self.state.busy = work::mean(
+            self.state.busy.zip(self.state.noted),
+            busy.map(|busy| busy / active),
+            (now, self.window),
+        );
+        self.state.noted = Some(now);
         if let Some(capacity_pps) = mean_capacity_pps(observation) {
             self.state.capacity_pps = capacity_pps;
         }
@@ -131,15 +160,30 @@ impl Policy for Threshold {
 
     fn judge(&self, observation: &Observation, now: Nanos) -> Decision {
         let current = within_limits(observation.wanted, observation);
-        let Some(utilisation) = self.utilisation(observation) else {
+        let utilisation = self.utilisation(observation);
+        let busy = self.busy();
+        let mut reason = Reason::new("between_thresholds");
+        if let Some(utilisation) = utilisation {
+            reason = reason
+                .with("utilisation", utilisation)
+                .with("high", self.high)
+                .with("low", self.low);
+        }
+        if let (Some(busy), Some(high)) = (busy, self.busy_high) {
+            reason = reason
+                .with("busy", busy)
+                .with("busy_high", high)
+                .with("busy_low", self.busy_low.min(high));
+        }
+        let is_busy = busy.zip(self.busy_high).is_some_and(|(busy, high)| busy > high);
+        let Some(utilisation) = utilisation.or(is_busy.then_some(0.0)) else {
             return Decision::count(current, Reason::new("capacity_unknown"));
         };
-        let reason = Reason::new("between_thresholds")
-            .with("utilisation", utilisation)
-            .with("high", self.high)
-            .with("low", self.low);
-        let up = utilisation > self.high;
-        if !up && utilisation >= self.low {
+        let up = utilisation > self.high || is_busy;
+        let may_shrink = busy
+            .zip(self.busy_high)
+            .is_none_or(|(busy, high)| busy < self.busy_low.min(high));
+        if !up && (utilisation >= self.low || !may_shrink) {
             return Decision::count(current, reason);
         }
         if now < self.state.next {
@@ -155,7 +199,12 @@ impl Policy for Threshold {
             };
         }
         let (desired, rule, limit) = if up {
-            (current.saturating_add(1), "above_high", "at_max")
+            let rule = if utilisation > self.high {
+                "above_high"
+            } else {
+                "above_busy_high"
+            };
+            (current.saturating_add(1), rule, "at_max")
         } else {
             (current.saturating_sub(1), "below_low", "at_min")
         };
