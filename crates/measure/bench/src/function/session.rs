@@ -330,13 +330,15 @@ mod tests {
         assert!(session.table().contains("2.00"));
     }
 
+    type Turn = fn() -> Result<(u64, Nanos)>;
+
     #[test]
     fn a_missing_peer_is_null_and_says_why() {
         let mut session = session();
         let case = Case::new("some", 1, 64);
         for _ in 0..2 {
             let mut ours = Part(|| Ok((1, Nanos::from_millis(1))));
-            let missing = || -> Result<Part<fn() -> Result<(u64, Nanos)>>> { bail!("it is not installed") };
+            let missing = || -> Result<Part<Turn>> { bail!("it is not installed") };
             session
                 .case(&case, &mut ours, Some(Peer::of("other", missing())))
                 .unwrap();
