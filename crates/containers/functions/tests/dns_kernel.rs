@@ -40,7 +40,7 @@ fn serve(mut socket: PacketSocket, mut chain: Chain, is_over: &AtomicBool) -> Ch
         receiver.release();
         chain.process(&mut burst, now());
         for extent in burst.leaving() {
-            assert!(sender.put(burst.bytes_of(extent)));
+            sender.put(burst.bytes_of(extent)).unwrap();
         }
         socket.rings().1.send().unwrap();
         poll(

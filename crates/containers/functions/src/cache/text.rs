@@ -173,26 +173,26 @@ fn read_short<'d>(name: &[u8], arguments: &[&'d [u8]]) -> Result<Request<'d>, Wr
     let named = |key: &'d [u8]| (key.len() <= KEY_BYTES_LIMIT).then_some(key).ok_or(wrong(FORMAT));
     match (name, arguments) {
         (b"delete", [key, rest @ ..]) if rest.len() < 3 => {
-            let key = named(*key)?;
+            let key = named(key)?;
             match rest {
                 [] | [b"0"] | [b"noreply"] | [b"0", b"noreply"] => Ok(Request::Delete { key, quiet }),
                 _ => Err(wrong(DELETE)),
             }
         }
         (b"incr" | b"decr", [key, amount] | [key, amount, _]) => Ok(Request::Add {
-            key: named(*key)?,
+            key: named(key)?,
             amount: unsigned(amount).ok_or(wrong(DELTA))?,
             is_less: name == b"decr",
             quiet,
         }),
         (b"touch", [key, time] | [key, time, _]) => Ok(Request::Touch {
-            key: named(*key)?,
+            key: named(key)?,
             time: signed(time).ok_or(wrong(TIME))?,
             quiet,
         }),
         (b"flush_all", [] | [b"noreply"]) => Ok(Request::FlushAll { time: 0, quiet }),
         (b"flush_all", [time] | [time, _]) => Ok(Request::FlushAll {
-            time: signed(time).ok_or(wrong(FORMAT))?,
+            time: signed(time).ok_or(wrong(TIME))?,
             quiet,
         }),
         (b"version", _) => Ok(Request::Version),

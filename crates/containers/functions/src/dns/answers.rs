@@ -90,9 +90,7 @@ impl Answers {
         let class = Class::of(question);
         let first = self.set(hash);
         for at in first..first + WAYS {
-            let Some((tag, bytes)) = self.tags.get_mut(at).zip(self.bytes.get(at)) else {
-                return None;
-            };
+            let (tag, bytes) = self.tags.get_mut(at).zip(self.bytes.get(at))?;
             if tag.hash != hash || tag.class != class || tag.len == 0 {
                 continue;
             }
