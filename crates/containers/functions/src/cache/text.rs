@@ -192,7 +192,7 @@ fn read_short<'d>(name: &[u8], arguments: &[&'d [u8]]) -> Result<Request<'d>, Wr
         }),
         (b"flush_all", [] | [b"noreply"]) => Ok(Request::FlushAll { time: 0, quiet }),
         (b"flush_all", [time] | [time, _]) => Ok(Request::FlushAll {
-            time: signed(time).ok_or(wrong(FORMAT))?,
+            time: signed(time).ok_or(wrong(TIME))?,
             quiet,
         }),
         (b"version", _) => Ok(Request::Version),

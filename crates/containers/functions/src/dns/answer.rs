@@ -94,6 +94,9 @@ fn fill(zones: &Zones, question: &Question, writer: &mut Writer<'_>) -> Option<K
         };
         if let Some(set) = set {
             write(zones, Section::Answer, name, set, writer)?;
+            if set.rtype == rtype::NS {
+                add_addresses(zones, set, apex, None, writer)?;
+            }
             return Some(Kind::Data);
         }
         let Some(set) = zones.set(source, rtype::CNAME) else {
@@ -144,13 +147,25 @@ fn deny(zones: &Zones, apex: Node, writer: &mut Writer<'_>) -> Option<()> {
 fn refer(zones: &Zones, cut: Node, apex: Node, writer: &mut Writer<'_>) -> Option<()> {
     let set = zones.set(cut, rtype::NS)?;
     write(zones, Section::Authority, zones.name(cut), set, writer)?;
-    for data in zones.data(set) {
+    add_addresses(zones, set, apex, Some(cut), writer)
+}
+
+/// Adds the addresses of servers as far as the zone has them, and as they fit. Those of servers below `cut` must.
+fn add_addresses(
+    zones: &Zones,
+    servers: &Set,
+    apex: Node,
+    cut: Option<Node>,
+    writer: &mut Writer<'_>,
+) -> Option<()> {
+    for data in zones.data(servers) {
         let server = Alias::of(data)?;
-        let Some(node) = zones.find(server.name()).filter(|node| zones.apex(*node) == apex) else {
+        let node = zones.find(server.name());
+        let Some(node) = node.filter(|node| zones.apex(*node) == apex) else {
             continue;
         };
         // Without the addresses of those that are in the zone itself, nobody finds them (RFC 9471).
-        let is_needed = zones.cut(node, true, rtype::A) == Some(cut);
+        let is_needed = cut.is_some() && zones.cut(node, true, rtype::A) == cut;
         for rtype in [rtype::A, rtype::AAAA] {
             let Some(set) = zones.set(node, rtype) else {
                 continue;

@@ -432,6 +432,13 @@ impl Model {
             };
             if let Some(set) = self.set(&source, rtype) {
                 sections[0].extend(set.iter().map(|data| line(&name, rtype, data)));
+                for server in set.iter().filter(|_| rtype == NS) {
+                    let server = path(server);
+                    let inside = server.starts_with(&apex);
+                    for address in self.set(&server, 1).filter(|_| inside).unwrap_or_default() {
+                        sections[2].insert(line(&server, 1, &address));
+                    }
+                }
                 return (Rcode::NOERROR, true, sections);
             }
             let Some(alias) = self.set(&source, CNAME) else {
