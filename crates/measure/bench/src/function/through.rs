@@ -66,6 +66,11 @@ impl<'f> Through<'f> {
         Ok(through)
     }
 
+    /// The functions with what the packets began, for other packets: what is expensive to set up is set up once.
+    pub(super) fn into_chain(self) -> Option<Chain> {
+        self.chain
+    }
+
     /// Passes a burst. Returns its packets.
     fn pass(&mut self) -> Result<usize> {
         self.burst.begin(0, 1);
