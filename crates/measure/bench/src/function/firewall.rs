@@ -77,15 +77,17 @@ fn packets(session: &mut Session) -> Result<()> {
     let drawn = zipf(&headers, FLOWS, &mut Sequence::new(3));
     let text = configuration(&rules);
     for (name, connections) in [("rules alone", 0), ("connections", 2 * FLOWS)] {
+        let text = format!("connections = {connections}\nmidstream = true\n{text}");
+        let mut functions = Some(chain("firewall", &text)?);
         for size in SIZES {
             let frames = drawn
                 .iter()
                 .map(|header| packet(header, size))
                 .collect::<Result<Vec<_>>>()?;
-            let text = format!("connections = {connections}\nmidstream = true\n{text}");
-            let mut ours = Through::new(Some(chain("firewall", &text)?), &frames)?;
+            let mut ours = Through::new(functions.take(), &frames)?;
             let case = Case::new(format!("packets: {name}, zipf"), RULES, size);
             session.case(&case, &mut ours, None)?;
+            functions = ours.into_chain();
         }
     }
     let some = headers.iter().filter(|header| is_forwarded(header)).take(PACKETS);

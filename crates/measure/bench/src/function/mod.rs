@@ -5,6 +5,8 @@
 //!
 //! A new function gets a file here with a function `measure`, and a line in [`SUBJECTS`].
 
+mod cache;
+mod dns;
 mod firewall;
 mod forward;
 mod frames;
@@ -17,6 +19,7 @@ mod nftables;
 mod router;
 mod session;
 mod side;
+mod table3;
 mod through;
 mod turns;
 
@@ -26,7 +29,7 @@ use display::output::{self, WrongUsage};
 use crate::args::FunctionArgs;
 use session::Session;
 
-/// A function of the library that can be measured.
+/// A function of the library that can be measured, or a table of several ones.
 struct Subject {
     name: &'static str,
     /// Measures its cases.
@@ -37,6 +40,16 @@ struct Subject {
 
 /// Those that there are, by name.
 const SUBJECTS: &[Subject] = &[
+    Subject {
+        name: "cache",
+        measure: cache::measure,
+        note: cache::NOTE,
+    },
+    Subject {
+        name: "dns",
+        measure: dns::measure,
+        note: dns::NOTE,
+    },
     Subject {
         name: "firewall",
         measure: firewall::measure,
@@ -76,6 +89,11 @@ const SUBJECTS: &[Subject] = &[
         name: "router",
         measure: router::measure,
         note: router::NOTE,
+    },
+    Subject {
+        name: "table3",
+        measure: table3::measure,
+        note: table3::NOTE,
     },
 ];
 
@@ -126,8 +144,9 @@ mod tests {
     #[test]
     fn each_is_in_the_library_and_they_are_in_order() {
         for subject in SUBJECTS {
+            // A table of several functions.
             assert!(
-                functions::find(functions::LIBRARY, subject.name).is_ok(),
+                subject.name == "table3" || functions::find(functions::LIBRARY, subject.name).is_ok(),
                 "{}",
                 subject.name
             );
@@ -142,7 +161,10 @@ mod tests {
         for wrong in [None, Some("rooter")] {
             let error = chosen(wrong).err().unwrap();
             assert!(error.downcast_ref::<WrongUsage>().is_some());
-            assert!(error.to_string().contains("firewall, forward"), "{error}");
+            assert!(
+                error.to_string().contains("cache, dns, firewall, forward"),
+                "{error}"
+            );
         }
     }
 }

@@ -24,7 +24,7 @@ const EAL_MIB: u32 = 1536;
 pub(super) struct Case {
     /// In words.
     pub(super) name: String,
-    /// Rules, routes, flows or buckets.
+    /// Rules, routes, flows, buckets, records, keys or requests.
     pub(super) entries: u64,
     /// Bytes of a packet on the wire, with its check sequence.
     pub(super) size: usize,
@@ -71,7 +71,7 @@ impl<'p> Peer<'p> {
 pub(super) struct Row {
     function: &'static str,
     case: String,
-    /// Rules, routes, flows or buckets.
+    /// Rules, routes, flows, buckets, records, keys or requests.
     entries: u64,
     /// Bytes of a packet on the wire, with its check sequence.
     size: usize,
