@@ -1,6 +1,6 @@
 //! The workloads of Table 3 of iPipe (Liu and others, "Offloading Distributed Applications onto SmartNICs using iPipe",
 //! SIGCOMM 2019, appendix A), as functions of this library with their configurations and requests. What times them is
-//! elsewhere: `cargo run --release -p functions --example table3`.
+//! elsewhere: `inco bench function table3`.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
