@@ -9,6 +9,10 @@ use crate::pieces;
 const CONFIGURATIONS: &[(&str, &str)] = &[
     ("cache", "memory_mib = 1"),
     (
+        "classifier",
+        "port = 53\nfeatures = 4\nvalues = 256\nclasses = [\"a\", \"b\"]\ntraining = true",
+    ),
+    (
         "dns",
         "addresses = [\"10.0.0.53\", \"2001:db8::53\"]\nmac = \"02:00:00:00:00:35\"\ncache_answers = 8\nothers = \"pass\"\n\
          zones = '''\n$ORIGIN a.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 10.0.0.53\n*.w A 10.0.0.1\n\
@@ -20,6 +24,10 @@ const CONFIGURATIONS: &[(&str, &str)] = &[
         "buckets_limit = 16\n[[rule]]\nkey = \"flow\"\nrate = \"10pps\"\nburst_packets = 2\n",
     ),
     (
+        "maglev",
+        "addresses = [\"10.0.0.1\"]\n[[back_end]]\nname = \"a\"\nmac = \"02:00:00:00:00:01\"\n",
+    ),
+    (
         "monitor",
         "flows_limit = 8\nheavy_limit = 4\nsketch_width = 16\n[export]\ncollector = \"192.0.2.9:4739\"\n\
          source = \"192.0.2.1:4739\"\ncollector_mac = \"02:00:00:00:00:01\"\nsource_mac = \"02:00:00:00:00:02\"\n",
@@ -27,6 +35,13 @@ const CONFIGURATIONS: &[(&str, &str)] = &[
     (
         "nat",
         "inside = [\"0.0.0.0/1\"]\nexternal = [\"198.51.100.1:1024-65535\"]\nmappings_limit = 16\n",
+    ),
+    ("pfabric", "rate = \"100Mbit/s\"\npackets = 5\nframe_bytes = 2048"),
+    ("ranker", "port = 53\nkeys_limit = 4"),
+    (
+        "replica",
+        "address = \"10.0.0.1:53\"\nmac = \"02:00:00:00:00:01\"\nkeys_limit = 4\npending_limit = 4\n\
+         [successor]\naddress = \"10.0.0.2:53\"\nmac = \"02:00:00:00:00:02\"\n",
     ),
     (
         "router",
