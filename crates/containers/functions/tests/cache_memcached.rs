@@ -256,7 +256,7 @@ fn the_same_requests_have_the_same_answers() {
     // Which number of theirs is which of ours.
     let mut same: HashMap<String, String> = HashMap::new();
     let (mut stored, mut found) = (0, 0);
-    for number in 1..8000_u64 {
+    for number in 1..=8000_u64 {
         let id = number as u16;
         let (key, text) = request(&mut draw, number);
         let with = |uniques: &Uniques| {

@@ -281,6 +281,8 @@ fn dig_gets_the_answers_that_nsd_gives() {
 
     listens(&client, "127.0.0.1");
     let questions = questions();
+    // The number in docs/functions/dns.md.
+    assert_eq!(questions.len(), 773);
     let expected = dig(&client, "127.0.0.1", &questions, folder.path());
     assert_eq!(expected.len(), questions.len());
     for ours in ["192.0.2.53", "2001:db8::53"] {
