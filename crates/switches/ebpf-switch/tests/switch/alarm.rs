@@ -70,10 +70,11 @@ fn used_picks_wake_it_up() {
         return;
     }
     let mut bed = Bed::with_two(|_, _| {});
-    // These packets are of one flow, and make many packets usual.
-    for _ in 0..20 {
-        (0..1000).for_each(|_| bed.world.wire.send(&packet(4000)));
-        bed.turn();
+    // These packets are of one flow, and make many packets usual. All are counted before the next ones come: what a busy
+    // machine takes late would be a rise.
+    for round in 1..=20 {
+        (0..500).for_each(|_| bed.world.wire.send(&packet(4000)));
+        bed.until("they are counted", |bed| bed.reading.offered() >= 500 * round);
     }
     let alarm = bed.switch.wake_up().unwrap();
     alarm.take_rise();
