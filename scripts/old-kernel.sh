@@ -37,7 +37,7 @@ depmod -b "$kernel" "$version"
 say 'building the tests'
 with_dpdk=$(pkg-config --exists libdpdk 2>/dev/null && echo '--features dpdk' || true)
 # shellcheck disable=SC2086 # words, on purpose
-tests=$(scripts/cargo test --workspace $with_dpdk --test switch --no-run --message-format json |
+tests=$(scripts/cargo test --workspace $with_dpdk --test driver --no-run --message-format json |
     sed -n 's/.*ebpf-switch.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 [ -x "$tests" ] || { say 'cargo has not named the test program of ebpf-switch'; exit 1; }
 

@@ -4,7 +4,7 @@
 #include "kernel.h"
 
 enum {
-#ifdef OLDER_LAYOUT // another one, for tests: see tests/switch/layouts.rs
+#ifdef OLDER_LAYOUT // another one, for tests: see tests/driver/layouts.rs
     LAYOUT = 3,
 #else
     LAYOUT = 4,

@@ -2,13 +2,13 @@
 //!
 //! # Changing the layout
 //! Maps outlive the program that made them, and a newer program takes them over. So a change to the place or the
-//! meaning of a byte in one of the pinned maps, or to a hash, takes these steps. `reference` and `tests/switch/layouts.rs` fail without them.
+//! meaning of a byte in one of the pinned maps, or to a hash, takes these steps. `reference` and `tests/driver/layouts.rs` fail without them.
 //!
 //! 1. Raise `LAYOUT` in `bpf/layout.h` and in `src/layout.rs`. The first two words of `struct settings` stay.
 //! 2. Write how an entry of the layout before becomes one of this layout, a [`Before`], and name it in
 //!    [`Release::THIS`]. It replaces the one that is there: only one release back is read.
 //! 3. Keep the programs of the release before, `switch.o`, in `tests/layouts/`, and have
-//!    `tests/switch/layouts.rs` take their flows over.
+//!    `tests/driver/layouts.rs` take their flows over.
 //! 4. Write the new reference: `INCO_WRITE_REFERENCE=1 cargo test -p ebpf-switch reference entries_are`.
 //!
 //! `takeover` then moves no flow in an upgrade by one release.
