@@ -112,7 +112,9 @@ fn in_first_namespace(work: impl Fn() -> Result<(), Errno> + Send + Sync) -> Res
             move_into_link_name_space(first.as_fd(), Some(LinkNameSpaceType::Mount))?;
             work()
         };
-        scope.spawn(there).join()
+        let thread = std::thread::Builder::new().spawn_scoped(scope, there);
+        let thread = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        thread.join().unwrap_or(Err(Errno::IO))
     });
-    done.unwrap_or(Err(Errno::IO))
+    done
 }

@@ -441,11 +441,11 @@ fn take_back(network: &File, interfaces: &[String]) -> Result<(), EngineError> {
             }
             Ok(())
         };
-        scope.spawn(take).join()
+        let thread = std::thread::Builder::new().spawn_scoped(scope, take)?;
+        let panicked = |_| Err(std::io::Error::other("the thread panicked"));
+        thread.join().unwrap_or_else(panicked)
     });
-    taken
-        .unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
-        .map_err(|error| failed(&error))
+    taken.map_err(|error| failed(&error))
 }
 
 /// Epoll's words for what is ready. A pidfd has its process id, which is never this high.

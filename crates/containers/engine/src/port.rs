@@ -123,8 +123,12 @@ pub(crate) fn give(network: BorrowedFd<'_>, ports: &[InterfaceSetup]) -> Result<
             .map_err(|error| format!("give {} to the container as {}: {error}", port.host, port.name))?;
     }
     // On a thread of its own, which ends in the other namespace.
-    let done = std::thread::scope(|scope| scope.spawn(|| set_up(network, ports)).join());
-    done.unwrap_or_else(|_| Err("the thread that sets ports up panicked".to_owned()))
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || set_up(network, ports));
+        let thread = thread.map_err(|error| format!("start the thread that sets ports up: {error}"))?;
+        let panicked = |_| Err("the thread that sets ports up panicked".to_owned());
+        thread.join().unwrap_or_else(panicked)
+    })
 }
 
 fn set_up(network: BorrowedFd<'_>, ports: &[InterfaceSetup]) -> Result<(), String> {

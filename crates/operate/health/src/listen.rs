@@ -114,10 +114,11 @@ impl Sockets {
                 socket.connect(&SocketAddr::new(0, 0))?;
                 Ok(socket)
             };
-            scope.spawn(enter).join()
+            let thread = thread::Builder::new().spawn_scoped(scope, enter)?;
+            let panicked = |_| Err(io::Error::other("the thread that entered it panicked"));
+            thread.join().unwrap_or_else(panicked)
         });
-        made.unwrap_or_else(|_| Err(io::Error::other("the thread that entered it panicked")))
-            .map(Sockets)
+        made.map(Sockets)
             .map_err(system("ask in the network namespace of its program"))
     }
 

@@ -2,6 +2,7 @@
 
 use std::num::NonZero;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 
 use flow_table::{FlowHasher, FlowTable, Identity, Line, Numbers, Parallel};
 use model::Slot;
@@ -157,15 +158,23 @@ impl Parallel for Threads {
         if parts.len() < 2 {
             return parts.into_iter().map(work).collect();
         }
-        let work = &work;
+        let parts: Vec<_> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
+        // Each part is taken once: by its thread, or here where the system has no more threads.
+        let run = |part: &Mutex<Option<T>>| part.lock().ok().and_then(|mut part| part.take()).map(&work);
+        let run = &run;
         std::thread::scope(|scope| {
-            let threads: Vec<_> = parts
-                .into_iter()
-                .map(|part| scope.spawn(move || work(part)))
-                .collect();
-            let results = threads.into_iter().map(|thread| thread.join());
+            let start = |part| {
+                std::thread::Builder::new()
+                    .spawn_scoped(scope, move || run(part))
+                    .ok()
+            };
+            let threads: Vec<_> = parts.iter().map(|part| (part, start(part))).collect();
+            let results = threads.into_iter().map(|(part, thread)| match thread {
+                Some(thread) => thread.join(),
+                None => Ok(run(part)),
+            });
             results
-                .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .filter_map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect()
         })
     }
