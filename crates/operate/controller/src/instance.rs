@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot};
+use model::{Generation, InstanceId, InstanceState, Nanos, PortKind, ServiceId, Slot};
 
 use crate::backoff::BackOff;
 use crate::fitness::Fitness;
@@ -73,6 +73,7 @@ pub struct Instance {
     pub(crate) name: String,
     pub(crate) socket_dir: PathBuf,
     pub(crate) slot: Slot,
+    pub(crate) port_kind: PortKind,
     pub(crate) state: InstanceState,
     pub(crate) since: Nanos,
     pub(crate) reason: String,
@@ -130,6 +131,11 @@ impl Instance {
     /// Its slot. No other instance has this slot while it exists.
     pub fn slot(&self) -> Slot {
         self.slot
+    }
+
+    /// The kind of its ports: that of its service when it was created.
+    pub fn port_kind(&self) -> PortKind {
+        self.port_kind
     }
 
     /// Its state.

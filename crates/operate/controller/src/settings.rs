@@ -206,6 +206,9 @@ pub const LABEL_SERVICE: &str = "inco.service";
 pub const LABEL_INSTANCE: &str = "inco.instance";
 /// The label with the instance's slot. The container's port resources belong to that slot.
 pub const LABEL_SLOT: &str = "inco.slot";
+/// The label with the kind of the instance's ports. Those of an instance stay as they are when its service gets
+/// another kind.
+pub const LABEL_PORT: &str = "inco.port";
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
 use interfaces::{GATEWAY_MAC, instance_mac, is_checker};
@@ -62,6 +62,9 @@ pub struct KernelPlace {
 #[derive(Debug, Default)]
 pub struct Ends {
     places: SlotMap<Option<KernelPlace>>,
+    /// Whether the instance that is attached there has another kind of port, from a run in which its service had that
+    /// kind.
+    is_other: SlotMap<AtomicBool>,
     /// How the packets of each are translated, as the newest plan with its instance says: it holds as long as something
     /// of that instance is on its way.
     translations: SlotMap<ArcSwapOption<Translation>>,
@@ -121,9 +124,20 @@ impl Ends {
         (mac != 0).then(|| address(mac))
     }
 
+    /// An instance is attached: whether its port is one of the kernel.
+    pub(crate) fn attach(&self, slot: Slot, is_end: bool) {
+        self.is_other[slot].store(!is_end, Ordering::Relaxed);
+    }
+
+    /// The place of a slot, unless its instance has another kind of port.
+    fn end(&self, slot: Slot) -> Option<&KernelPlace> {
+        let place = self.places[slot].as_ref();
+        place.filter(|_| !self.is_other[slot].load(Ordering::Relaxed))
+    }
+
     /// The addresses that the instance there has for itself.
     pub(crate) fn own(&self, slot: Slot) -> &[IpAddr] {
-        self.places[slot].as_ref().map_or(&[], |place| &place.own)
+        self.end(slot).map_or(&[], |place| &place.own)
     }
 
     /// A plan is to be published.
@@ -134,6 +148,7 @@ impl Ends {
                 continue;
             };
             let vip = service.vip.as_ref().filter(|vip| vip.mode == VipMode::Dnat);
+            let vip = vip.filter(|_| self.end(place.slot).is_some());
             let translation = vip.map(|vip| {
                 let port = vip.ports.first().map(|range| *range.start());
                 Translation::new(&vip.addresses, &place.own, port.zip(vip.target_port))
@@ -152,7 +167,7 @@ impl Ends {
 
     /// Whether the instance there may open connections; [`None`] for one that is no end of connections.
     pub(crate) fn opens(&self, slot: Slot) -> Option<bool> {
-        self.places[slot].as_ref().map(|place| place.egress)
+        self.end(slot).map(|place| place.egress)
     }
 
     /// Makes a frame of no service the answer to itself, where it asks for an address of a service or an instance.
@@ -160,10 +175,7 @@ impl Ends {
     pub(crate) fn answer<F: Frame>(&self, frame: &mut F, uplink: UplinkId, plan: &Plan) -> bool {
         let Some(mac) = self.mac(uplink) else { return false };
         let serves = |service: &&ServicePlan| service.vip.is_some() && service.uplinks.contains(&uplink);
-        let is_own = |slot: Slot, address: &IpAddr| {
-            let place = self.places[slot].as_ref();
-            place.is_some_and(|place| place.own.contains(address))
-        };
+        let is_own = |slot: Slot, address: &IpAddr| self.own(slot).contains(address);
         let is_ours = |address: IpAddr| {
             let mut services = plan.services.iter().filter(serves);
             services.any(|of| {

@@ -57,7 +57,7 @@ pub use port::{
 pub use shares::SharedPins;
 pub use soft::{
     CAPABILITIES, KernelPorts, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
-    remove_pairs,
+    pairs_in_use, remove_pairs,
 };
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, CommitPage, HalfOpen, Peers, Sleep, Worker, WorkerParts};

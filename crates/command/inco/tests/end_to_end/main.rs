@@ -38,6 +38,7 @@ mod operations;
 mod page;
 mod policies;
 mod pool;
+mod port_kinds;
 mod pull;
 mod readiness;
 mod refusals;

@@ -11,7 +11,7 @@ use model::{
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::settings::{
-    CAPACITY_STEP, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
+    CAPACITY_STEP, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
 };
 
 /// An overload that is not seen for this long has ended; a later one is reported again.
@@ -447,6 +447,8 @@ impl Controller {
         spec.labels
             .insert(LABEL_INSTANCE.to_owned(), instance_id.0.to_string());
         spec.labels.insert(LABEL_SLOT.to_owned(), slot.0.to_string());
+        let port_kind = instance.port_kind.name().to_owned();
+        spec.labels.insert(LABEL_PORT.to_owned(), port_kind);
         let mut places = settings.places.iter().flatten();
         if let Some(place) = places.find(|place| place.slot == slot) {
             spec.mounts.extend(place.mounts.iter().cloned());

@@ -68,13 +68,14 @@ impl Controller {
         };
         let deadline = service.settings.ready_deadline;
         let ready = ReadyKind::of(&service.settings.ready);
+        let usual_kind = service.settings.port.kind;
         let instance = &mut self.instances[index];
         if now.since(instance.started) >= deadline {
             let seconds = deadline.as_secs_f64();
             let port = &service.settings.port;
             let last = match (&service.settings.socket_dir_in_container, instance.port) {
                 (Some(dir), Port::Attaching)
-                    if port.kind.has_socket() && service.settings.places.is_none() =>
+                    if instance.port_kind.has_socket() && service.settings.places.is_none() =>
                 {
                     format!("nothing answers on {}", dir.join(&port.address).display())
                 }
@@ -100,12 +101,15 @@ impl Controller {
                     slot: instance.slot,
                     service: instance.service,
                     port: PortSpec {
+                        kind: instance.port_kind,
                         address: instance.socket_dir.join(&port.address),
                         ..port.clone()
                     },
                 });
             }
             Port::Up if instance.has_served => self.ready(index, "its ports are up, and its flows wait"),
+            // What its service asks of its instances now need not be what this one can be asked.
+            Port::Up if instance.port_kind != usual_kind => self.ready(index, "its ports are up"),
             Port::Up => match ready {
                 ReadyKind::Connected => self.ready(index, "its ports are up"),
                 ReadyKind::Consumes => {

@@ -15,8 +15,8 @@ use autoscaling::Autoscaler;
 use collector::Collector;
 use engine::{CpuQuota, Request, Ticket};
 use model::{
-    Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, Rollout,
-    RolloutState, ServiceId, Slot, StandbyMode,
+    Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, PortKind,
+    Rollout, RolloutState, ServiceId, Slot, StandbyMode,
 };
 use switch::{Plan, Resumed, ServicePlan};
 
@@ -27,7 +27,7 @@ use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
 use rollout::RolloutPlan;
 
-use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
+use crate::settings::{LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
 
 /// The controller's state of one service.
 #[derive(Debug)]
@@ -294,9 +294,12 @@ impl Controller {
                 .then_some((service.id, id)),
                 _ => None,
             };
+            let kinds = || PortKind::WORDS.iter();
+            let port_kind =
+                label(LABEL_PORT).and_then(|name| Some(kinds().find(|(word, _)| word == name)?.1));
             let slot = usable.and_then(|(service, _)| {
                 let slot = label(LABEL_SLOT).and_then(|slot| slot.parse().ok()).map(Slot);
-                self.take_slot_again(service, slot)
+                self.take_slot_again(service, slot, port_kind)
             });
             let (Some((service, id)), Some(slot)) = (usable, slot) else {
                 self.add_orphan(&container.name);
@@ -304,6 +307,7 @@ impl Controller {
             };
             let mut instance = self.new_instance(id, service, slot, true);
             instance.adopted = true;
+            instance.port_kind = port_kind.unwrap_or(instance.port_kind);
             instance.has_served = resumed.live.contains_key(&slot);
             let spec = self.services[service.index()].settings.container.as_ref();
             instance.cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
@@ -528,7 +532,8 @@ impl Controller {
     }
 
     fn new_instance(&self, id: InstanceId, service: ServiceId, slot: Slot, for_active: bool) -> Instance {
-        let name = self.services.get(service.index()).map_or_else(String::new, |s| {
+        let of = self.services.get(service.index());
+        let name = of.map_or_else(String::new, |s| {
             self.settings.container_name(&s.settings.name, id)
         });
         Instance {
@@ -537,6 +542,7 @@ impl Controller {
             socket_dir: self.settings.run_dir.join("instances").join(&name),
             name,
             slot,
+            port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
             state: InstanceState::Creating,
             since: self.now,
             reason: String::new(),
@@ -650,20 +656,30 @@ impl Controller {
         places.any(|place| place.slot == slot)
     }
 
-    /// A slot for an instance that had `before`: the same slot if its port depends on it.
-    fn take_slot_again(&mut self, service: ServiceId, before: Option<Slot>) -> Option<Slot> {
-        let Some(places) = &self.services.get(service.index())?.settings.places else {
-            if let Some(slot) = before
-                && let Some(used @ false) = self.slot_used.get_mut(slot.index())
-            {
-                *used = true;
-                return Some(slot);
-            }
-            return self.take_slot(service);
-        };
-        let slot = before.filter(|slot| places.iter().any(|place| place.slot == *slot))?;
-        let used = self.slot_used.get_mut(slot.index())?;
-        (!std::mem::replace(used, true)).then_some(slot)
+    /// A slot for an instance that had `before`, with ports of that kind: the same slot if its port depends on it.
+    fn take_slot_again(
+        &mut self,
+        service: ServiceId,
+        before: Option<Slot>,
+        kind: Option<PortKind>,
+    ) -> Option<Slot> {
+        let settings = &self.services.get(service.index())?.settings;
+        let kind = kind.unwrap_or(settings.port.kind);
+        // An instance with another kind of ports has none of the places.
+        let places = settings.places.as_ref().filter(|_| kind == settings.port.kind);
+        let depends_on_slot = places.is_some() || !kind.has_socket();
+        let is_there = |slot: &Slot| places.is_none_or(|all| all.iter().any(|place| place.slot == *slot));
+        if let Some(slot) = before.filter(is_there)
+            && let Some(used @ false) = self.slot_used.get_mut(slot.index())
+        {
+            *used = true;
+            return Some(slot);
+        }
+        if depends_on_slot {
+            None
+        } else {
+            self.take_slot(service)
+        }
     }
 
     fn has_container(&self, service: ServiceId) -> bool {

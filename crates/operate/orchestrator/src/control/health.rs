@@ -99,6 +99,10 @@ impl Health {
             let Some(service) = service_of(configuration, instance) else {
                 continue;
             };
+            // One from before its service got ports of the kernel has no network to ask it over.
+            if instance.port_kind() != service.port {
+                continue;
+            }
             if service.health.as_ref().is_some_and(|of| question(of).is_some()) {
                 self.checked.push((instance.id(), Aspect::Health));
             }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use api::run_dir::in_run_dir;
 use clock::monotonic;
 use controller::{Command, CommandError, CommandId, Instance};
-use model::{EventKind, InstanceId, Nanos, PortKind, Slot};
+use model::{EventKind, InstanceId, Nanos, Slot};
 use rustix::fs::OFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -143,7 +143,7 @@ fn make_key(instance: &Instance, service: &configuration::Service) -> io::Result
         return Ok(known);
     }
     let key = new_key()?;
-    let port: PortKind = service.port;
+    let port = instance.port_kind();
     let socket = || instance.socket_dir().join(wiring::SIGNAL_SOCKET);
     write(&KeyFile {
         service: service.name.clone(),

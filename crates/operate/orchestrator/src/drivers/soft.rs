@@ -154,6 +154,17 @@ fn kernel_ports(configuration: &Configuration, prefix: String) -> Result<KernelP
             });
         }
     }
+    // Instances from before their service got another kind of ports.
+    let may_open = configuration.services.iter().all(|of| of.egress);
+    for slot in soft_switch::pairs_in_use(&prefix)? {
+        if !places.iter().any(|place| place.slot == slot) {
+            places.push(KernelPlace {
+                slot,
+                own: own(slot)?,
+                egress: may_open,
+            });
+        }
+    }
     Ok(KernelPorts {
         prefix,
         mtu: mtu(configuration),

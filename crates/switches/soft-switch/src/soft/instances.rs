@@ -241,6 +241,11 @@ impl<M: FrameMemory> Instances<M> {
         let queues = ports.iter().map(|port| port.queues.len()).min().unwrap_or(1);
         attachment.queues = Some(queues as u16);
         attachment.peer = ports.first().map(|port| port.peer.clone()).unwrap_or_default();
+        let is_end = ports
+            .iter()
+            .flat_map(|port| &port.queues)
+            .any(|port| matches!(port, Port::Kernel(_)));
+        ends.attach(slot, is_end);
         let mut by_worker: Vec<Vec<Port<M>>> = (0..count).map(|_| Vec::new()).collect();
         for port in ports {
             attachment.controls.extend(port.control);
@@ -253,7 +258,6 @@ impl<M: FrameMemory> Instances<M> {
         attachment.attaching = by_worker.iter().filter(|ports| !ports.is_empty()).count();
         for (worker, ports) in by_worker.into_iter().enumerate() {
             if !ports.is_empty() {
-                let is_end = matches!(ports.first(), Some(Port::Kernel(_)));
                 let mut ports = InstancePorts::new(ports);
                 if is_end {
                     ports = ports.ending(End::new(&ends, slot));

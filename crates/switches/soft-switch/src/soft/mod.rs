@@ -42,7 +42,7 @@ use crate::shares::SharesMaker;
 use identities::Identities;
 use instances::Instances;
 use pairs::InstancePairs;
-pub use pairs::remove_pairs;
+pub use pairs::{pairs_in_use, remove_pairs};
 use questions::Questions;
 use resume::Leftover;
 use start::Board;

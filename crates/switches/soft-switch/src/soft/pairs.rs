@@ -36,7 +36,8 @@ struct Kernel {
 }
 
 impl InstancePairs {
-    /// Makes the pairs that are missing. Those of an earlier run stay where that `goes_on`.
+    /// Makes the pairs that are missing. Those of an earlier run stay where that `goes_on`, or where containers have
+    /// their other ends.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -65,7 +66,7 @@ impl InstancePairs {
         let there = links.list().map_err(netlink)?;
         let there: BTreeSet<Slot> = there
             .iter()
-            .filter(|link| goes_on && link.is_veth)
+            .filter(|link| link.is_veth && (goes_on || link.peer_is_away))
             .filter_map(|link| all.pairs.slot_of(&link.name))
             .collect();
         for slot in all.slots.difference(&there) {
@@ -194,6 +195,22 @@ impl InstancePairs {
             tracing::warn!(%error, "interfaces of instances stay");
         }
     }
+}
+
+/// The slots of the pairs whose names begin so and whose other ends are in containers.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn pairs_in_use(prefix: &str) -> Result<Vec<Slot>, SwitchError> {
+    let pairs = Pairs {
+        prefix: prefix.to_owned(),
+        mtu: 0,
+        is_apart: true,
+    };
+    let netlink = |error| system("netlink", error);
+    let all = Links::new().and_then(|mut links| links.list()).map_err(netlink)?;
+    let in_use = all.iter().filter(|link| link.is_veth && link.peer_is_away);
+    Ok(in_use.filter_map(|link| pairs.slot_of(&link.name)).collect())
 }
 
 /// Removes all pairs whose names begin so.
