@@ -104,7 +104,7 @@ fn in_first_namespace(work: impl Fn() -> Result<(), Errno> + Send + Sync) -> Res
         return work();
     };
     // On a thread of its own, which ends there.
-    let done = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let there = || {
             // SAFETY: only the working directory and the root are unshared; descriptors stay as they are.
             #[expect(unsafe_code)]
@@ -115,6 +115,5 @@ fn in_first_namespace(work: impl Fn() -> Result<(), Errno> + Send + Sync) -> Res
         let thread = std::thread::Builder::new().spawn_scoped(scope, there);
         let thread = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
         thread.join().unwrap_or(Err(Errno::IO))
-    });
-    done
+    })
 }

@@ -97,6 +97,9 @@ pub trait Words: Copy + sealed::Sealed {
     fn columns(rows: &[&[u8; 16]; 8], columns: [&mut [u32; 8]; 4]);
     /// Transposes eight columns: `rows[i][j]` becomes `columns[j][i]`.
     fn rows(columns: [&[u32; 8]; 8], rows: &mut [[u32; 8]; 8]);
+    /// Which bits of a table are set: bit `i` of the result is bit `at[i]` of the table, counted from the lowest one of
+    /// its first word on, and again from the first one behind the last. `N` is a power of two.
+    fn bits<const N: usize>(table: &[u32; N], at: &[u32; 8]) -> u8;
 }
 
 mod sealed {
@@ -180,10 +183,11 @@ mod x86_64 {
     use core::arch::x86_64::{
         __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_cmpeq_epi16, _mm_cmpeq_epi32, _mm_loadu_si128,
         _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32, _mm_prefetch, _mm_set1_epi8, _mm_setzero_si128,
-        _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_castsi128_si256, _mm256_inserti128_si256,
-        _mm256_loadu_si256, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_storeu_si256,
-        _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
-        _mm256_unpacklo_epi64, _mm256_xor_si256,
+        _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi128_si256,
+        _mm256_castsi256_ps, _mm256_i32gather_epi32, _mm256_inserti128_si256, _mm256_loadu_si256,
+        _mm256_movemask_ps, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_set1_epi32, _mm256_sllv_epi32,
+        _mm256_srli_epi32, _mm256_storeu_si256, _mm256_testz_si256, _mm256_unpackhi_epi32,
+        _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
     };
 
     /// Four words in a register. Exists only in kernels run by `run_avx2`: no other code can name the type.
@@ -262,6 +266,21 @@ mod x86_64 {
                     _mm256_storeu_si256(rows[i + 4].as_mut_ptr().cast::<__m256i>(), upper);
                 }
             }
+        }
+        #[inline(always)]
+        fn bits<const N: usize>(table: &[u32; N], at: &[u32; 8]) -> u8 {
+            const { assert!(N.is_power_of_two() && N <= 1 << 27) };
+            // SAFETY: the load reads the 32 bytes of `at`, at any alignment. The gather reads words of `table`: each index
+            // is taken modulo their number, a power of two.
+            let signs = unsafe {
+                let at = column(at);
+                let index = _mm256_and_si256(_mm256_srli_epi32::<5>(at), _mm256_set1_epi32((N - 1) as i32));
+                let words = _mm256_i32gather_epi32::<4>(table.as_ptr().cast::<i32>(), index);
+                // The bit becomes the sign: shifted to the left by 31 less its number, which are its complement's low bits.
+                let left = _mm256_andnot_si256(at, _mm256_set1_epi32(31));
+                _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sllv_epi32(words, left)))
+            };
+            signs as u8
         }
     }
 
@@ -506,7 +525,31 @@ mod tests {
         }
     }
 
+    /// Bits of a small table.
+    struct Bits<'a>(&'a [u32; 4], &'a [u32; 8]);
+
+    impl Kernel for Bits<'_> {
+        type Output = u8;
+        #[inline(always)]
+        fn run<W: Words>(self) -> u8 {
+            W::bits(self.0, self.1)
+        }
+    }
+
     proptest! {
+        /// Also bits beyond the table's end.
+        #[test]
+        fn bits_match_the_scalar_twin(table: [u32; 4], at in prop::array::uniform8(0_u32..300), far: [u32; 8]) {
+            for at in [at, far] {
+                let said = Level::detect().run(Bits(&table, &at));
+                prop_assert_eq!(said, Level::Every.run(Bits(&table, &at)));
+                for (i, at) in at.into_iter().enumerate() {
+                    let at = at as usize % 128;
+                    prop_assert_eq!(said >> i & 1 == 1, table[at / 32] >> (at % 32) & 1 == 1);
+                }
+            }
+        }
+
         #[test]
         fn words_match_the_scalar_twin(a: [u64; 4], b: [u64; 4], masks in prop::array::uniform4(0_u64..2)) {
             for b in [b, std::array::from_fn(|i| b[i] & masks[i]), [0; 4]] {

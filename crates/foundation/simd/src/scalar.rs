@@ -88,6 +88,16 @@ impl crate::Words for Words {
             }
         }
     }
+    #[inline(always)]
+    fn bits<const N: usize>(table: &[u32; N], at: &[u32; 8]) -> u8 {
+        const { assert!(N.is_power_of_two() && N <= 1 << 27) };
+        let mut bits = 0;
+        for (i, at) in at.iter().enumerate() {
+            let word = table[(at >> 5) as usize & (N - 1)];
+            bits |= ((word >> (at & 31) & 1) as u8) << i;
+        }
+        bits
+    }
 }
 
 /// As [`prefetch`](crate::prefetch): does nothing.

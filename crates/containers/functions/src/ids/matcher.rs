@@ -1,7 +1,8 @@
 //! Which rules a payload may match, and whether it does.
 //!
-//! 1. All payloads are searched for the fast patterns of all rules at once, whatever the case (Aho and Corasick,
-//!    "Efficient string matching: an aid to bibliographic search", 1975; the crate `aho-corasick`).
+//! 1. All payloads are searched for the fast patterns of all rules at once, whatever the case: `windows.rs`; those of
+//!    less than four bytes by the automaton of Aho and Corasick ("Efficient string matching: an aid to bibliographic
+//!    search", 1975; the crate `aho-corasick`).
 //! 2. The parts of a rule whose fast pattern was found are searched one after the other; where a later part does not
 //!    fit, an earlier one is tried at its next place.
 
@@ -9,20 +10,21 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use memchr::memmem;
 
 use super::rule::{Content, Part, Rule};
+use super::windows::Windows;
 
 /// Places of parts of a rule that are tried in one payload, at most: a bound on the work that a hostile payload
 /// makes.
 pub const PLACES_LIMIT: u32 = 2_000;
-/// Bytes of all fast patterns up to which the automaton is a table of all transitions. Above, it has the compact
-/// form of the library, because the table grows by some hundred bytes for each byte of a pattern.
-const TABLE_BYTES_LIMIT: usize = 16 << 10;
-
 /// The fast patterns of all rules.
 #[derive(Debug)]
 pub(super) struct Prefilter {
-    automaton: Option<AhoCorasick>,
-    /// The rule of each pattern.
-    rules: Vec<u32>,
+    /// Those of at least eight bytes.
+    long: Windows<2>,
+    /// Those of at least four.
+    middle: Windows<1>,
+    /// Shorter ones, and the rule of each.
+    short: Option<AhoCorasick>,
+    short_rules: Vec<u32>,
     /// Rules without a pattern: they are compared with every payload.
     pub(super) others: Vec<u32>,
     /// Bytes of the longest pattern.
@@ -34,34 +36,36 @@ impl Prefilter {
     pub(super) fn new<'r>(
         rules: impl Iterator<Item = (u32, &'r Rule)>,
     ) -> Result<Prefilter, aho_corasick::BuildError> {
-        let (mut patterns, mut of, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut patterns, mut others) = (Vec::new(), Vec::new());
         for (at, rule) in rules {
             match rule.fast_pattern() {
-                Some(content) => {
-                    patterns.push(content.bytes.as_slice());
-                    of.push(at);
-                }
+                Some(content) => patterns.push((content.bytes.as_slice(), at)),
                 None => others.push(at),
             }
         }
-        let bytes: usize = patterns.iter().map(|pattern| pattern.len()).sum();
-        let kind = match bytes {
-            0..=TABLE_BYTES_LIMIT => AhoCorasickKind::DFA,
-            _ => AhoCorasickKind::ContiguousNFA,
-        };
-        let longest = patterns.iter().map(|pattern| pattern.len()).max().unwrap_or(0);
-        let automaton = (!patterns.is_empty())
+        let longest = patterns
+            .iter()
+            .map(|(pattern, _)| pattern.len())
+            .max()
+            .unwrap_or(0);
+        let has = |bytes: usize| move |(pattern, _): &(&[u8], u32)| pattern.len() >= bytes;
+        let (long, shorter): (Vec<_>, Vec<_>) = patterns.into_iter().partition(has(Windows::<2>::BYTES));
+        let (middle, short): (Vec<_>, Vec<_>) = shorter.into_iter().partition(has(Windows::<1>::BYTES));
+        let (short, short_rules): (Vec<_>, Vec<_>) = short.into_iter().unzip();
+        let short = (!short.is_empty())
             .then(|| {
                 AhoCorasick::builder()
                     .ascii_case_insensitive(true)
                     .match_kind(MatchKind::Standard)
-                    .kind(Some(kind))
-                    .build(&patterns)
+                    .kind(Some(AhoCorasickKind::DFA))
+                    .build(&short)
             })
             .transpose()?;
         Ok(Prefilter {
-            automaton,
-            rules: of,
+            long: Windows::new(long),
+            middle: Windows::new(middle),
+            short,
+            short_rules,
             others,
             longest,
         })
@@ -70,9 +74,11 @@ impl Prefilter {
     /// Calls `found` with each rule whose pattern is in the payload, as often as it is.
     #[inline]
     pub(super) fn search(&self, payload: &[u8], mut found: impl FnMut(u32)) {
-        let Some(automaton) = &self.automaton else { return };
+        self.long.search(payload, &mut found);
+        self.middle.search(payload, &mut found);
+        let Some(automaton) = &self.short else { return };
         for hit in automaton.find_overlapping_iter(payload) {
-            if let Some(rule) = self.rules.get(hit.pattern().as_usize()) {
+            if let Some(rule) = self.short_rules.get(hit.pattern().as_usize()) {
                 found(*rule);
             }
         }

@@ -16,6 +16,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod threshold;
+mod windows;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
