@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Show the output of containers, including ended ones
     Logs(LogsArgs),
+    /// Capture packets at an uplink, before and after an instance, or where they are dropped
+    Capture(CaptureArgs),
     /// Show services, instances, flows and events live in a terminal, and control them
     #[cfg(feature = "top")]
     Top(TopArgs),
@@ -432,6 +434,58 @@ pub(crate) struct LogsArgs {
     /// Only the last lines of each container
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) tail: Option<u32>,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  inco capture firewall/3 -w firewall.pcapng\n",
+        "  inco capture 'udp 10.0.0.7:1024 > 10.128.0.1:9' --point before -w flow.pcapng\n",
+        "  inco capture --drops -w drops.pcapng      dropped packets, each with its reason\n",
+        "  inco capture firewall --drops instance_ring_full --packets 20 -w -\n",
+        "  inco capture -w - | tshark -r - -T fields -e frame.interface_name -e frame.comment\n\n",
+        "The file is pcapng, with one interface for each point. A packet's comment has the reason of its drop, its \
+         instance, uplink\n",
+        "and flow. One capture runs at a time; Ctrl-C ends it, and the file is valid. Packets that come faster than \
+         the file is\n",
+        "written are left out and counted: no packet is dropped or delayed for a capture. `driver = \"ebpf\"` and \
+         \"openflow\"\n",
+        "cannot capture: use tcpdump.",
+    )
+)]
+pub(crate) struct CaptureArgs {
+    /// Only packets of this service, instance or flow; default: all
+    #[arg(value_name = "SERVICE|ID|FLOW")]
+    pub(crate) target: Option<String>,
+    /// Where to capture: all also has dropped packets
+    #[arg(long, value_name = "POINT", default_value = "all",
+          value_parser = clap::builder::PossibleValuesParser::new(["uplink", "before", "after", "all"]))]
+    pub(crate) point: String,
+    /// Only dropped packets; of one reason, if it is named
+    #[arg(long, value_name = "REASON", num_args = 0..=1, conflicts_with = "point")]
+    pub(crate) drops: Option<Option<String>>,
+    /// End after N packets
+    #[arg(long, value_name = "N", default_value_t = api::CaptureQuery::PACKETS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CaptureQuery::PACKETS_LIMIT)))]
+    pub(crate) packets: u32,
+    /// End before the file has more than N bytes
+    #[arg(long, value_name = "N", default_value_t = api::CaptureQuery::BYTES,
+          value_parser = clap::value_parser!(u32).range(i64::from(api::CaptureQuery::BYTES_LEAST)..))]
+    pub(crate) bytes: u32,
+    /// End after N seconds
+    #[arg(long, value_name = "N", default_value_t = api::CaptureQuery::SECONDS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CaptureQuery::SECONDS_LIMIT)))]
+    pub(crate) seconds: u32,
+    /// Bytes to keep of each packet
+    #[arg(long, value_name = "BYTES", default_value_t = api::CaptureQuery::SNAPLEN,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CaptureQuery::SNAPLEN_LIMIT)))]
+    pub(crate) snaplen: u32,
+    /// The file to write; - for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) write: PathBuf,
     #[command(flatten)]
     pub(crate) connection: ConnectionArgs,
 }

@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod actions;
+mod capture;
 mod check;
 mod cli;
 mod client_commands;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Command::Describe(args) => describe::run(&args),
         Command::Events(args) => client_commands::events(&args),
         Command::Logs(args) => logs::logs(&args),
+        Command::Capture(args) => capture::run(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => args
             .connection

@@ -439,6 +439,12 @@ impl Fake {
                         flows: Vec::new(),
                         complete: true,
                     })),
+                    ControlRequest::Capture(_, _, answer) => {
+                        answer.give(Err(Refusal::new(
+                            "this switch cannot capture packets",
+                            "use tcpdump",
+                        )));
+                    }
                     ControlRequest::Act(
                         Action::Drain {
                             instance: InstanceId(9),

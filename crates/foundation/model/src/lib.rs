@@ -43,5 +43,5 @@ pub use service::{
     AffinityKey, CAPABILITIES, Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter, Prefix, Ready,
     StandbyMode, TableFull, Timeouts, Vip, VipMode,
 };
-pub use switch::{Capabilities, EditKind, FlowSetup, Polling, PortKind, UplinkKind};
+pub use switch::{Capabilities, CapturePoint, EditKind, FlowSetup, Polling, PortKind, UplinkKind};
 pub use time::Nanos;

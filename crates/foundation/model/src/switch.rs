@@ -55,6 +55,18 @@ crate::words! {
         Kernel = "kernel:INTERFACE",
     }
 
+    /// Where a capture copies packets.
+    pub enum CapturePoint {
+        /// At an uplink, as they come and as they leave.
+        Uplink = "uplink",
+        /// On their way into an instance, as it gets them.
+        Before = "before",
+        /// As an instance gave them back.
+        After = "after",
+        /// Where the switch dropped them.
+        Dropped = "dropped",
+    }
+
     /// A kind of changes of a packet.
     pub enum EditKind {
         /// Of its MAC addresses.
@@ -139,6 +151,8 @@ pub struct Capabilities {
     pub signals: bool,
     /// Scheduling decisions can be written down.
     pub pick_records: bool,
+    /// Packets can be captured: copies of them, where the switch sees them.
+    pub captures: bool,
     /// Services may be added, and their matches changed, while it runs.
     pub service_changes: bool,
 }
@@ -167,6 +181,7 @@ impl Capabilities {
         affinity_keys: &[AffinityKey::Flow],
         signals: false,
         pick_records: false,
+        captures: false,
         service_changes: false,
     };
 

@@ -6,6 +6,7 @@ use clap::Args;
 use images::EngineName;
 use testbed::SwitchName;
 
+use crate::function::Function;
 use crate::web::Balancer;
 
 /// Arguments of `inco demo`.
@@ -18,6 +19,7 @@ use crate::web::Balancer;
         "  inco demo --all\n",
         "  inco demo --full --json > summary.json\n",
         "  inco demo --overload --scheduler round-robin\n",
+        "  inco demo --function firewall\n",
         "  inco demo --web\n\n",
         "Stops cleanly with Ctrl-C.",
     )
@@ -49,6 +51,9 @@ pub struct DemoArgs {
         requires = "web"
     )]
     pub balancer: Vec<Balancer>,
+    /// Run this function of the library in the instances, behind forward: firewall, limiter, monitor, ids or router
+    #[arg(long, value_name = "NAME", value_parser = Function::named, conflicts_with_all = ["full", "web"])]
+    pub function: Option<&'static Function>,
     /// The container engine
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineName,

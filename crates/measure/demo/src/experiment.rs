@@ -7,9 +7,10 @@ use anyhow::{Result, bail};
 use traffic::{Phase, Profile, Rate, Size, Span, Verify};
 
 use super::args::DemoArgs;
+use super::function::Function;
 use super::live::Live;
 use super::loss;
-use super::measure::{self, Recording, SAMPLE_MS, Sample};
+use super::measure::{self, Instance, Recording, SAMPLE_MS, Sample};
 use display::table::short;
 use testbed::FORWARD_IMAGE;
 use testbed::{Environment, Service, Session};
@@ -69,11 +70,17 @@ const UPLINK_WAIT: Duration = Duration::from_millis(500);
 
 /// A service of `forward` containers. `capacity_pps` is the capacity of an instance in packets per second.
 pub(super) fn forward(capacity_pps: f64, instances: (u32, u32, u32), scheduler: &str) -> Service {
-    forward_at(COST_NS, capacity_pps, instances, scheduler)
+    forward_at(COST_NS, None, capacity_pps, instances, scheduler)
 }
 
-/// The same with another cost of a packet, in ns.
-fn forward_at(cost_ns: u64, capacity_pps: f64, instances: (u32, u32, u32), scheduler: &str) -> Service {
+/// The same with another cost of a packet, in ns, and with a function behind `forward`.
+fn forward_at(
+    cost_ns: u64,
+    function: Option<&Function>,
+    capacity_pps: f64,
+    instances: (u32, u32, u32),
+    scheduler: &str,
+) -> Service {
     let cost = cost_ns.to_string();
     let command = [
         "/inco-nf",
@@ -84,10 +91,12 @@ fn forward_at(cost_ns: u64, capacity_pps: f64, instances: (u32, u32, u32), sched
         "--cost-ns",
         &cost,
     ];
+    let mut command = command.map(str::to_owned).to_vec();
+    command.extend(function.map(Function::words).into_iter().flatten());
     Service {
         name: "forward",
         image: FORWARD_IMAGE,
-        command: command.map(str::to_owned).to_vec(),
+        command,
         cpus: CPUS,
         memory: "64MiB",
         ready: "connected",
@@ -115,6 +124,11 @@ pub(super) fn profile(phases: Vec<Phase>, verify: Verify) -> Profile {
     }
 }
 
+/// What is compared of packets that passed that function.
+fn verify(function: Option<&Function>) -> Verify {
+    function.map_or(Verify::Exact, |function| function.verify)
+}
+
 /// A phase of `flows` flows. `group` selects the address range, so that phases do not share flows.
 pub(super) fn flows(group: u8, flows: u32, duration: Duration, size: u16) -> Phase {
     Phase {
@@ -135,17 +149,17 @@ pub(super) struct Calibration {
 }
 
 impl Calibration {
-    /// Measures it by offering more than one instance can process. `overload`: with the cost of a packet of that
-    /// experiment, and without a margin.
+    /// Measures it by offering more than one instance can process. With `--overload`: with the cost of a packet of
+    /// that experiment, and without a margin.
     ///
     /// # Errors
     /// Returns an error if inco does not run or the machine is too busy.
-    pub(super) fn measure(ground: &Environment, overload: bool, live: &mut Live) -> Result<Calibration> {
-        let (cost_ns, capacity_share) = match overload {
+    pub(super) fn measure(ground: &Environment, args: &DemoArgs, live: &mut Live) -> Result<Calibration> {
+        let (cost_ns, capacity_share) = match args.overload {
             true => (OVERLOAD_COST_NS, 1.0),
             false => (COST_NS, CAPACITY_SHARE),
         };
-        let service = forward_at(cost_ns, CALIBRATION_PPS, (1, 1, 0), "round-robin");
+        let service = forward_at(cost_ns, args.function, CALIBRATION_PPS, (1, 1, 0), "round-robin");
         let mut session = Session::of(ground, &service)?;
         let phase = Phase {
             rate: Some(Rate(CALIBRATION_PPS)),
@@ -153,8 +167,8 @@ impl Calibration {
         };
         let recording = measure::run(
             &mut session,
-            profile(vec![phase], Verify::Exact),
-            true,
+            profile(vec![phase], verify(args.function)),
+            Instance::stamping(args.function),
             |sample, seen| {
                 live.sample("calibration", sample, seen);
             },
@@ -194,6 +208,8 @@ pub(super) struct Experiment {
     pub(super) schedulers: Vec<String>,
     pub(super) capacity_pps: f64,
     pub(super) rate_per_flow: f64,
+    /// What runs in the instances behind `forward`.
+    pub(super) function: Option<&'static Function>,
     /// Whether more is offered than all instances can process. Then no flow ends before the others.
     pub(super) overload: bool,
     /// Time between two flow starts.
@@ -230,11 +246,17 @@ impl Experiment {
             schedulers,
             capacity_pps,
             rate_per_flow: load * f64::from(INSTANCES.1) * capacity_pps / f64::from(FLOWS),
+            function: args.function,
             overload: args.overload,
             interval,
             keep_from,
             duration: keep_from + after,
         }
+    }
+
+    /// The function in the instances.
+    pub(super) fn function_word(&self) -> &'static str {
+        self.function.map_or("forward", |function| function.name)
     }
 
     /// What all instances can process together, in packets per second.
@@ -283,7 +305,7 @@ impl Experiment {
             rate_per_flow: Some(Rate(self.rate_per_flow)),
             ..flows(0, FLOWS, self.duration, 64)
         };
-        profile(vec![phase], Verify::Exact)
+        profile(vec![phase], verify(self.function))
     }
 
     /// Runs the experiment with one scheduler.
@@ -294,9 +316,15 @@ impl Experiment {
         let service = match self.overload {
             true => Service {
                 fit: OVERLOAD_FIT,
-                ..forward_at(OVERLOAD_COST_NS, self.capacity_pps, INSTANCES, scheduler)
+                ..forward_at(
+                    OVERLOAD_COST_NS,
+                    self.function,
+                    self.capacity_pps,
+                    INSTANCES,
+                    scheduler,
+                )
             },
-            false => forward(self.capacity_pps, INSTANCES, scheduler),
+            false => forward_at(COST_NS, self.function, self.capacity_pps, INSTANCES, scheduler),
         };
         let mut session = Session::of(ground, &service)?;
         let title = format!(
@@ -304,9 +332,14 @@ impl Experiment {
             ground.engine_word(),
             self.duration.as_secs_f64()
         );
-        let mut recording = measure::run(&mut session, self.profile(), true, |sample, seen| {
-            live.sample(&title, sample, seen);
-        })?;
+        let mut recording = measure::run(
+            &mut session,
+            self.profile(),
+            Instance::stamping(self.function),
+            |sample, seen| {
+                live.sample(&title, sample, seen);
+            },
+        )?;
         recording.left = session.stop()?;
         live.finish_run(&title, &recording);
         Ok(recording)

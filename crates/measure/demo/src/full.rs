@@ -10,7 +10,7 @@ use traffic::{Phase, Rate, Span, Verify};
 use super::experiment::{Calibration, INSTANCES, flows, forward, profile, steady};
 use super::live::Live;
 use super::loss;
-use super::measure::{self, Recording};
+use super::measure::{self, Instance, Recording};
 use super::summary::RunSummary;
 use display::table::{percent, short};
 use images::TESTPMD;
@@ -106,7 +106,7 @@ pub(super) fn figures(ground: &Environment, calibration: &Calibration, live: &mu
         let recording = measure::run(
             session,
             profile(vec![phase], Verify::Exact),
-            true,
+            Instance::STAMPING,
             |sample, seen| {
                 live.sample(title, sample, seen);
             },
@@ -266,7 +266,7 @@ pub(super) fn testpmd(ground: &Environment, live: &mut Live) -> Result<Option<Ve
         let mut recording = measure::run(
             &mut session,
             profile(vec![phase], Verify::Payload),
-            false,
+            Instance::Silent,
             |sample, seen| {
                 live.sample(&title, sample, seen);
             },

@@ -15,6 +15,7 @@
 mod args;
 mod experiment;
 mod full;
+mod function;
 mod live;
 mod loss;
 mod measure;
@@ -31,6 +32,7 @@ use testbed::{Environment, Interrupt, make_image};
 
 pub use args::DemoArgs;
 use experiment::{CPUS, Calibration, Experiment};
+pub use function::Function;
 use live::Live;
 use overload::Overload;
 use summary::{RunSummary, Summary};
@@ -93,7 +95,7 @@ fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summa
         ground.engine_word(),
         ground.switch_word(),
     ));
-    let calibration = calibrate(ground, args.overload, live)?;
+    let calibration = calibrate(ground, args, live)?;
     let experiment = Experiment::new(args, calibration.capacity_pps);
     live.print_line(&experiment.text());
     let mut summary = Summary::new(&calibration, &experiment);
@@ -104,7 +106,7 @@ fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summa
             &recording,
             scheduler,
             ground.engine_word(),
-            "forward",
+            experiment.function_word(),
         ));
         recordings.push((scheduler.clone(), recording));
     }
@@ -125,11 +127,11 @@ fn show(args: &DemoArgs, ground: &Environment, live: &mut Live) -> Result<(Summa
     Ok((summary, report))
 }
 
-fn calibrate(ground: &Environment, overload: bool, live: &mut Live) -> Result<Calibration> {
+fn calibrate(ground: &Environment, args: &DemoArgs, live: &mut Live) -> Result<Calibration> {
     live.print_line(&format!(
         "Calibration: the capacity of one instance with {CPUS} of a CPU ..."
     ));
-    let calibration = Calibration::measure(ground, overload, live)?;
+    let calibration = Calibration::measure(ground, args, live)?;
     live.print_line(&format!(
         "Offered {} packets/s, returned {}. Its capacity is taken as {:.0} % of that: {} packets/s.\n",
         short(calibration.offered_pps),

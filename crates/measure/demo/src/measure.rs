@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use api::types::{FlowFilter, InstanceRow, ServiceRow, Status};
-use model::{Event, EventKind, InstanceId, InstanceState};
+use model::{Event, EventKind, FunctionChange, InstanceId, InstanceState};
 use traffic::{Control, Generator, Interval, LatencyUs, Profile, Report};
 
+use super::function::Function;
 use testbed::Session;
 
 /// Sampling interval while traffic runs, in milliseconds.
@@ -69,6 +70,8 @@ pub(super) struct Recording {
     pub(super) began_s: f64,
     /// Flows whose pin changed; only for packets without a stamp.
     pub(super) pins_moved: Option<u64>,
+    /// Packets that the function in the instances was given, by its own account; [`None`] for `forward` alone.
+    pub(super) function_packets: Option<u64>,
     /// Resources that remained after the end.
     pub(super) left: Vec<String>,
 }
@@ -81,8 +84,26 @@ impl Recording {
     }
 }
 
-/// Sends a profile and records the run. `stamped`: the packets carry the instance's stamp; otherwise pins are
-/// compared. `each` is called for every sample.
+/// What runs in an instance, as far as the measurement relies on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Instance {
+    /// `forward` stamps packets with their instance. Behind it may be a function, by its name, whose packets are counted.
+    Stamping(Option<&'static str>),
+    /// A program that stamps no packets: pins are compared.
+    Silent,
+}
+
+impl Instance {
+    /// `forward` alone.
+    pub(super) const STAMPING: Instance = Instance::Stamping(None);
+
+    /// `forward`, with this function behind it.
+    pub(super) fn stamping(function: Option<&'static Function>) -> Instance {
+        Instance::Stamping(function.map(|function| function.name))
+    }
+}
+
+/// Sends a profile and records the run. `each` is called for every sample.
 ///
 /// # Errors
 /// Returns an error if inco ends or does not answer, the profile is invalid, or the demo was interrupted. The traffic
@@ -90,7 +111,7 @@ impl Recording {
 pub(super) fn run(
     session: &mut Session<'_>,
     profile: Profile,
-    stamped: bool,
+    instance: Instance,
     mut each: impl FnMut(&Sample, &Recording),
 ) -> Result<Recording> {
     let generator = Generator::new(profile)?;
@@ -111,7 +132,7 @@ pub(super) fn run(
             }
         })
         .context("cannot start the thread that sends")?;
-    let mut watch = Watch::new(stamped, before);
+    let mut watch = Watch::new(instance, before);
     let watched = loop {
         match intervals.recv_timeout(Duration::from_secs(1)) {
             Ok(first) => {
@@ -147,13 +168,21 @@ struct Watch {
     last_look: Option<(Instant, HashMap<InstanceId, u64>)>,
     pins: HashMap<String, Option<InstanceId>>,
     pins_at: Instant,
+    /// The function whose packets are counted.
+    function: Option<&'static str>,
+    /// The packets that it was given in instances, by their own account.
+    function_packets: HashMap<u32, u64>,
 }
 
 impl Watch {
-    fn new(stamped: bool, before: Status) -> Watch {
+    fn new(instance: Instance, before: Status) -> Watch {
+        let function = match instance {
+            Instance::Stamping(function) => function,
+            Instance::Silent => None,
+        };
         let recording = Recording {
             began_s: clock::monotonic().0 as f64 / 1e9,
-            pins_moved: (!stamped).then_some(0),
+            pins_moved: (instance == Instance::Silent).then_some(0),
             ..Recording::default()
         };
         Watch {
@@ -163,6 +192,8 @@ impl Watch {
             last_look: None,
             pins: HashMap::new(),
             pins_at: Instant::now(),
+            function,
+            function_packets: HashMap::new(),
         }
     }
 
@@ -204,6 +235,21 @@ impl Watch {
         let mut events = session.client()?.events(api::EVENT_LIMIT.min(200))?;
         events.retain(|event| event.sequence > self.last_event);
         self.last_event = events.last().map_or(self.last_event, |event| event.sequence);
+        for event in &events {
+            if let (
+                EventKind::Function {
+                    function,
+                    change: FunctionChange::Ended,
+                    packets,
+                    ..
+                },
+                Some(id),
+            ) = (&event.kind, event.instance)
+                && self.function == Some(function.as_str())
+            {
+                self.function_packets.insert(id.0, *packets);
+            }
+        }
         Ok(events)
     }
 
@@ -261,23 +307,38 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until no packet is in flight, then reads the final counters.
+    /// Waits until no packet is in flight and functions have told of all that came back, then reads the final counters.
     fn rest(&mut self, session: &mut Session<'_>) -> Result<()> {
         let since = Instant::now();
         loop {
             let status = session.client()?.status()?;
+            let events = self.new_events(session)?;
+            if let Some(last) = self.recording.samples.last_mut() {
+                last.events.extend(events);
+            }
+            let is_told = self.ask_functions(session)?;
             let rests = status.accounting.in_flight == 0 && status.accounting.gap() == 0;
-            if rests || since.elapsed() > DRAIN_LIMIT {
+            if rests && is_told || since.elapsed() > DRAIN_LIMIT {
                 self.recording.status = passed(status, &self.before);
-                break;
+                return Ok(());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let events = self.new_events(session)?;
-        if let Some(last) = self.recording.samples.last_mut() {
-            last.events.extend(events);
+    }
+
+    /// Counts the packets that the function was given in all instances. Whether they are as many as came back.
+    fn ask_functions(&mut self, session: &mut Session<'_>) -> Result<bool> {
+        let Some(name) = self.function else {
+            return Ok(true);
+        };
+        for of in session.client()?.counters()?.functions {
+            if of.name == name {
+                self.function_packets.insert(of.instance, of.packets);
+            }
         }
-        Ok(())
+        let packets = self.function_packets.values().sum();
+        self.recording.function_packets = Some(packets);
+        Ok(packets >= self.recording.report.counts.returned_packets)
     }
 }
 

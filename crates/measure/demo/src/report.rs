@@ -71,8 +71,9 @@ fn introduction(page: &mut String, summary: &Summary, experiment: &Experiment) {
         "<h1>inco demo</h1><p>SmartINCO's experiment on this machine ({cpus} CPUs), with real containers. Packets \
          come in on an uplink, each new flow is given to one of several containers and stays there, every packet is \
          counted, containers come and go as the load moves, and the packets go back out.</p><p>One instance of \
-         <code>forward</code> with a tenth of a CPU sustained {} packets/s; {} count as its capacity. {FLOWS} flows \
+         <code>{}</code> with a tenth of a CPU sustained {} packets/s; {} count as its capacity. {FLOWS} flows \
          of {} packets/s each came one by one, {} s apart, on {min} to {max} instances{}</p>",
+        experiment.function_word(),
         short(summary.sustained_pps),
         short(summary.capacity_pps),
         short(summary.rate_per_flow_pps),

@@ -43,6 +43,9 @@ pub(super) struct RunSummary {
     pub(super) mode: Option<&'static str>,
     pub(super) offered_packets: u64,
     pub(super) returned_packets: u64,
+    /// With `--function`: packets that the function was given, by its own account.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) function_packets: Option<u64>,
     pub(super) lost: Lost,
     pub(super) mis_steered: u64,
     pub(super) expected_moves: u64,
@@ -123,6 +126,7 @@ impl RunSummary {
             mode: None,
             offered_packets: counts.offered_packets,
             returned_packets: counts.returned_packets,
+            function_packets: recording.function_packets,
             lost: Lost::of(recording),
             mis_steered: recording.pins_moved.unwrap_or(counts.mis_steered),
             expected_moves: recording
@@ -175,6 +179,11 @@ impl RunSummary {
             ("lost without a counter", self.lost.other.unsigned_abs()),
             ("still in flight", self.in_flight),
             ("left behind", self.left_behind.len() as u64),
+            (
+                "returned without passing the function",
+                self.function_packets
+                    .map_or(0, |packets| self.returned_packets.saturating_sub(packets)),
+            ),
         ];
         let broken = counts.iter().filter(|(_, count)| *count > 0);
         broken
@@ -250,6 +259,13 @@ impl Summary {
             }),
             row("packets offered", &|run| grouped(run.offered_packets)),
             row("packets returned", &|run| grouped(run.returned_packets)),
+        ];
+        if self.runs.iter().any(|run| run.function_packets.is_some()) {
+            rows.push(row("  given to the function", &|run| {
+                run.function_packets.map_or_else(|| "-".to_owned(), grouped)
+            }));
+        }
+        rows.extend([
             row("throughput, mean", &|run| {
                 format!("{}/s", short(run.throughput_pps.mean))
             }),
@@ -267,7 +283,7 @@ impl Summary {
             row("  in the function", &|run| grouped(run.lost.function)),
             row("  with an instance", &|run| grouped(run.lost.instance_lost)),
             row("  before the uplink", &|run| grouped(run.lost.uplink)),
-        ];
+        ]);
         let reasons: std::collections::BTreeSet<&String> = self
             .runs
             .iter()
@@ -413,6 +429,20 @@ pub(super) mod tests {
         );
         assert_eq!(lost.by_reason, [("no_instance".to_owned(), 3)].into());
         assert_eq!((lost.other, lost.total()), (0, 30));
+        let told = |packets| {
+            let mut recording = recording.clone();
+            recording.function_packets = packets;
+            RunSummary::of(&recording, "best-fit", "oci", "firewall").failed_checks()
+        };
+        let at_least = told(Some(970));
+        assert_eq!(
+            (told(None), told(Some(999))),
+            (at_least.clone(), at_least.clone())
+        );
+        assert_eq!(
+            told(Some(960)).last().map(String::as_str),
+            Some("firewall (best-fit): 10 returned without passing the function")
+        );
         recording.report.lost = 33;
         assert_eq!(Lost::of(&recording).other, 3, "three that no counter saw");
         recording.report.lost = 29;

@@ -382,7 +382,8 @@ impl ControlLoop {
             | SwitchRequest::Change(_)
             | SwitchRequest::Flows { .. }
             | SwitchRequest::HeavyFlows { .. }
-            | SwitchRequest::Record { .. } => {}
+            | SwitchRequest::Record { .. }
+            | SwitchRequest::Capture(_) => {}
         }
         self.switch.submit(request, &mut self.told);
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full};
@@ -12,9 +13,11 @@ use hyper_util::rt::TokioIo;
 use model::{Action, Event, InstanceId, Setting};
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 use crate::ApiError;
 use crate::Endpoint;
+use crate::capture::CaptureQuery;
 use crate::counters::Counters;
 use crate::types::{
     FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
@@ -217,6 +220,31 @@ impl Client {
         })
     }
 
+    /// Captures packets: a pcapng file, in pieces, as they come.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn capture(&self, query: &CaptureQuery) -> Result<CaptureStream<'_>, ApiError> {
+        let mut path = Query::new("/v1/capture");
+        let number = |of: Option<u32>| of.map(|number| number.to_string());
+        path.add("service", query.service.as_deref());
+        path.add("instance", number(query.instance.map(|id| id.0)).as_deref());
+        path.add("flow", query.flow.as_deref());
+        path.add("point", query.point.as_deref());
+        path.add("reason", query.reason.as_deref());
+        path.add("packets", number(query.packets).as_deref());
+        path.add("seconds", number(query.seconds).as_deref());
+        path.add("snaplen", number(query.snaplen).as_deref());
+        path.add("bytes", number(query.bytes).as_deref());
+        let body = self.runtime.block_on(self.send(Method::GET, &path.path, None))?;
+        let ender = CaptureEnder(Arc::new(watch::Sender::new(false)));
+        Ok(CaptureStream {
+            client: self,
+            body,
+            ender,
+        })
+    }
+
     /// Sends an action.
     ///
     /// # Errors
@@ -336,6 +364,58 @@ pub struct EventStream<'a> {
     body: Response<Incoming>,
     /// Received bytes of an incomplete line.
     pending: Vec<u8>,
+}
+
+/// A capture that runs. Dropping it ends it.
+#[derive(Debug)]
+pub struct CaptureStream<'a> {
+    client: &'a Client,
+    body: Response<Incoming>,
+    ender: CaptureEnder,
+}
+
+impl CaptureStream<'_> {
+    /// What ends it from another thread.
+    pub fn ender(&self) -> CaptureEnder {
+        self.ender.clone()
+    }
+}
+
+impl Iterator for CaptureStream<'_> {
+    type Item = Bytes;
+
+    /// Waits for the next piece; [`None`] when the capture, or inco, has ended, or when it was ended here.
+    fn next(&mut self) -> Option<Bytes> {
+        let mut ended = self.ender.0.subscribe();
+        let body = self.body.body_mut();
+        self.client.runtime.block_on(async {
+            loop {
+                let frame = tokio::select! {
+                    _ = ended.wait_for(|has_ended| *has_ended) => return None,
+                    frame = body.frame() => frame?,
+                };
+                if let Ok(data) = frame.ok()?.into_data() {
+                    return Some(data);
+                }
+            }
+        })
+    }
+}
+
+/// Ends a [`CaptureStream`] that another thread waits for.
+#[derive(Clone, Debug)]
+pub struct CaptureEnder(Arc<watch::Sender<bool>>);
+
+impl CaptureEnder {
+    /// Ends it. Pieces that have not been taken are left.
+    pub fn end(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Whether it was ended here.
+    pub fn has_ended(&self) -> bool {
+        *self.0.borrow()
+    }
 }
 
 /// A line of the stream.

@@ -4,6 +4,7 @@ use std::thread::Thread;
 use model::{Action, InstanceId, Setting};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::capture::{CaptureQuery, RunningCapture};
 use crate::counters::Counters;
 use crate::types::{
     FlowExplanation, FlowFilter, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
@@ -61,6 +62,8 @@ pub enum ControlRequest {
     Policies(Answer<Policies>),
     /// All counters.
     Counters(Answer<Box<Counters>>),
+    /// The beginning of a capture. Its query is valid, and the caller has the right to it.
+    Capture(CaptureQuery, Caller, Answer<Result<RunningCapture, Refusal>>),
     /// An action. The caller has the right to send it.
     Act(Action, Caller, Answer<Result<Outcome, Refusal>>),
 }

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod capture;
 mod client;
 mod connections;
 mod control_request;
@@ -22,6 +23,7 @@ mod figures;
 mod history;
 mod metrics;
 mod page;
+mod pcapng;
 mod problem;
 mod routes;
 pub mod run_dir;
@@ -35,13 +37,15 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub use access::{TOKEN_LENGTH, TOKEN_LIMIT};
-pub use client::{Client, EventStream};
+pub use capture::{CaptureQuery, RunningCapture};
+pub use client::{CaptureEnder, CaptureStream, Client, EventStream};
 pub use control_request::{
     Answer, Caller, ControlRequest, REQUEST_QUEUE_LIMIT, RequestReceiver, RequestSender, request_queue,
 };
 pub use endpoint::{Endpoint, Remote};
 pub use event_log::{EVENT_LIMIT, EventLog, Events};
 pub use metrics::{Format, encode};
+pub use pcapng::CaptureTally;
 pub use routes::{ANSWER_TIME, openapi};
 pub use server::{Door, Limits, Listeners, Server, ServerSettings, Tcp, longest_path};
 pub use tuple::{TupleError, parse_tuple};

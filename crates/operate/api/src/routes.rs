@@ -16,6 +16,7 @@ use utoipa::{IntoParams, OpenApi as _};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::capture::{CaptureQuery, file};
 use crate::connections::{ConnectionPermit, keep};
 use crate::control_request::{Answer, ControlRequest, RequestSender};
 use crate::counters::Counters;
@@ -116,6 +117,7 @@ fn documented() -> (Router<Shared>, OpenApi) {
         .routes(routes!(counters))
         .routes(routes!(events))
         .routes(routes!(stream))
+        .routes(routes!(capture))
         .routes(routes!(act))
         .routes(routes!(description))
         .routes(routes!(scrape))
@@ -583,6 +585,41 @@ async fn stream(
         .and_then(|id| id.to_str().ok()?.parse().ok());
     query.since = resumed.or(query.since);
     without_end(&permit, live(&shared, &query).into_response())
+}
+
+/// Packets as a pcapng file, with one interface for each point. A packet's comment has the reason of its drop, its
+/// instance, uplink and flow, as far as they are known. The file ends with the capture, which ends with its limits or
+/// with the connection. There is one capture at a time. It shows what users send, so a token needs the role `admin`.
+#[utoipa::path(get, path = "/v1/capture", tag = "read", params(CaptureQuery), responses(
+    (status = OK, description = "A pcapng file", body = Vec<u8>, content_type = "application/x-pcapng"),
+    (status = BAD_REQUEST, description = "Invalid query", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = FORBIDDEN, description = "A token with read-only access", body = ProblemBody,
+     content_type = PROBLEM_JSON),
+    (status = CONFLICT, description = "Unknown service or instance, a capture that runs, or a switch that cannot",
+     body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn capture(
+    State(shared): State<Shared>,
+    Extension(permit): Extension<Arc<ConnectionPermit>>,
+    Extension(caller): Extension<Caller>,
+    query: Result<Query<CaptureQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query?;
+    query.check()?;
+    check_flow(query.flow.as_deref())?;
+    if !caller.may_act {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            format!("{} has read-only access", caller.name),
+            "use a token with the role admin",
+        ));
+    }
+    let asked = query.clone();
+    let answer = ask(&shared, |answer| ControlRequest::Capture(asked, caller, answer)).await?;
+    let body = file(answer.map_err(Problem::conflict)?, &query);
+    let kind = [(header::CONTENT_TYPE, "application/x-pcapng")];
+    without_end(&permit, (kind, body).into_response())
 }
 
 /// A stream, if the limit of streams is not reached.

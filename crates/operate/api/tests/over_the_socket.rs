@@ -106,6 +106,12 @@ impl Fake {
                         version: "0.1.0".to_owned(),
                         ..Counters::default()
                     })),
+                    ControlRequest::Capture(_, _, answer) => {
+                        answer.give(Err(Refusal::new(
+                            "this switch cannot capture packets",
+                            "use tcpdump",
+                        )));
+                    }
                     ControlRequest::Act(action, caller, answer) => {
                         let _ = note.send(format!("{action:?} by {}", caller.name));
                         match action {

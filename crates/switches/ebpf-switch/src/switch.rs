@@ -463,6 +463,7 @@ impl Switch for EbpfSwitch {
     }
 
     fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        let unsupported = |what| Err(SwitchError::Unsupported { what });
         match request {
             SwitchRequest::Publish(plan) => return self.publish_plan(&plan),
             SwitchRequest::Attach { slot, service, port } => {
@@ -494,11 +495,12 @@ impl Switch for EbpfSwitch {
                 let rows = Vec::new();
                 self.events.push(SwitchEvent::HeavyFlows { id, rows });
             }
-            SwitchRequest::Probe(_) => return Err(SwitchError::Unsupported { what: "send probes" }),
-            SwitchRequest::Record { .. } => {
-                return Err(SwitchError::Unsupported {
-                    what: "write a decision down",
-                });
+            SwitchRequest::Probe(_) => return unsupported("send probes"),
+            SwitchRequest::Record { .. } => return unsupported("write a decision down"),
+            SwitchRequest::Capture(_) => {
+                return unsupported(
+                    "capture packets: use tcpdump at the interface of an uplink or an instance",
+                );
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The data ports of one instance, on its home worker.
 
-use model::{InstanceId, ServiceId, UplinkId};
+use model::{InstanceId, ServiceId, Slot, UplinkId};
 use switch::{Plan, SlotPlan};
 
 use crate::counters::SlotCounters;
@@ -9,6 +9,7 @@ use crate::ends::End;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::port::{Pending, Port, Queue as _};
 use crate::worker::OUTBOX_FRAMES;
+use crate::worker::tap::Seen;
 
 /// An instance has a data port per uplink of its service.
 pub(crate) const PORT_LIMIT: usize = 2;
@@ -152,6 +153,16 @@ impl<M: FrameMemory> InstancePorts<M> {
         self
     }
 
+    /// Whose its packets are, with the slot that it has.
+    pub(crate) fn seen(&self, slot: Slot) -> Seen {
+        Seen {
+            slot: Some(slot),
+            instance: self.id,
+            service: Some(self.service),
+            ..Seen::default()
+        }
+    }
+
     /// Its ports.
     pub fn ports(&mut self) -> impl Iterator<Item = &mut Port<M>> {
         self.ports.iter_mut().flatten()
@@ -255,15 +266,17 @@ impl<M: FrameMemory> InstancePorts<M> {
     }
 
     /// Edits frames, sends them on a port, and leaves the list empty. Counts the sent and the refused ones, and the
-    /// instance as hot if the port's ring was full, or a quarter of it in use at two consecutive flushes.
+    /// instance as hot if the port's ring was full, or a quarter of it in use at two consecutive flushes. `see` is
+    /// shown the frames as the instance will see them.
     #[inline(always)]
-    pub fn send_all(
+    pub(crate) fn send_all(
         &mut self,
         port: usize,
         frames: &mut Vec<M::Frame>,
         known: (u64, Sizes),
         memory: &mut M,
         counters: &SlotCounters,
+        see: impl FnOnce((Option<InstanceId>, ServiceId), &[M::Frame]),
     ) -> Pending {
         let (Some(Some(ring)), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
             return Pending::default();
@@ -274,6 +287,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             end.enter(frames);
         }
         let (bytes, sizes) = self.edit.apply(frames, known);
+        see((self.id, self.service), frames);
         let sent = ring.send_all(frames, bytes, sizes, memory);
         match self.end {
             None => self.outstanding += sent.packets,
@@ -348,6 +362,7 @@ mod tests {
     use crate::worker::commit;
     use crate::worker::context::{Context, Ports, View};
     use crate::worker::outbox::{Outboxes, lane_of};
+    use crate::worker::tap::Tap;
 
     const SLOT: Slot = Slot(3);
     const FRAME_BYTES: usize = 1522;
@@ -391,6 +406,7 @@ mod tests {
             ports: Ports::new(),
             view: View::new(&Arc::default()),
             events,
+            tap: Tap::new(),
         };
         let mut outboxes = Outboxes::new();
         *outboxes.room(SLOT, 0) = std::mem::take(&mut instance.rooms[0]);

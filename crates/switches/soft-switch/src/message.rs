@@ -1,8 +1,10 @@
 //! Messages between the control plane and a worker, and between two workers, in bounded single-producer
 //! single-consumer rings.
 
+use std::sync::Arc;
+
 use model::{InstanceId, ServiceId, Slot, UplinkId};
-use switch::{Change, PickRecord};
+use switch::{Capture, Change, PickRecord};
 
 use crate::dump::{FlowDump, HeavyDump};
 use crate::frame::FrameMemory;
@@ -63,6 +65,8 @@ pub enum Command<M: FrameMemory> {
     DumpHeavy(Box<HeavyDump>),
     /// Writes the next scheduling decision of a service down.
     Record(Box<PickRecord>),
+    /// Copies packets for it, until it is over.
+    Capture(Arc<Capture>),
     /// Ends the worker.
     Stop(Ending),
 }

@@ -5,6 +5,7 @@ use model::{Capabilities, EditKind, FlowKey, Generation, Nanos, ServiceId, Slot,
 use scheduling::Scheduler;
 use thiserror::Error;
 
+use crate::capture::Capture;
 use crate::flows::{FlowFilter, HeavyFlow};
 use crate::plan::Plan;
 use crate::ports::PortSpec;
@@ -69,6 +70,9 @@ pub enum SwitchRequest {
         /// Whose decision.
         service: ServiceId,
     },
+    /// Copy packets for a reader until it ends the capture, which is [over](Capture::is_over) then. Needs
+    /// [`Capabilities::captures`].
+    Capture(Arc<Capture>),
 }
 
 /// A change that each worker makes by itself and that nothing answers.
@@ -250,6 +254,9 @@ pub enum SwitchError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A capture runs already.
+    #[error("a capture runs already, and there is one at a time")]
+    Capturing,
     /// A plan has a service that asks for what the driver cannot do: see [`Capabilities`]. The plan before it stays
     /// in force.
     #[error("the plan asks of {service} {what}, which this switch cannot do")]

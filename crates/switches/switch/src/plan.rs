@@ -230,6 +230,11 @@ impl ServicePlan {
         }
     }
 
+    /// Whether a packet with these addresses is its own.
+    pub fn is_its(&self, tuple: &Tuple) -> bool {
+        self.takes(&|| *tuple)
+    }
+
     /// Whether a packet with these addresses is its own: out of the way of services that take all.
     #[inline(never)]
     fn takes(&self, tuple: &impl Fn() -> Tuple) -> bool {

@@ -167,13 +167,18 @@ fn cgroup(run_dir: &Path) -> String {
 
 /// A short demo with that engine and that switch keeps what inco promises, and leaves nothing.
 fn keeps_its_promises(engine: &str, switch: &str) {
+    keeps_its_promises_with("forward", engine, switch);
+}
+
+/// The same with this function in the instances.
+fn keeps_its_promises_with(function: &str, engine: &str, switch: &str) {
     if !real_parts(engine) {
         return;
     }
     // Packets that the function drops because it is late, and containers that are late, are counted: nobody else has
     // the CPUs meanwhile.
     let _turn = Place::quiet();
-    let mut demo = Demo::start(&[
+    let mut arguments = vec![
         "--quick",
         "--json",
         "--engine",
@@ -182,7 +187,11 @@ fn keeps_its_promises(engine: &str, switch: &str) {
         switch,
         "--flow-interval-ms",
         "100",
-    ]);
+    ];
+    if function != "forward" {
+        arguments.extend(["--function", function]);
+    }
+    let mut demo = Demo::start(&arguments);
     let status = demo.wait();
     assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
     let summary: Value = serde_json::from_str(&demo.said("out")).unwrap();
@@ -190,7 +199,7 @@ fn keeps_its_promises(engine: &str, switch: &str) {
     assert_eq!(summary["runs"].as_array().unwrap().len(), 1);
     assert_eq!(
         (run["scheduler"].as_str(), run["instance"].as_str()),
-        (Some("best-fit"), Some("forward"))
+        (Some("best-fit"), Some(function))
     );
     assert_eq!(run["engine"], engine);
     for count in [
@@ -209,6 +218,14 @@ fn keeps_its_promises(engine: &str, switch: &str) {
     let number = |value: &Value| value.as_u64().unwrap();
     let (offered, returned) = (number(&run["offered_packets"]), number(&run["returned_packets"]));
     assert!(returned > 0 && returned <= offered, "{run:#}");
+    // What the function says of itself: it was given all that came back, and no more than was sent.
+    match function {
+        "forward" => assert!(run["function_packets"].is_null(), "{run:#}"),
+        _ => assert!(
+            (returned..=offered).contains(&number(&run["function_packets"])),
+            "{run:#}"
+        ),
+    }
     let by_place: u64 = ["ring", "function", "instance_lost", "uplink"]
         .iter()
         .map(|place| number(&lost[place]))
@@ -235,11 +252,34 @@ fn keeps_its_promises(engine: &str, switch: &str) {
     assert_eq!(demo.left(), Vec::<String>::new());
     let report = std::fs::read_to_string(demo.directory.path().join("demo-report.html")).unwrap();
     assert!(report.starts_with("<!doctype html>") && report.contains("best-fit: packets/s of each instance"));
+    assert!(report.contains(&format!("<code>{function}</code> with a tenth of a CPU")));
 }
 
 #[test]
 fn the_demo_keeps_its_promises_and_leaves_nothing() {
     keeps_its_promises("oci", "soft");
+}
+
+#[test]
+fn the_demo_does_the_same_with_a_firewall_in_the_instances() {
+    keeps_its_promises_with("firewall", "oci", "soft");
+}
+
+#[test]
+fn the_demo_does_the_same_with_a_router_in_the_instances() {
+    keeps_its_promises_with("router", "oci", "soft");
+}
+
+#[test]
+fn the_demo_refuses_a_function_that_its_traffic_cannot_pass() {
+    let mut demo = Demo::start(&["--quick", "--function", "nat"]);
+    assert_eq!(demo.wait(), Some(2), "{}", demo.said("out"));
+    let told = demo.said("err");
+    assert!(told.contains("nat changes where packets go"), "{told}");
+    assert!(
+        told.contains("Functions of the demo: firewall, limiter, monitor, ids, router"),
+        "{told}"
+    );
 }
 
 #[test]

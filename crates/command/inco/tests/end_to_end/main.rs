@@ -35,6 +35,7 @@ mod openflow;
 mod openflow_host;
 mod openflow_tls;
 mod operations;
+mod packet_capture;
 mod page;
 mod policies;
 mod pool;

@@ -1,8 +1,8 @@
 //! Instances come and go while traffic runs, and no packet notices.
 
-use model::InstanceState;
+use model::{EventKind, InstanceState};
 
-use crate::support::{Engine, IMAGE, Place, assert_clean, changes};
+use crate::support::{Engine, IMAGE, PATIENCE, Place, assert_clean, changes, eventually};
 
 /// Instances of a tenth of a CPU each. Long rings: on a machine that is busy with other things a container may wait
 /// for its turn, and that is not what is tested.
@@ -97,4 +97,51 @@ fn scaling_out_and_in_under_load_loses_nothing_oci() {
 #[test]
 fn scaling_out_and_in_under_load_loses_nothing_docker() {
     scales_out_and_in_without_a_trace(Engine::Docker);
+}
+
+/// Each packet costs a millisecond, of which the capacity knows nothing: packets per second show no load at all.
+const COSTLY: &str = r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.forward]
+image = "IMAGE"
+command = ["/inco-nf", "forward", "--cost-ns", "1000000"]
+memory = "64MiB"
+capacity = "1Mpps"
+instances = { min = 1, max = 2, standby = 0 }
+scheduler = { policy = "round-robin", slow_start = "0s" }
+autoscaler = { policy = "ladder", busy_high = 0.3, calm = "60s" }
+ring = { slots = 8192 }
+"#;
+
+#[test]
+fn a_costly_function_scales_out_by_its_busy_time() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::with_a_cpu();
+    let inco = place.run(&COSTLY.replace("IMAGE", IMAGE));
+    inco.settled(1, 0);
+    // Busy for half of its time, by a two-thousandth of its capacity.
+    let traffic = place.traffic(
+        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"60s\"\nflows = 10\n\
+         rate_per_flow = \"50pps\"\n",
+    );
+    let reason = eventually("it scales out", PATIENCE, || {
+        inco.events().into_iter().find_map(|event| match event.kind {
+            EventKind::Scaled {
+                from: 1,
+                to: 2,
+                reason,
+                ..
+            } => Some(reason),
+            _ => None,
+        })
+    });
+    assert!(reason.contains("above_busy_high"), "{reason}");
+    inco.settled(2, 0);
+    drop(traffic);
+    inco.stop(&place);
 }

@@ -2,13 +2,15 @@
 //! answered when its rows arrive.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use api::types::{FlowExplanation, FlowPage, FlowRow, Refusal};
-use api::{Answer, ControlRequest, RequestReceiver};
-use model::{InstanceId, Nanos, ServiceId, Slot};
-use switch::{FlowFilter, SwitchEvent};
+use api::{Answer, Caller, CaptureQuery, ControlRequest, RequestReceiver, RunningCapture};
+use model::{EventKind, InstanceId, Nanos, ServiceId, Slot};
+use switch::{Capture, CaptureFilter, FlowFilter, SwitchError, SwitchEvent, SwitchRequest};
 
 use super::ControlLoop;
+use super::journal::new_event;
 use super::request::{Asked, flow_key};
 
 type FlowAnswer = Answer<Result<FlowPage, Refusal>>;
@@ -70,6 +72,11 @@ impl ControlLoop {
                 ControlRequest::Counters(answer) => {
                     self.note_gaps(now);
                     answer.give(Box::new(self.counters()));
+                }
+                ControlRequest::Capture(query, caller, answer) => {
+                    let result = self.begin_capture(&query);
+                    self.note_capture(&query, caller, result.as_ref().err());
+                    answer.give(result);
                 }
                 ControlRequest::Act(action, caller, answer) => {
                     let asked = Asked {
@@ -161,6 +168,57 @@ impl ControlLoop {
             },
             _ => {}
         }
+    }
+
+    /// Has the switch copy packets for a capture.
+    fn begin_capture(&mut self, query: &CaptureQuery) -> Result<RunningCapture, Refusal> {
+        let wanted = self.flow_filter(&api::types::FlowFilter {
+            service: query.service.clone(),
+            instance: query.instance,
+            flow: query.flow.clone(),
+            ..Default::default()
+        })?;
+        let plan = self.decide.shell.controller().plan();
+        let filter = CaptureFilter {
+            points: query.points(),
+            service: wanted.service.and_then(|id| plan.service(id).cloned()),
+            slot: wanted.slot,
+            key: wanted.key,
+            reason: query.drop_reason(),
+        };
+        let capture = Capture::new(filter, query.limits());
+        let request = SwitchRequest::Capture(Arc::clone(&capture));
+        let names = &self.configuration;
+        let running = RunningCapture {
+            capture,
+            services: names.services.iter().map(|of| of.name.clone()).collect(),
+            uplinks: names.uplinks.iter().map(|of| of.name.clone()).collect(),
+        };
+        self.publish.switch.request(request).map_err(|error| {
+            let hint = match error {
+                SwitchError::Capturing => "wait until it ends, or end the `inco capture` that asked for it",
+                SwitchError::Unsupported { .. } => "captures need `driver = \"soft\"`",
+                _ => "try again",
+            };
+            Refusal::new(error.to_string(), hint)
+        })?;
+        Ok(running)
+    }
+
+    /// Records who captures what: packets are their senders' secrets.
+    fn note_capture(&mut self, query: &CaptureQuery, caller: Caller, refusal: Option<&Refusal>) {
+        let mut event = new_event(
+            query.service.clone(),
+            EventKind::Action {
+                action: "capture".to_owned(),
+                request: serde_json::to_value(query).unwrap_or_default(),
+                by: caller.name,
+                refused: refusal.is_some(),
+                result: refusal.map_or_else(|| "packets are captured".to_owned(), Refusal::to_string),
+            },
+        );
+        event.instance = query.instance;
+        self.journal.push(event);
     }
 
     fn flow_filter(&self, filter: &api::types::FlowFilter) -> Result<FlowFilter, Refusal> {

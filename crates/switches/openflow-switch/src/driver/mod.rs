@@ -435,6 +435,11 @@ impl Switch for OpenFlowSwitch {
             SwitchRequest::Record { .. } => {
                 return unsupported("write a decision down: it is made for a bucket and not for a flow");
             }
+            SwitchRequest::Capture(_) => {
+                return unsupported(
+                    "capture packets, which do not pass inco: use tcpdump at an uplink, or a mirror of the switch",
+                );
+            }
             _ => {}
         }
         let sent = self

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::frame::{Device, Frame as _, FrameMemory, Sizes};
 use crate::port::{Capabilities, Pending, Queue, Received};
+use crate::worker::tap::PortTap;
 
 /// Frames that a device port stages before it sends them: one burst.
 const STAGED_FRAMES: usize = 64;
@@ -17,6 +18,8 @@ pub struct DevicePort<M: FrameMemory> {
     frame_limit: usize,
     /// While false, the port receives nothing.
     is_open: Arc<AtomicBool>,
+    /// What sees the frames that find no room.
+    tap: Option<PortTap>,
 }
 
 impl<M: FrameMemory> DevicePort<M> {
@@ -28,6 +31,7 @@ impl<M: FrameMemory> DevicePort<M> {
             pending: Pending::default(),
             frame_limit: usize::MAX,
             is_open,
+            tap: None,
         }
     }
 
@@ -50,6 +54,11 @@ impl<M: FrameMemory> DevicePort<M> {
         self.pending.bytes += bytes - unsendable.bytes - left_bytes;
         self.pending.too_large += unsendable.packets;
         self.pending.full += left;
+        if let Some(tap) = &self.tap {
+            for frame in frames.iter() {
+                tap.see_full(frame.bytes());
+            }
+        }
         memory.give_all(frames);
     }
 }
@@ -84,6 +93,10 @@ impl<M: FrameMemory> Queue<M> for DevicePort<M> {
     #[inline]
     fn are_valid(&self, longest: usize, segments: u16) -> bool {
         segments <= 1 && longest <= self.frame_limit
+    }
+
+    fn tap(&mut self, tap: Option<PortTap>) {
+        self.tap = tap;
     }
 
     fn send(&mut self, frame: M::Frame, memory: &mut M) {

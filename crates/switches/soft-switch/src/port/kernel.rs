@@ -19,6 +19,7 @@ use switch::{PortSpec, SwitchError};
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::keep::{Forgotten, Keep, KeptAs};
 use crate::port::{Capabilities, Connection, Control, Listener, Losses, Pending, Port, Queue, Received};
+use crate::worker::tap::PortTap;
 
 /// Slots of the rings of an uplink: more than a worker takes in a turn, for the time in which it does not run.
 const UPLINK_SLOTS: u32 = 2048;
@@ -44,6 +45,8 @@ pub struct KernelPort {
     dividing: Dividing,
     /// Nothing is received before this is true.
     gate: Option<Arc<AtomicBool>>,
+    /// What sees the frames that find no room.
+    tap: Option<PortTap>,
 }
 
 impl KernelPort {
@@ -58,6 +61,7 @@ impl KernelPort {
                 division: None,
             },
             gate: None,
+            tap: None,
         }
     }
 
@@ -85,7 +89,7 @@ impl KernelPort {
     fn put(&mut self, bytes: &[u8]) {
         if bytes.len() > self.frame_limit {
             self.pending.too_large += 1;
-            return;
+            return self.see_too_large(bytes);
         }
         let (_, sender) = self.socket.rings();
         match sender.put(bytes) {
@@ -93,8 +97,22 @@ impl KernelPort {
                 self.pending.packets += 1;
                 self.pending.bytes += bytes.len() as u64;
             }
-            Err(SendError::TooLarge) => self.pending.too_large += 1,
-            Err(SendError::Full) => self.pending.full += 1,
+            Err(SendError::TooLarge) => {
+                self.pending.too_large += 1;
+                self.see_too_large(bytes);
+            }
+            Err(SendError::Full) => {
+                self.pending.full += 1;
+                if let Some(tap) = &self.tap {
+                    tap.see_full(bytes);
+                }
+            }
+        }
+    }
+
+    fn see_too_large(&self, bytes: &[u8]) {
+        if let Some(tap) = &self.tap {
+            tap.see_too_large(bytes);
         }
     }
 
@@ -310,6 +328,10 @@ impl<M: FrameMemory> Queue<M> for KernelPort {
         sender.intend(turn);
         // It is noted beside the rings.
         None
+    }
+
+    fn tap(&mut self, tap: Option<PortTap>) {
+        self.tap = tap;
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

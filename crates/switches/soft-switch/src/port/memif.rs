@@ -13,6 +13,7 @@ use switch::{PortSpec, SwitchError};
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::keep::{Forgotten, Keep, KeptAs, ListenerNote};
 use crate::port::{Capabilities, Connection, Control, Listener, Occupancy, Pending, Port, Queue, Received};
+use crate::worker::tap::PortTap;
 
 /// Slots of the largest ring.
 pub(crate) const MAX_RING_SLOTS: usize = 1 << ::memif::MAX_LOG2_SLOTS;
@@ -33,6 +34,8 @@ pub struct MemifPort {
     frame_limit: usize,
     /// Nothing is received before this is true.
     gate: Option<Arc<AtomicBool>>,
+    /// What sees the frames that find no room.
+    tap: Option<PortTap>,
 }
 
 impl MemifPort {
@@ -45,6 +48,7 @@ impl MemifPort {
             pending: Pending::default(),
             frame_limit: usize::MAX,
             gate: None,
+            tap: None,
         }
     }
 
@@ -59,15 +63,29 @@ impl MemifPort {
     fn push(&mut self, bytes: &[u8]) {
         if bytes.len() > self.frame_limit {
             self.pending.too_large += 1;
-            return;
+            return self.see_too_large(bytes);
         }
         match self.queues.tx.push(bytes) {
             Ok(()) => {
                 self.pending.packets += 1;
                 self.pending.bytes += bytes.len() as u64;
             }
-            Err(TxError::TooLarge) => self.pending.too_large += 1,
-            Err(_) => self.pending.full += 1,
+            Err(TxError::TooLarge) => {
+                self.pending.too_large += 1;
+                self.see_too_large(bytes);
+            }
+            Err(_) => {
+                self.pending.full += 1;
+                if let Some(tap) = &self.tap {
+                    tap.see_full(bytes);
+                }
+            }
+        }
+    }
+
+    fn see_too_large(&self, bytes: &[u8]) {
+        if let Some(tap) = &self.tap {
+            tap.see_too_large(bytes);
         }
     }
 }
@@ -220,6 +238,10 @@ impl<M: FrameMemory> Queue<M> for MemifPort {
     fn set_wakeups(&mut self, on: bool) -> bool {
         self.queues.rx.set_interrupts(on);
         self.queues.rx.available() > 0
+    }
+
+    fn tap(&mut self, tap: Option<PortTap>) {
+        self.tap = tap;
     }
 
     fn is_broken(&self) -> bool {

@@ -23,6 +23,7 @@ use switch::{PortKind, PortSpec, SwitchError};
 
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::keep::KeptAs;
+use crate::worker::tap::PortTap;
 
 pub use device::DevicePort;
 pub use kernel::KernelPort;
@@ -128,6 +129,10 @@ pub trait Queue<M: FrameMemory> {
     fn set_wakeups(&mut self, _on: bool) -> bool {
         false
     }
+
+    /// Shows a capture the frames that find no room, from now on, or no more. A port that takes all has no use for it,
+    /// nor one that does not see them.
+    fn tap(&mut self, _tap: Option<PortTap>) {}
 
     /// Whether the peer broke the protocol of its rings: the port passes nothing any more.
     fn is_broken(&self) -> bool {
@@ -278,6 +283,10 @@ macro_rules! port_kinds {
 
             fn set_wakeups(&mut self, on: bool) -> bool {
                 match self { $(Port::$kind(queue) => Queue::<M>::set_wakeups(queue, on),)* }
+            }
+
+            fn tap(&mut self, tap: Option<PortTap>) {
+                match self { $(Port::$kind(queue) => Queue::<M>::tap(queue, tap),)* }
             }
 
             fn is_broken(&self) -> bool {

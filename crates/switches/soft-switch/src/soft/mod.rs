@@ -4,6 +4,7 @@
 //! behind them, [`Questions`] the requests that all workers answer. Other threads connect ports and wait for peers;
 //! they send their results as a [`Report`].
 
+mod captures;
 mod identities;
 mod instances;
 mod pairs;
@@ -69,6 +70,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     ring_occupancy: true,
     signals: true,
     pick_records: true,
+    captures: true,
     service_changes: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
@@ -478,6 +480,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 self.questions.ask_flows(id, &filter, limit, workers)
             }
             SwitchRequest::HeavyFlows { id, filter } => self.questions.ask_heavy_flows(id, &filter, workers),
+            SwitchRequest::Capture(capture) => workers.begin_capture(&capture),
             SwitchRequest::Record { id, service } => {
                 workers.broadcast(|| Command::Record(Box::new(PickRecord::new(id, service))))
             }
@@ -546,7 +549,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             self.uplinks.watch_devices(&mut self.workers, events);
             self.instances.watch();
         }
-        self.workers.free_old_plans();
+        self.workers.free_old();
     }
 
     fn take_longest_gaps(&mut self) -> Vec<Nanos> {

@@ -12,6 +12,7 @@ use model::{Slot, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use switch::{SwitchError, Usual};
 
+use super::captures::Captures;
 use super::resume::Leftover;
 use super::tables::{identity, name_of};
 use super::workers::{COMMAND_SLOTS, Plans, WorkerHandle, Workers};
@@ -58,6 +59,7 @@ impl<M: FrameMemory> Workers<M> {
         let mut workers = Workers {
             handles: Vec::with_capacity(config.workers.len()),
             plans: Plans::new(Arc::clone(&plan)),
+            captures: Captures::default(),
         };
         let parts = make(config, memories, (&plan, board), leftover, &mut workers.handles)?;
         let started = run(parts, config, &mut workers.handles);

@@ -8,8 +8,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use model::{Generation, Nanos, Slot, WorkerId};
 use rtrb::{Consumer, Producer};
-use switch::{SwitchError, SwitchReading, Usual};
+use switch::{Capture, SwitchError, SwitchReading, Usual};
 
+use super::captures::Captures;
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Waker};
@@ -78,6 +79,7 @@ impl Plans {
 pub(super) struct Workers<M: FrameMemory> {
     pub(super) handles: Vec<WorkerHandle<M>>,
     pub(super) plans: Plans,
+    pub(super) captures: Captures,
 }
 
 impl<M: FrameMemory> Workers<M> {
@@ -119,6 +121,14 @@ impl<M: FrameMemory> Workers<M> {
     pub(super) fn broadcast(&mut self, make: impl Fn() -> Command<M>) -> Result<(), SwitchError> {
         self.have_room()?;
         self.command_all(make);
+        Ok(())
+    }
+
+    /// Has every worker copy packets for a capture, if none runs.
+    pub(super) fn begin_capture(&mut self, capture: &Arc<Capture>) -> Result<(), SwitchError> {
+        self.have_room()?;
+        self.captures.begin(capture)?;
+        self.command_all(|| Command::Capture(Arc::clone(capture)));
         Ok(())
     }
 
@@ -202,8 +212,9 @@ impl<M: FrameMemory> Workers<M> {
         Generation(generations.min().unwrap_or(0))
     }
 
-    /// Frees the plans that no worker uses any more.
-    pub(super) fn free_old_plans(&mut self) {
+    /// Frees the plans and captures that no worker uses any more.
+    pub(super) fn free_old(&mut self) {
+        self.captures.free_old();
         let acknowledged = self.acknowledged();
         let kept = &mut self.plans.kept;
         while kept.front().is_some_and(|plan| plan.generation < acknowledged) {

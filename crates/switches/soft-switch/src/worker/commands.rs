@@ -93,6 +93,7 @@ impl<M: FrameMemory> Worker<M> {
                     self.cx.send_event(WorkerEvent::Recorded(record));
                 }
             }
+            Command::Capture(capture) => self.begin_capture(capture),
             Command::Stop(ending) => self.ending = Some(ending),
         }
     }
@@ -114,6 +115,7 @@ impl<M: FrameMemory> Worker<M> {
         if self.cx.ports.instances[slot].replace(ports).is_none() {
             self.cx.ports.attached.push(slot);
         }
+        self.tap_new_ports();
         self.cx.send_event(WorkerEvent::InstanceAttached { slot });
     }
 
@@ -176,6 +178,7 @@ impl<M: FrameMemory> Worker<M> {
         self.sleep.watch(&port);
         self.cx.ports.uplinks[uplink] = Some(port);
         self.housekeeping.forget_broken(uplink);
+        self.tap_new_ports();
         self.cx.send_event(WorkerEvent::UplinkAttached { uplink });
     }
 

@@ -10,12 +10,13 @@ use simd::Level;
 
 use crate::counters::WorkerCounters;
 use crate::ends::Ends;
-use crate::frame::FrameMemory;
+use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::{SlotMap, UplinkMap};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
+use crate::worker::tap::{Seen, Tap};
 
 /// State that all stages of a worker use.
 pub(crate) struct Context<M: FrameMemory> {
@@ -35,12 +36,21 @@ pub(crate) struct Context<M: FrameMemory> {
     pub(crate) view: View,
     /// Events for the control plane.
     pub(crate) events: Producer<WorkerEvent<M>>,
+    /// The capture that runs.
+    pub(crate) tap: Tap,
 }
 
 impl<M: FrameMemory> Context<M> {
     /// Drops a packet that was not offered to a service.
     #[cold]
     pub(crate) fn discard(&mut self, frame: M::Frame, reason: DropReason) {
+        self.discard_of(frame, Seen::default(), reason);
+    }
+
+    /// Drops a packet, of which so much is known.
+    #[cold]
+    pub(crate) fn discard_of(&mut self, frame: M::Frame, of: Seen, reason: DropReason) {
+        self.tap.see_dropped(self.now, of, reason, frame.bytes());
         self.counters.drop_packets(reason, 1);
         self.memory.give(frame);
     }

@@ -16,6 +16,7 @@ use crate::port::Queue as _;
 use crate::worker::commit::{self, CommitPage};
 use crate::worker::context::{Context, Ports};
 use crate::worker::outbox::{Outboxes, lane_of};
+use crate::worker::tap::Seen;
 
 /// The destination of a packet after lookup and, for a new flow, set-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +196,7 @@ impl<M: FrameMemory> Egress<M> {
             None => cx.discard(frame, reason),
             Some(uplink) => {
                 cx.counters.figures.passed.add(1);
+                cx.see_leaving(frame.bytes(), uplink, None);
                 self.send_to_uplink(frame, uplink, cx);
             }
         }
@@ -299,7 +301,11 @@ pub(crate) fn refuse<M: FrameMemory>(
     cx: &mut Context<M>,
 ) {
     cx.counters.offer(service, 1, frame.len() as u64);
-    cx.discard(frame, reason);
+    let of = Seen {
+        service: Some(service),
+        ..Seen::default()
+    };
+    cx.discard_of(frame, of, reason);
 }
 
 /// Frames for other workers.

@@ -29,6 +29,7 @@ mod returns;
 mod set_up;
 mod sleep;
 mod steering;
+pub(crate) mod tap;
 mod translated;
 mod unknown;
 
@@ -60,6 +61,7 @@ use moves::Moves;
 use parse::Parser;
 use returns::{Onward, Returns};
 use set_up::SetUp;
+use tap::Tap;
 
 pub use commit::CommitPage;
 pub(crate) use outbox::OUTBOX_FRAMES;
@@ -170,6 +172,7 @@ impl<M: FrameMemory> Worker<M> {
                 ports: Ports::new(),
                 view: View::new(&parts.plan),
                 events: parts.events,
+                tap: Tap::new(),
             },
             parser: Parser::new(),
             ingress: Ingress::new(parts.fragment_key, peers.from),
@@ -340,6 +343,7 @@ impl<M: FrameMemory> Worker<M> {
         if self.housekeeping.is_due(cx.now) || is_new_plan {
             let held = self.moves.len() + self.egress.outboxes.waiting();
             self.housekeeping.refresh(held, &self.ingress, &self.lookup, cx);
+            Self::end_capture(cx);
         }
         let figures = &cx.counters.figures;
         figures.turns.add(1);

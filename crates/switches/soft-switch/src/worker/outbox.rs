@@ -4,7 +4,7 @@
 use std::vec::Drain;
 
 use flow_table::{Burst, FlowTable, Lanes};
-use model::{DropReason, Nanos, ServiceId, Slot};
+use model::{CapturePoint, DropReason, Nanos, ServiceId, Slot};
 use simd::{Kernel, Words};
 
 use crate::BURST_FRAMES;
@@ -14,6 +14,7 @@ use crate::instance::PORT_LIMIT;
 use crate::table_memory::TableMemory;
 use crate::worker::BURSTS_PER_TURN;
 use crate::worker::context::Context;
+use crate::worker::tap::Seen;
 
 /// Frames that may wait before all outboxes are flushed: those of a turn. They exceed a core's first-level cache, but
 /// a flush costs as much per instance as many frames, and half the limit would double the flushes with 64 instances.
@@ -352,6 +353,18 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
             (bytes, self.sizes),
             &mut cx.memory,
             &cx.counters.slots[slot],
+            |(instance, service), frames| {
+                if cx.tap.is_on() {
+                    let of = Seen {
+                        slot: Some(slot),
+                        instance,
+                        service: Some(service),
+                        ..Seen::default()
+                    };
+                    let at = (CapturePoint::Before, cx.now);
+                    cx.tap.see_instance(at, of, frames.iter().map(Frame::bytes));
+                }
+            },
         );
         if sent.full + sent.too_large > 0 {
             cx.counters.drop_packets(DropReason::InstanceRingFull, sent.full);

@@ -1,13 +1,13 @@
 //! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is.
 
 use flow_table::EntryIndex;
-use model::{DropReason, Nanos, Slot};
+use model::{CapturePoint, DropReason, Nanos, Slot};
 use packet::Parsed;
 use rtrb::Producer;
 
 use crate::BURST_FRAMES;
 use crate::counters::WorkerCounters;
-use crate::frame::{Frame as _, FrameMemory, Sizes};
+use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::id_map::SlotMap;
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Destination, FlowOf, Returned, WorkerEvent};
@@ -18,6 +18,7 @@ use crate::worker::egress::Egress;
 use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
+use crate::worker::tap::Seen;
 use crate::worker::{ends, translated};
 
 /// The stage for returned packets.
@@ -107,6 +108,7 @@ impl<M: FrameMemory> Returns<M> {
         let mut received = Received::default();
         // Packets that need no step of the worker go from ring to ring.
         if let Some(uplink) = straight_to
+            && !cx.tap.is_on()
             && let Some(out) = &mut cx.ports.uplinks[uplink]
         {
             received = ring.pass_on(out, BURST_FRAMES);
@@ -155,12 +157,16 @@ impl<M: FrameMemory> Returns<M> {
         if way.is_none_or(|way| way.signals) {
             self.take_signals(slot, cx.now, (&mut cx.events, &mut cx.memory), &cx.counters);
         }
+        let of = instance.seen(slot);
+        let bytes_of = self.frames.iter().map(M::Frame::bytes);
+        cx.tap.see_instance((CapturePoint::After, cx.now), of, bytes_of);
         let is_end = instance.end.is_some();
         if let Some(end) = &instance.end {
             // Those that are not to leave go; the others are readied.
             for frame in &mut self.frames {
                 if let Err(reason) = end.leave(frame) {
                     cx.counters.drop_packets(reason, 1);
+                    cx.tap.see_dropped(cx.now, of, reason, frame.bytes());
                     frame.set_len(0);
                 }
             }
@@ -177,6 +183,10 @@ impl<M: FrameMemory> Returns<M> {
                 if counted {
                     self.count_all(slot, to);
                 }
+                if to.cx.tap.is_on() {
+                    let frames = self.frames.iter().map(M::Frame::bytes);
+                    to.cx.see_all_leaving(frames, uplink, Some(slot));
+                }
                 to.egress.all_to_uplink(&mut self.frames, uplink, to.cx);
             }
             Some(ReturnWay { uplink, .. }) => {
@@ -187,7 +197,7 @@ impl<M: FrameMemory> Returns<M> {
             }
             None => {
                 for frame in self.frames.drain(..) {
-                    to.cx.discard(frame, DropReason::NoInstance);
+                    to.cx.discard_of(frame, of, DropReason::NoInstance);
                 }
             }
         }
@@ -256,10 +266,24 @@ pub(crate) fn send_as_it_is<M: FrameMemory>(frame: M::Frame, of: Returned, to: &
         return to.egress.hand_off(owner, frame, Destination::Return(of), to.cx);
     }
     if count(&frame, of.slot, to.lookup, to.cx) {
+        to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
         to.egress.send_to_uplink(frame, of.uplink, to.cx);
     } else {
-        to.cx.discard(frame, DropReason::Spoofed);
+        discard_spoofed(frame, of.slot, to.cx);
     }
+}
+
+/// Drops a packet that the instance in that slot must not send.
+#[cold]
+pub(crate) fn discard_spoofed<M: FrameMemory>(frame: M::Frame, slot: Slot, cx: &mut Context<M>) {
+    let route = &cx.view.routes[slot];
+    let of = Seen {
+        slot: Some(slot),
+        instance: Some(route.instance),
+        service: Some(route.service),
+        ..Seen::default()
+    };
+    cx.discard_of(frame, of, DropReason::Spoofed);
 }
 
 /// Counts a returned packet with its flow, which is this worker's. Whether it may leave.

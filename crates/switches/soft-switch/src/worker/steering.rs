@@ -110,6 +110,10 @@ impl<M: FrameMemory> Worker<M> {
     /// Steers the parsed burst of that uplink. Packets of established flows take the fast path, a step at a time for
     /// the whole burst, so that cache misses of several packets overlap.
     fn steer(&mut self, uplink: UplinkId) {
+        let is_captured = self.cx.tap.is_on();
+        if is_captured {
+            self.see_arriving(uplink);
+        }
         if self.egress.lanes_are_stale {
             let table = &self.lookup.table;
             self.egress
@@ -181,6 +185,9 @@ impl<M: FrameMemory> Worker<M> {
         drop(others);
         self.ingress.frames = frames;
         self.ingress.exceptions = exceptions;
+        if is_captured {
+            self.see_arrived();
+        }
     }
 
     /// Sets up the unknown flow of a packet of the current burst, with these bytes.

@@ -9,7 +9,7 @@ use crate::frame::{Frame as _, FrameMemory};
 use crate::message::{Destination, FlowOf, Returned};
 use crate::worker::ends;
 use crate::worker::ingress::Origin;
-use crate::worker::returns::{Onward, send_as_it_is};
+use crate::worker::returns::{Onward, discard_spoofed, send_as_it_is};
 
 /// Sends a packet out, translated if it is the service's.
 pub(crate) fn send<M: FrameMemory>(
@@ -21,7 +21,7 @@ pub(crate) fn send<M: FrameMemory>(
     match packet::parse(frame.bytes()) {
         Parsed::Flow(info) => send_packet(frame, &info, of, translation, to),
         Parsed::Fragment(fragment) => send_fragment(frame, &fragment, of, translation, to),
-        Parsed::Other { .. } | Parsed::Invalid(_) => to.cx.discard(frame, DropReason::Spoofed),
+        Parsed::Other { .. } | Parsed::Invalid(_) => discard_spoofed(frame, of.slot, to.cx),
     }
 }
 
@@ -117,7 +117,10 @@ fn send_known_fragment<M: FrameMemory>(
             send_translated(frame, &known, of, translation, to);
         }
         // Those of an instance's own flows are not counted with them.
-        _ => to.egress.send_to_uplink(frame, of.uplink, to.cx),
+        _ => {
+            to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
+            to.egress.send_to_uplink(frame, of.uplink, to.cx);
+        }
     }
 }
 
@@ -131,10 +134,11 @@ fn send_translated<M: FrameMemory>(
 ) {
     // An answer needs no permission to open connections.
     if !ends::count(known, of.slot, true, to.lookup, to.cx) {
-        to.cx.discard(frame, DropReason::Spoofed);
+        discard_spoofed(frame, of.slot, to.cx);
     } else if !translation.apply(frame.bytes_mut(), Way::Out) {
         to.cx.discard(frame, DropReason::Malformed);
     } else {
+        to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
         to.egress.send_to_uplink(frame, of.uplink, to.cx);
     }
 }

@@ -1,11 +1,15 @@
 //! What a driver need not be able to do: it does it or refuses it, by what it declares.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use model::{FlowKey, Tuple, UplinkId};
+use model::{CapturePoint, FlowKey, Tuple, UplinkId};
 
 use super::{Conforming, FLOWS, PATIENCE, SERVICE, SLOTS, packet_of};
-use crate::{Change, FlowFilter, PortKind, PortSpec, SwitchError, SwitchEvent, SwitchRequest};
+use crate::{
+    Capture, CaptureFilter, CaptureLimits, Change, FlowFilter, PortKind, PortSpec, SwitchError, SwitchEvent,
+    SwitchRequest,
+};
 
 pub(super) fn works_or_is_refused(of: &mut Conforming<'_>) {
     let can = of.bed.switch().capabilities();
@@ -25,6 +29,20 @@ pub(super) fn works_or_is_refused(of: &mut Conforming<'_>) {
         is_refused(SwitchRequest::Record { id: 9, service }),
         !can.pick_records,
         "Record"
+    );
+    let all = CaptureFilter {
+        points: CapturePoint::WORDS.iter().map(|(_, point)| *point).collect(),
+        ..CaptureFilter::default()
+    };
+    let limits = CaptureLimits {
+        packets: 100,
+        snaplen: 64,
+    };
+    let capture = Capture::new(all, limits);
+    assert_eq!(
+        is_refused(SwitchRequest::Capture(Arc::clone(&capture))),
+        !can.captures,
+        "Capture"
     );
     let kinds = PortKind::WORDS.iter().map(|(_, kind)| *kind);
     for kind in kinds.filter(|kind| !can.connects(*kind)) {
@@ -47,12 +65,43 @@ pub(super) fn works_or_is_refused(of: &mut Conforming<'_>) {
         });
     }
     of.give_all_back();
+    if can.captures {
+        sees_the_packet(of, &capture);
+    }
     if can.flow_counters {
         let (rows, _) = of.flows(FlowFilter::default(), 10);
         // An answer is a packet of the flow, too.
         let packets = if can.returns { 1 } else { 2 };
         assert_eq!(rows[0].packets.iter().sum::<u64>(), packets);
     }
+}
+
+/// The first packet is captured at each point that it passes. A second capture has to wait until the first one is over.
+fn sees_the_packet(of: &mut Conforming<'_>, capture: &Arc<Capture>) {
+    let key = FlowKey::new(&packet_of(0)).0;
+    let mut points = Vec::new();
+    of.until("the packet is captured at each point", |_| {
+        while let Some(copy) = capture.take() {
+            assert_eq!(copy.seen.tuple.map(|tuple| FlowKey::new(&tuple).0), Some(key));
+            points.push(copy.seen.point);
+            capture.give_back(copy);
+        }
+        points.len() >= 4
+    });
+    use CapturePoint::{After, Before, Uplink};
+    assert_eq!(points, [Uplink, Before, After, Uplink]);
+    let again = || {
+        let filter = CaptureFilter::default();
+        Capture::new(filter, capture.limits())
+    };
+    let refused = of.bed.switch().request(SwitchRequest::Capture(again()));
+    assert!(matches!(refused, Err(SwitchError::Capturing)), "{refused:?}");
+    capture.end();
+    let next = again();
+    let request = SwitchRequest::Capture(Arc::clone(&next));
+    let begun = of.bed.switch().request(request);
+    assert!(begun.is_ok(), "the first one is over: {begun:?}");
+    next.end();
 }
 
 /// Packets wait in the ring of an instance that takes none. Where instances end connections, there is no such ring.

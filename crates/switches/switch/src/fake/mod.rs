@@ -464,6 +464,11 @@ impl Switch for FakeSwitch {
                     what: "write a decision down",
                 });
             }
+            SwitchRequest::Capture(_) => {
+                return Err(SwitchError::Unsupported {
+                    what: "capture packets: it has none",
+                });
+            }
         }
         Ok(())
     }

@@ -22,6 +22,8 @@ def before_load_schema(context, schema):
             if isinstance(operation, dict) and "parameters" in operation:
                 operation["parameters"] = [p for p in operation["parameters"] if p["name"] != "follow"]
     del schema["paths"]["/v1/stream"]
+    # A capture lasts as long as it is told to.
+    del schema["paths"]["/v1/capture"]
     # A format that is ours is heeded only where the type is one.
     for one in action["oneOf"]:
         flow = one["properties"].get("flow", {})

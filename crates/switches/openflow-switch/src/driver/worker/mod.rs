@@ -242,7 +242,8 @@ impl Worker {
             // None of its uplinks waits, and what it cannot do it was not handed.
             SwitchRequest::OpenUplink(_)
             | SwitchRequest::Change(Change::MoveFlow { .. })
-            | SwitchRequest::Record { .. } => {}
+            | SwitchRequest::Record { .. }
+            | SwitchRequest::Capture(_) => {}
         }
     }
 
