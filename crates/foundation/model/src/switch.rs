@@ -141,6 +141,8 @@ pub struct Capabilities {
     pub pick_records: bool,
     /// Services may be added, and their matches changed, while it runs.
     pub service_changes: bool,
+    /// What the instances of one service return can go on to those of another one.
+    pub chains: bool,
 }
 
 impl Capabilities {
@@ -168,6 +170,7 @@ impl Capabilities {
         signals: false,
         pick_records: false,
         service_changes: false,
+        chains: false,
     };
 
     /// The kind of ports that instances have where nothing else is said.

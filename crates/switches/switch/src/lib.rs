@@ -16,6 +16,7 @@
 //!    still held. Only then may the slot be used again.
 #![forbid(unsafe_code)]
 
+mod chain;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod contract;
@@ -29,6 +30,7 @@ mod record;
 mod resumed;
 mod usual;
 
+pub use chain::CHAIN_LIMIT;
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
 pub use fake::{Delay, Delays, FakeConfig, FakeSwitch, Faults};

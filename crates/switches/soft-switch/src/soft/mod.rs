@@ -70,6 +70,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     signals: true,
     pick_records: true,
     service_changes: true,
+    chains: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[

@@ -1,4 +1,5 @@
-//! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is.
+//! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is; in a chain of
+//! services it goes on to the next one.
 
 use flow_table::EntryIndex;
 use model::{DropReason, Nanos, Slot};
@@ -10,7 +11,7 @@ use crate::counters::WorkerCounters;
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::id_map::SlotMap;
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
-use crate::message::{Destination, FlowOf, Returned, WorkerEvent};
+use crate::message::{Destination, FlowOf, Passed, Returned, WorkerEvent};
 use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
 use crate::worker::context::Context;
@@ -18,7 +19,8 @@ use crate::worker::egress::Egress;
 use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
-use crate::worker::{ends, translated};
+use crate::worker::set_up::SetUp;
+use crate::worker::{chain, ends, translated};
 
 /// The stage for returned packets.
 pub(crate) struct Returns<M: FrameMemory> {
@@ -35,6 +37,7 @@ pub(crate) struct Onward<'a, M: FrameMemory> {
     pub(crate) parser: &'a mut Parser,
     pub(crate) ingress: &'a mut Ingress<M>,
     pub(crate) lookup: &'a mut Lookup,
+    pub(crate) set_up: &'a mut SetUp,
     pub(crate) egress: &'a mut Egress<M>,
     pub(crate) cx: &'a mut Context<M>,
 }
@@ -155,7 +158,7 @@ impl<M: FrameMemory> Returns<M> {
         if way.is_none_or(|way| way.signals) {
             self.take_signals(slot, cx.now, (&mut cx.events, &mut cx.memory), &cx.counters);
         }
-        let is_end = instance.end.is_some();
+        let (is_end, service) = (instance.end.is_some(), instance.service);
         if let Some(end) = &instance.end {
             // Those that are not to leave go; the others are readied.
             for frame in &mut self.frames {
@@ -173,6 +176,21 @@ impl<M: FrameMemory> Returns<M> {
             let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
         match way {
+            Some(ReturnWay {
+                uplink, is_in_chain, ..
+            }) if is_in_chain => {
+                for frame in self.frames.drain(..) {
+                    chain::pass_on(
+                        frame,
+                        Passed {
+                            slot,
+                            service,
+                            uplink,
+                        },
+                        to,
+                    );
+                }
+            }
             Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {
                 if counted {
                     self.count_all(slot, to);
