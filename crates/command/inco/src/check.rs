@@ -142,7 +142,10 @@ impl Plan {
             .filter_map(|index| configuration.services.get(*index))
             .map(|service| ServicePlan {
                 name: service.name.clone(),
-                matches: service_text(service),
+                matches: match configuration.previous(service) {
+                    Some(before) => format!("what {} returns", before.name),
+                    None => service_text(service),
+                },
                 uplinks: service.uplinks.iter().map(uplink_name).collect(),
                 image: service.image.clone(),
                 min: service.instances.min,

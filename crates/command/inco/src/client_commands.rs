@@ -251,7 +251,20 @@ fn services_text(rows: &[ServiceRow]) -> String {
         .chars()
         .map(|c| if c.is_control() && c != '\n' { '?' } else { c })
         .collect();
-    table.text_within(WIDTH) + &failing + &weights_text(rows)
+    table.text_within(WIDTH) + &failing + &chains_text(rows) + &weights_text(rows)
+}
+
+/// The services of each chain, in order: what one returns goes on to the next.
+fn chains_text(rows: &[ServiceRow]) -> String {
+    let mut text = String::new();
+    let is_behind = |row: &ServiceRow| rows.iter().any(|of| of.next.as_ref() == Some(&row.name));
+    for first in rows.iter().filter(|row| row.next.is_some() && !is_behind(row)) {
+        let next = |of: &&ServiceRow| rows.iter().find(|row| of.next.as_ref() == Some(&row.name));
+        let names = std::iter::successors(Some(first), next).map(|row| row.name.as_str());
+        let names: Vec<&str> = names.take(rows.len()).collect();
+        let _ = writeln!(text, "chain: {}", names.join(" > "));
+    }
+    text
 }
 
 /// The weights of services whose scheduler has any, and how even the load of their instances is.
@@ -318,7 +331,7 @@ fn services_text_wide(rows: &[ServiceRow]) -> String {
             service_reason(row),
         ]);
     }
-    table.text() + &weights_text(rows)
+    table.text() + &chains_text(rows) + &weights_text(rows)
 }
 
 /// The autoscaler's last reason, and its restrictions.
@@ -774,6 +787,17 @@ mod tests {
             table[2].ends_with("failing, see below") && text.ends_with(&format!("\nweb: {how}\n")),
             "{text}"
         );
+        let chained = |name: &str, next: Option<&str>| ServiceRow {
+            next: next.map(str::to_owned),
+            ..row(name, None)
+        };
+        let chain = services_text(&[
+            chained("b", Some("c")),
+            chained("c", None),
+            chained("a", Some("b")),
+            chained("d", None),
+        ]);
+        assert_eq!(chain.lines().last(), Some("chain: a > b > c"), "{chain}");
         // The longest permitted name.
         let long = services_text(&[row("a-name-of-thirty-two-characters-", None)]);
         assert!(long.lines().all(|line| line.chars().count() <= WIDTH), "{long}");

@@ -227,6 +227,7 @@ fn service_text(of: &OfService, all: bool) -> String {
     let mut text = pairs([
         ("service", row.name.clone()),
         ("image", row.image.clone().unwrap_or_else(|| "(sink)".to_owned())),
+        ("next", row.next.clone().unwrap_or_default()),
         (
             "instances",
             format!(

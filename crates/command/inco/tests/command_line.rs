@@ -244,7 +244,7 @@ fn a_socket_in_use_is_reported() {
 
 #[test]
 fn examples_are_right_and_say_what_they_would_do() {
-    for name in ["forward.toml", "two-arm.toml", "testpmd.toml"] {
+    for name in ["forward.toml", "two-arm.toml", "chain.toml", "testpmd.toml"] {
         let output = run(&["check", "--offline", "-f", &example(name)]);
         assert!(output.status.success(), "{}", err(&output));
         assert!(

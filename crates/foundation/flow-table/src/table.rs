@@ -545,6 +545,12 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             || self.slots.is_failing(raw_pin(head[1 + direction.index()]))
     }
 
+    /// The direction of the packets of the side that opened it.
+    #[inline]
+    pub fn opener(&self, entry: EntryIndex) -> Direction {
+        State::of(self.head(entry)[0]).opener()
+    }
+
     /// The service it belongs to.
     pub fn service(&self, entry: EntryIndex) -> ServiceId {
         let (family, entry) = self.parts(entry);

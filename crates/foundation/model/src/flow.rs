@@ -20,7 +20,8 @@ pub mod protocol {
 }
 
 /// The upper bits of a key's VLAN. They are set where a service knows its flows by what their packets carry, so that no
-/// such flow has the key of another service's. A key without [`OF_CONTENT`](key_bits::OF_CONTENT) has none of them.
+/// such flow has the key of another service's. In a key without [`OF_CONTENT`](key_bits::OF_CONTENT) the others are the
+/// flow's [hop](key_bits::hop): a flow that passes several services has a key at each of them.
 pub mod key_bits {
     /// The flow is of a service with such keys.
     pub const OF_CONTENT: u16 = 0x8000;
@@ -30,6 +31,10 @@ pub mod key_bits {
     pub const NETWORK: u16 = 0x2000;
     /// The bits of a VLAN.
     pub const VLAN: u16 = 0x0fff;
+    /// The bits of a hop: the place of a service in its chain, at most 7; 0 for the first and for a service without one.
+    pub const fn hop(place: u8) -> u16 {
+        (place as u16 & 7) << 12
+    }
 
     /// The bits that stand for a VXLAN network: the lower 12 of its identifier, with the upper 12 mixed in.
     pub const fn network(vni: u32) -> u16 {
@@ -213,6 +218,20 @@ impl FlowKey {
         }
     }
 
+    /// The key of the same flow at that place of a chain of services: see [`key_bits::hop`]. The key of a flow that is
+    /// known by what packets carry stays.
+    #[must_use]
+    pub const fn at_hop(mut self, place: u8) -> FlowKey {
+        let vlan = match &mut self {
+            FlowKey::V4(k) => &mut k.vlan,
+            FlowKey::V6(k) => &mut k.vlan,
+        };
+        if *vlan & key_bits::OF_CONTENT == 0 {
+            *vlan = *vlan & key_bits::VLAN | key_bits::hop(place);
+        }
+        self
+    }
+
     /// The IP protocol number.
     pub const fn protocol(&self) -> u8 {
         match self {
@@ -246,7 +265,12 @@ impl fmt::Display for Tuple {
             }
             (src, dst) => write!(f, "{name} {src}:{} > {dst}:{}", self.src_port, self.dst_port)?,
         }
-        let (vlan, bits) = (self.vlan & key_bits::VLAN, self.vlan & !key_bits::VLAN);
+        let vlan = self.vlan & key_bits::VLAN;
+        // A hop is not shown: a flow's service tells it.
+        let bits = match self.vlan & key_bits::OF_CONTENT {
+            0 => 0,
+            _ => self.vlan & !key_bits::VLAN,
+        };
         if bits & key_bits::NETWORK != 0 {
             write!(f, " network {vlan}")?;
         } else if vlan != 0 {

@@ -155,6 +155,8 @@ pub struct Capabilities {
     pub captures: bool,
     /// Services may be added, and their matches changed, while it runs.
     pub service_changes: bool,
+    /// What the instances of one service return can go on to those of another one.
+    pub chains: bool,
 }
 
 impl Capabilities {
@@ -183,6 +185,7 @@ impl Capabilities {
         pick_records: false,
         captures: false,
         service_changes: false,
+        chains: false,
     };
 
     /// The kind of ports that instances have where nothing else is said.

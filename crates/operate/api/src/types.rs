@@ -251,6 +251,9 @@ pub struct ServiceRow {
     pub name: String,
     /// Its image.
     pub image: Option<String>,
+    /// The service that gets what its instances return. Absent where that leaves by an uplink.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
     /// Its scheduler.
     pub scheduler: String,
     /// The scheduler's load metric: packets, bytes, flows or busy.

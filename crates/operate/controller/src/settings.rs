@@ -116,7 +116,7 @@ impl ServiceSettings {
     }
 }
 
-/// The order of matches and the fallbacks.
+/// Which packets services get: the order of matches, the fallbacks, and chains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matching {
     /// Services in the order in which their matches are tried. Services not listed come last, by id.
@@ -125,6 +125,8 @@ pub struct Matching {
     pub unmatched: Fallback,
     /// Fallback for packets that are not IP.
     pub other: Fallback,
+    /// By service, the one that gets what its instances return. Services beyond the end have none.
+    pub next: Vec<Option<ServiceId>>,
 }
 
 /// Settings of the controller as a whole.
@@ -136,7 +138,7 @@ pub struct Settings {
     pub unix_ms_at_zero: u64,
     /// Most creates in progress at once.
     pub creates_at_once: u32,
-    /// The order of matches and the fallbacks.
+    /// Which packets services get.
     pub matching: Matching,
 }
 

@@ -53,16 +53,23 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         relaxed: service.affinity == Affinity::Relaxed,
         stall_after: stall_after(service),
         signals: service.signals,
+        // In `matching`.
+        next: None,
     }
 }
 
-/// The order of matches and the fallbacks.
+/// Which packets services get: the order of matches, the fallbacks, and chains.
 pub(super) fn matching(configuration: &Configuration) -> Matching {
+    let next = configuration.services.iter().map(|service| {
+        let (id, _) = configuration.service(service.next.as_ref()?)?;
+        Some(id)
+    });
     let order = configuration.match_order().into_iter();
     Matching {
         order: order.map(|index| ServiceId(index as u16)).collect(),
         unmatched: configuration.switch.unmatched,
         other: configuration.switch.other,
+        next: next.collect(),
     }
 }
 
@@ -172,6 +179,8 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         affinity: _,
         affinity_key: _,
         signals: _,
+        // In `matching`.
+        next: _,
         // In `port`; the uplinks in all three.
         uplinks: _,
         queues: _,

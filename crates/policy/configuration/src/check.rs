@@ -7,6 +7,7 @@ use model::{
     Vip, VipMode,
 };
 
+use crate::chains::check_chains;
 use crate::problem::Places;
 use crate::read::Reader;
 use crate::types::*;
@@ -19,6 +20,7 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_devices(reader, configuration);
     check_switch(reader, configuration);
     check_overlaps(reader, configuration);
+    check_chains(reader, configuration);
 }
 
 fn line_of(places: &Places, key: &str) -> usize {
@@ -522,8 +524,10 @@ fn has_own_addresses(configuration: &Configuration, vip: &Vip) -> bool {
 
 fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
     let services = &configuration.services;
-    for (index, service) in services.iter().enumerate() {
-        for other in services.iter().take(index) {
+    // What is behind another service takes no packets by a match.
+    let takes_packets = |of: &&Service| configuration.previous(of).is_none();
+    for (index, service) in services.iter().enumerate().filter(|(_, of)| takes_packets(of)) {
+        for other in services.iter().take(index).filter(takes_packets) {
             let here = is_subset(service, other);
             let there = is_subset(other, service);
             let same = here && there;

@@ -392,6 +392,12 @@ tables! {
             "list of one or two uplink names", "[\"wan\", \"lan\"]",
             "The uplinks on which its packets arrive. Packets that an instance sends on data port k leave by uplink \
              k of this list.";
+        next: text(|name| Ok(name.to_owned())), [or "none"], Applies,
+            "name of a service", "\"ids\"",
+            "The service that gets what its instances return, before it leaves by an uplink; what comes back passes both in \
+             the opposite order. That service has no `match` of its own. Up to seven services can be in a row, all with the \
+             same `uplinks`. With the driver `soft` and memif ports only. A reload that changes it moves no pinned flow. See \
+             [chains](../tasks/chain.md).";
         image: image, [or "none; required unless `port = \"null\"`"], Applies,
             "image name", "\"inco/forward\"",
             "The container's image: one that `inco image list` shows, one of a registry, for example `nginx:1.27` or \
@@ -539,7 +545,7 @@ tables! {
         let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
-            name, matches, vip, egress, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
+            name, matches, vip, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, signals,
         }

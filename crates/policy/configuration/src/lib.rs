@@ -10,6 +10,7 @@
 //! 4. [`reference`] is the documentation of every key, made from the table that also refuses unknown ones.
 #![forbid(unsafe_code)]
 
+mod chains;
 mod check;
 mod facts;
 mod key;

@@ -403,6 +403,8 @@ pub struct Service {
     pub flow_counters: bool,
     /// Whether the host's manager may wake instances and send them to sleep.
     pub signals: bool,
+    /// The service that gets what its instances return, by its name.
+    pub next: Option<String>,
 }
 
 impl Service {

@@ -1704,3 +1704,136 @@ fn what_a_driver_cannot_do_is_refused() {
         "{had:?} {lacked:?}"
     );
 }
+
+/// Services of these names, each with these keys.
+fn chain_of(of: &[(&str, &str)]) -> String {
+    let mut text =
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[[uplink]]\nname = \"lan\"\ndevice = \
+                    \"memif:lan.sock\"\n"
+            .to_owned();
+    for (name, keys) in of {
+        text += &format!("[service.{name}]\nimage = \"x\"\n{keys}\n");
+    }
+    text
+}
+
+#[test]
+fn a_chain_of_services_is_checked_as_a_whole() {
+    let read = good(&chain_of(&[
+        ("a", "next = \"b\"\nmatch = { proto = \"udp\" }"),
+        ("b", "next = \"c\""),
+        ("c", ""),
+        // Without a match, too: what is behind another service takes no packets by one.
+        ("d", ""),
+    ]));
+    let before: Vec<Option<&str>> = read
+        .services
+        .iter()
+        .map(|of| read.previous(of).map(|of| of.name.as_str()))
+        .collect();
+    assert_eq!(before, [None, Some("a"), Some("b"), None]);
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let row = |count: usize| -> Vec<(&str, String)> {
+        let next = |at: usize| names.get(at + 1).filter(|_| at + 1 < count);
+        let keys = |at| next(at).map_or_else(String::new, |next| format!("next = \"{next}\""));
+        (0..count).map(|at| (names[at], keys(at))).collect()
+    };
+    let seven = row(7);
+    good(&chain_of(
+        &seven
+            .iter()
+            .map(|(name, keys)| (*name, keys.as_str()))
+            .collect::<Vec<_>>(),
+    ));
+    let eight = row(8);
+    let eight: Vec<(&str, &str)> = eight.iter().map(|(name, keys)| (*name, keys.as_str())).collect();
+    for (of, key, said) in [
+        (
+            &eight[..],
+            "service.a.next",
+            "this chain has more than 7 services",
+        ),
+        (
+            &[("a", "next = \"c\""), ("b", "")],
+            "service.a.next",
+            "there is no service \"c\"; write b",
+        ),
+        (
+            &[("a", "next = \"b\"")],
+            "service.a.next",
+            "there is no service \"b\"; remove it",
+        ),
+        (
+            &[("a", "next = \"a\"")],
+            "service.a.next",
+            "this chain has no end: a > a",
+        ),
+        (
+            &[
+                ("a", "next = \"b\""),
+                ("b", "next = \"c\""),
+                ("c", "next = \"a\""),
+            ],
+            "service.c.next",
+            "this chain has no end: c > a > b > c",
+        ),
+        (
+            &[("a", "next = \"c\""), ("b", "next = \"c\""), ("c", "")],
+            "service.b.next",
+            "c is already the next service of a (line 9)",
+        ),
+        (
+            &[
+                ("a", "next = \"b\"\nuplinks = [\"wan\", \"lan\"]"),
+                ("b", "uplinks = [\"lan\", \"wan\"]"),
+            ],
+            "service.a.next",
+            "b has other uplinks",
+        ),
+        (
+            &[("a", "next = \"b\""), ("b", "match = { proto = \"udp\" }")],
+            "service.b.match",
+            "b gets what a returns, and no packets besides; remove it",
+        ),
+        (
+            &[("a", "next = \"b\""), ("b", "symmetric = false")],
+            "service.b.symmetric",
+            "write symmetric = true",
+        ),
+        (
+            &[("a", "next = \"b\"\naffinity = \"relaxed\""), ("b", "")],
+            "service.a.affinity",
+            "moves no flow",
+        ),
+        (
+            &[("a", "next = \"b\"\nflow_counters = true"), ("b", "")],
+            "service.a.flow_counters",
+            "does not count returned packets",
+        ),
+        (
+            &[("a", "next = \"b\"\naffinity_key = \"inner\""), ("b", "")],
+            "service.a.affinity_key",
+            "by their addresses and ports",
+        ),
+        (
+            &[("a", "next = \"b\""), ("b", "port = \"kernel\"")],
+            "service.b.port",
+            "a program with a kernel port ends connections",
+        ),
+    ] {
+        let problems = problems_of(&chain_of(of));
+        let found = problems
+            .iter()
+            .any(|problem| problem.contains(key) && problem.contains(said));
+        assert!(found, "{key}: {said}\n{}", problems.join("\n"));
+    }
+    for driver in ["openflow", "ebpf"] {
+        let text = chain_of(&[("a", "next = \"b\""), ("b", "")]);
+        let problems = problems_of(&format!("{text}[switch]\ndriver = \"{driver}\"\n")).join("\n");
+        let said = format!(
+            "service.a.next: the driver {driver} gives what an instance returns to its uplink, and does not see it; \
+             remove it, or driver = \"soft\" in [switch]"
+        );
+        assert!(problems.contains(&said), "{said}\n{problems}");
+    }
+}

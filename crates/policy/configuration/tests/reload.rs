@@ -209,3 +209,18 @@ fn a_changed_service_lists_its_changed_keys() {
     ));
     assert!(!changes("image", "autoscaler = \"ladder\"\nimage", ""));
 }
+
+#[test]
+fn a_chain_begins_and_ends_by_a_reload() {
+    let text = format!("{SOFT}[service.b]\nimage = \"x\"\nmatch = {{ dst = \"11.0.0.0/8\" }}\n");
+    let matches = "[service.b]\nimage = \"x\"\nmatch = { dst = \"11.0.0.0/8\" }\n";
+    let chained = "next = \"b\"\n[service.b]\nimage = \"x\"\n";
+    assert_eq!(refused(&text, matches, chained), Vec::<String>::new());
+    let keys: Vec<String> = changes(&text, matches, chained)
+        .into_iter()
+        .map(|of| of.key)
+        .collect();
+    assert!(keys.contains(&"service.a.next".to_owned()), "{keys:?}");
+    let chain = text.replace(matches, chained);
+    assert_eq!(refused(&chain, chained, matches), Vec::<String>::new());
+}

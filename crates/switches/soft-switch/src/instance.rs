@@ -45,6 +45,8 @@ pub(crate) struct ReturnWay {
     pub(crate) uplink: UplinkId,
     /// Counted with its flow first.
     pub(crate) counted: bool,
+    /// Its service is in a chain: they may go on to another one in place of that.
+    pub(crate) is_in_chain: bool,
     /// Signals are taken out.
     pub(crate) signals: bool,
     /// Edited before that.
@@ -55,7 +57,7 @@ impl ReturnWay {
     /// Whether packets may go from ring to ring, without a copy in the worker.
     #[inline(always)]
     fn is_straight(&self) -> bool {
-        !self.counted && !self.signals && self.edit.is_none()
+        !self.counted && !self.is_in_chain && !self.signals && self.edit.is_none()
     }
 }
 
@@ -232,10 +234,13 @@ impl<M: FrameMemory> InstancePorts<M> {
         }
         let is_end = self.end.is_some();
         if let Some(service) = plan.service(slot_plan.service) {
+            // What ends connections returns nothing.
+            let is_in_chain = !is_end && (service.next.is_some() || plan.previous(service.id).is_some());
             for (port, way) in self.ways.iter_mut().enumerate() {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {
                     uplink: *uplink,
                     counted: service.return_counters || service.relaxed || is_end,
+                    is_in_chain,
                     signals: service.signals,
                     edit: Rewrite::new(&slot_plan.edits.to_uplink),
                 });

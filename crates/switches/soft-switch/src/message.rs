@@ -171,6 +171,19 @@ pub enum Destination {
     Uplink(UplinkId),
     /// Returned by an instance: to be counted with its flow and then sent out.
     Return(Returned),
+    /// Returned by an instance of a chain of services: to be steered to the next one.
+    Passed(Passed),
+}
+
+/// A packet that an instance of a chain of services has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The instance that it came from.
+    pub slot: Slot,
+    /// Of which service that is.
+    pub service: ServiceId,
+    /// The uplink of the port by which it came.
+    pub uplink: UplinkId,
 }
 
 /// A packet that an instance has returned.

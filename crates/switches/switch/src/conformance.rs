@@ -7,6 +7,7 @@
     reason = "what goes wrong here fails a driver's test"
 )]
 
+mod chains;
 mod content;
 mod optional;
 mod plans;
@@ -142,6 +143,10 @@ const CASES: &[Case] = &[
         content::associations_are_pinned,
     ),
     (
+        "flows pass the services of a chain there and back",
+        chains::flows_pass_each_service,
+    ),
+    (
         "a drain takes no new flows and keeps its own",
         a_drain_keeps_its_flows,
     ),
@@ -252,11 +257,12 @@ impl<'a> Conforming<'a> {
     }
 
     fn set_state(&mut self, slot: Slot, state: Option<InstanceState>) {
+        let service = self.service_of(slot);
         let slots = &mut self.plan.slots;
         slots.resize(slots.len().max(slot.index() + 1), None);
         slots[slot.index()] = state.map(|state| SlotPlan {
             instance: InstanceId(u32::from(slot.0) + 1),
-            service: SERVICE,
+            service,
             state,
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,
@@ -266,14 +272,18 @@ impl<'a> Conforming<'a> {
         self.publish();
     }
 
+    /// The service of a slot. Of two, the first has the first slot, and its next one the others.
+    fn service_of(&self, slot: Slot) -> ServiceId {
+        self.plan.services[0]
+            .next
+            .filter(|_| slot != SLOTS[0])
+            .unwrap_or(SERVICE)
+    }
+
     fn attach(&mut self, slot: Slot) {
-        let port = self.bed.start_instance(slot);
+        let (port, service) = (self.bed.start_instance(slot), self.service_of(slot));
         self.events.clear();
-        self.ask(SwitchRequest::Attach {
-            slot,
-            service: SERVICE,
-            port,
-        });
+        self.ask(SwitchRequest::Attach { slot, service, port });
         self.until("the instance is attached", |of| {
             let failed = of
                 .events

@@ -17,7 +17,7 @@ pub struct FlowFilter {
     pub slot: Option<Slot>,
     /// Has this address on either end.
     pub address: Option<IpAddr>,
-    /// This flow alone.
+    /// This flow alone, in each service that it passes.
     pub key: Option<FlowKey>,
 }
 
@@ -30,7 +30,7 @@ impl FlowFilter {
         if self.service.is_some_and(|s| row.service != s) {
             return false;
         }
-        if self.key.is_some_and(|k| row.key != k) {
+        if self.key.is_some_and(|k| row.key.at_hop(0) != k.at_hop(0)) {
             return false;
         }
         self.address.is_none_or(|a| {

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod chain;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod contract;
@@ -31,6 +32,7 @@ mod resumed;
 mod usual;
 
 pub use capture::{CAPTURE_SNAPLEN_LIMIT, Capture, CaptureFilter, CaptureLimits, CapturedPacket, Sighting};
+pub use chain::CHAIN_LIMIT;
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
 pub use fake::{Delay, Delays, FakeConfig, FakeSwitch, Faults};

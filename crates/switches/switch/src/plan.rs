@@ -9,6 +9,7 @@ use model::{
 };
 use scheduling::Scheduler;
 
+use crate::chain;
 use crate::contract::SwitchError;
 use crate::edit::Edits;
 
@@ -50,6 +51,9 @@ pub struct ServicePlan {
     pub stall_after: Nanos,
     /// Whether frames of its instances that are signals are told and not forwarded.
     pub signals: bool,
+    /// The service that gets what its instances return, before that leaves by an uplink. What comes back by there
+    /// passes both in the opposite order.
+    pub next: Option<ServiceId>,
 }
 
 /// An instance in a plan.
@@ -142,7 +146,9 @@ impl Plan {
                     "that both directions of a flow stay together, by a match that both have",
                 ),
             ];
-            if let Some((_, what)) = needed.into_iter().find(|(is_missing, _)| *is_missing) {
+            let missing = needed.into_iter().find(|(is_missing, _)| *is_missing);
+            let missing = missing.map(|(_, what)| what);
+            if let Some(what) = missing.or_else(|| chain::cannot(self, service, can)) {
                 let service = service.id;
                 return Err(SwitchError::Service { service, what });
             }
@@ -184,13 +190,21 @@ impl Plan {
         self.services.iter().find(|s| s.id == id)
     }
 
+    /// The service whose next one it is.
+    #[inline]
+    pub fn previous(&self, of: ServiceId) -> Option<&ServicePlan> {
+        self.services.iter().find(|s| s.next == Some(of))
+    }
+
     /// The service that a packet with these addresses, received on that uplink, belongs to, by its place.
-    /// A symmetric service also takes the packets of the opposite direction.
+    /// A symmetric service also takes the packets of the opposite direction. One that is the next of another one takes
+    /// only what that returns.
     #[inline]
     pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
         self.services.iter().position(|service| {
             service.uplinks.contains(&uplink)
                 && (service.vip.is_none() && service.matches.is_any() || service.takes(&tuple))
+                && self.previous(service.id).is_none()
         })
     }
 }
@@ -214,6 +228,7 @@ impl ServicePlan {
             relaxed: false,
             signals: false,
             stall_after: Nanos::ZERO,
+            next: None,
         }
     }
 

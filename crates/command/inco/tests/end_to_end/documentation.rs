@@ -100,6 +100,11 @@ fn the_page_about_two_arms_runs() {
 }
 
 #[test]
+fn the_page_about_chains_runs() {
+    runs_as_it_stands("tasks/chain.md");
+}
+
+#[test]
 fn the_page_about_standby_runs() {
     runs_as_it_stands("tasks/standby.md");
 }

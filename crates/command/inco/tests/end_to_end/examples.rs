@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::support::{Engine, Place, assert_clean, available, example};
+use crate::support::{Engine, Place, assert_clean, assert_clean_without_stamps, available, example};
 
 const BOTH: [&str; 4] = ["--uplink", "memif:wan.sock", "--second-uplink", "memif:lan.sock"];
 
@@ -77,6 +77,27 @@ fn both_ways(flows: u32) -> String {
         }
     }
     profile
+}
+
+#[test]
+fn the_chain_example_runs_as_it_is() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let file = example("chain.toml");
+    for function in ["firewall", "ids", "monitor"] {
+        place.must(&["image", "build", function]);
+    }
+    place.must(&["check", "-f", file.to_str().unwrap()]);
+    let inco = place.run_file(&file);
+    inco.settled(3, 0);
+    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"2s\"\nflows = 12\n\
+                rate_per_flow = \"100pps\"\ndst = \"10.128.0.1\"\nuplink = 0\nreturns = 1\n";
+    assert_clean_without_stamps(&place.traffic_by(load, &BOTH).report());
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    inco.stop(&place);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod registry_server;
 
 mod addresses;
 mod captures;
+mod chains;
 mod containers;
 mod demo;
 mod devices;

@@ -479,7 +479,11 @@ impl Controller {
             }
             let matching = &self.settings.matching;
             let mut services: Vec<ServicePlan> = Vec::with_capacity(self.services.len());
-            services.extend(self.services.iter().map(|service| service.settings.plan.clone()));
+            let next = matching.next.iter().copied().chain(std::iter::repeat(None));
+            services.extend(self.services.iter().zip(next).map(|(service, next)| ServicePlan {
+                next,
+                ..service.settings.plan.clone()
+            }));
             // A stable sort: services not listed come last, by id.
             let place = |id| matching.order.iter().position(|of| *of == id);
             services.sort_by_key(|service| place(service.id).unwrap_or(usize::MAX));

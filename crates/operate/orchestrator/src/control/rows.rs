@@ -193,6 +193,7 @@ impl ControlLoop {
                 ServiceRow {
                     name: status.name.to_owned(),
                     image: service.image.clone(),
+                    next: service.next.clone(),
                     scheduler: scheduler.name().to_owned(),
                     metric: scheduler.settings().metric.name().to_owned(),
                     autoscaler: status.autoscaler.name().to_owned(),

@@ -72,6 +72,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     pick_records: true,
     captures: true,
     service_changes: true,
+    chains: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[

@@ -1,7 +1,7 @@
 //! Commands of the control plane, carried out between the packets of two turns.
 
 use model::{DropReason, Slot, UplinkId};
-use switch::Change;
+use switch::{CHAIN_LIMIT, Change};
 
 use crate::dump::HeavyDump;
 use crate::frame::FrameMemory;
@@ -56,7 +56,9 @@ impl<M: FrameMemory> Worker<M> {
             }),
             Command::Change(Change::PurgeFlow(key)) => {
                 let hash = self.cx.hasher.hash(&key);
-                if !self.unpin_relaxed(&key, hash) {
+                if self.cx.view.chains.are_there {
+                    self.unpin_in_chain(&key);
+                } else if !self.unpin_relaxed(&key, hash) {
                     self.lookup.table.purge(&key, hash);
                 }
             }
@@ -172,6 +174,24 @@ impl<M: FrameMemory> Worker<M> {
         };
         self.lookup.table.set_pins(entry, [Slot::NONE; 2], self.cx.now);
         true
+    }
+
+    /// Unpins a flow in each service of its chain without ending it there: else what its instances hold would pin it to
+    /// them again when it comes back. A flow of another service ends.
+    #[cold]
+    fn unpin_in_chain(&mut self, key: &model::FlowKey) {
+        for place in 0..CHAIN_LIMIT as u8 {
+            let key = key.at_hop(place);
+            let hash = self.cx.hasher.hash(&key);
+            let Some(entry) = self.lookup.table.lookup(&key, hash) else {
+                continue;
+            };
+            if self.cx.view.chains.has(self.lookup.table.service(entry)) {
+                self.lookup.table.set_pins(entry, [Slot::NONE; 2], self.cx.now);
+            } else if !self.unpin_relaxed(&key, hash) {
+                self.lookup.table.purge(&key, hash);
+            }
+        }
     }
 
     fn attach_uplink(&mut self, uplink: UplinkId, port: Box<Port<M>>) {

@@ -12,9 +12,13 @@ use crate::worker::ingress::{Exception, Origin};
 use crate::worker::lookup::{Missed, Outcome};
 
 impl<M: FrameMemory> Worker<M> {
-    /// Steers a packet whose own flow is not in the table, where some service knows its flows by what packets carry.
+    /// Steers a packet whose own flow is not in the table, where that may have another key: in a chain of services, or by
+    /// what its packets carry.
     #[cold]
     pub(super) fn steer_unknown(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
+        let Some(frame) = self.take_into_chain(frame, info, &Missed::NEW, uplink) else {
+            return;
+        };
         if let Some((of, key)) = self.content_service(info, uplink) {
             return self.steer_content(frame, info, (of, key), uplink);
         }
@@ -82,7 +86,7 @@ impl<M: FrameMemory> Worker<M> {
                 while let Some(((frame, from), info)) = next {
                     match from {
                         Origin::Uplink(uplink) => self.steer_known_content(frame, &info, of, uplink),
-                        Origin::Instance(_) => self.cx.discard(frame, DropReason::Spoofed),
+                        Origin::Instance(_) | Origin::Chain(_) => self.cx.discard(frame, DropReason::Spoofed),
                     }
                     next = self.ingress.fragments.release();
                 }

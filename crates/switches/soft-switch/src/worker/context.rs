@@ -16,6 +16,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
+use crate::worker::chain::Chains;
 use crate::worker::tap::{Seen, Tap};
 
 /// State that all stages of a worker use.
@@ -119,8 +120,11 @@ pub(crate) struct View {
     pub(crate) generation: Generation,
     /// The plan's compiled entry of each slot.
     pub(crate) routes: SlotMap<Route>,
-    /// Whether a service of the plan knows its flows by what their packets carry.
-    pub(crate) reads_content: bool,
+    /// The plan's chains of services.
+    pub(crate) chains: Chains,
+    /// Whether a flow may have another key than that of its packets: a service of the plan knows its flows by what
+    /// their packets carry, or is in a chain.
+    pub(crate) has_other_keys: bool,
 }
 
 impl View {
@@ -131,7 +135,8 @@ impl View {
             published,
             generation: Generation(u64::MAX),
             routes: SlotMap::default(),
-            reads_content: false,
+            chains: Chains::new(),
+            has_other_keys: false,
         }
     }
 
@@ -153,7 +158,9 @@ impl View {
             *route = Route::new(&plan, slot, id, workers).unwrap_or_default();
         }
         self.generation = plan.generation;
-        self.reads_content = plan.services.iter().any(|of| of.affinity_key.reads_content());
+        self.chains.follow(&plan);
+        let reads_content = plan.services.iter().any(|of| of.affinity_key.reads_content());
+        self.has_other_keys = reads_content || self.chains.are_there;
         self.plan = plan;
     }
 }

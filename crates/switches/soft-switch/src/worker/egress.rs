@@ -391,7 +391,8 @@ pub(crate) fn drop_handed<M: FrameMemory>(
         Destination::Steering(_)
         | Destination::Content(_)
         | Destination::Uplink(_)
-        | Destination::Return(_) => {
+        | Destination::Return(_)
+        | Destination::Passed(_) => {
             cx.discard(handed.frame, reason);
         }
     }

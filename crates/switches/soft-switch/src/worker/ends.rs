@@ -71,6 +71,6 @@ fn answers_an_opening(info: &PacketInfo) -> bool {
 }
 
 /// Whether a packet ends a flow that is not known.
-fn ends(info: &PacketInfo) -> bool {
+pub(crate) fn ends(info: &PacketInfo) -> bool {
     info.key.protocol() == model::protocol::TCP && info.tcp_flags.0 & (TcpFlags::RST | TcpFlags::FIN) != 0
 }

@@ -6,7 +6,7 @@ use rtrb::Consumer;
 
 use crate::BURST_FRAMES;
 use crate::frame::{Frame as _, FrameMemory};
-use crate::message::{HandOff, Returned};
+use crate::message::{HandOff, Passed, Returned};
 use crate::port::Queue as _;
 use crate::worker::context::Context;
 use crate::worker::lookup::Lookup;
@@ -28,6 +28,8 @@ pub(crate) enum Origin {
     Uplink(UplinkId),
     /// An instance whose packets are translated.
     Instance(Returned),
+    /// An instance of a chain of services.
+    Chain(Passed),
 }
 
 /// The first stage of a packet.

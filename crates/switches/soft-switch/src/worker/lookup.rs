@@ -3,6 +3,7 @@
 use flow_table::{EntryIndex, FlowTable};
 use model::{ServiceId, Slot};
 use packet::{PacketInfo, Parsed};
+use switch::ServicePlan;
 
 use crate::frame::{Frame as _, FrameMemory};
 use crate::table_memory::TableMemory;
@@ -100,11 +101,33 @@ impl Lookup {
                 service: route.service,
             }
         } else {
-            Outcome::Miss(Missed {
-                entry: Some(entry),
-                lost: pin,
-            })
+            self.without_pin(info, entry, pin, cx)
         }
+    }
+
+    /// The outcome for a flow without an instance in the packet's direction. A flow that was in a chain of services,
+    /// which is no more, has its instance in the other direction alone.
+    #[cold]
+    fn without_pin<M: FrameMemory>(
+        &self,
+        info: &PacketInfo,
+        entry: EntryIndex,
+        lost: Slot,
+        cx: &Context<M>,
+    ) -> Outcome {
+        let other = self.table.pin(entry, info.direction.flipped());
+        let route = &cx.view.routes[other];
+        let shares_pin = |of: &ServicePlan| of.symmetric && of.next.is_none();
+        if !lost.is_some() && route.serves && cx.view.plan.service(route.service).is_some_and(shares_pin) {
+            return Outcome::Hit {
+                slot: other,
+                service: route.service,
+            };
+        }
+        Outcome::Miss(Missed {
+            entry: Some(entry),
+            lost,
+        })
     }
 
     /// Whether flows of the entry's service may move from an instance that serves.

@@ -10,8 +10,10 @@
 //! 4. [`set_up`]: a flow without an instance is scheduled and pinned.
 //! 5. [`egress`]: the packet leaves for an instance ([`outbox`]), an uplink or another worker.
 //!
-//! [`returns`] joins them at egress with the packets that instances return. [`housekeeping`] runs beside them.
+//! [`returns`] joins them at egress with the packets that instances return. In a chain of services ([`chain`]) these are
+//! looked up for the next service, and set up there, as others are. [`housekeeping`] runs beside them.
 
+mod chain;
 mod commands;
 pub(crate) mod commit;
 mod content;
@@ -317,6 +319,7 @@ impl<M: FrameMemory> Worker<M> {
             parser: &mut self.parser,
             ingress: &mut self.ingress,
             lookup: &mut self.lookup,
+            set_up: &mut self.set_up,
             egress: &mut self.egress,
             cx: &mut self.cx,
         };

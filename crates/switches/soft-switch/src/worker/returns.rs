@@ -1,4 +1,5 @@
-//! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is.
+//! Returns: a packet from an instance leaves by the uplink of its data port, whatever the packet is; in a chain of
+//! services it goes on to the next one.
 
 use flow_table::EntryIndex;
 use model::{CapturePoint, DropReason, Nanos, Slot};
@@ -10,7 +11,7 @@ use crate::counters::WorkerCounters;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::id_map::SlotMap;
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
-use crate::message::{Destination, FlowOf, Returned, WorkerEvent};
+use crate::message::{Destination, FlowOf, Passed, Returned, WorkerEvent};
 use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
 use crate::worker::context::Context;
@@ -18,8 +19,9 @@ use crate::worker::egress::Egress;
 use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
+use crate::worker::set_up::SetUp;
 use crate::worker::tap::Seen;
-use crate::worker::{ends, translated};
+use crate::worker::{chain, ends, translated};
 
 /// The stage for returned packets.
 pub(crate) struct Returns<M: FrameMemory> {
@@ -36,6 +38,7 @@ pub(crate) struct Onward<'a, M: FrameMemory> {
     pub(crate) parser: &'a mut Parser,
     pub(crate) ingress: &'a mut Ingress<M>,
     pub(crate) lookup: &'a mut Lookup,
+    pub(crate) set_up: &'a mut SetUp,
     pub(crate) egress: &'a mut Egress<M>,
     pub(crate) cx: &'a mut Context<M>,
 }
@@ -160,7 +163,7 @@ impl<M: FrameMemory> Returns<M> {
         let of = instance.seen(slot);
         let bytes_of = self.frames.iter().map(M::Frame::bytes);
         cx.tap.see_instance((CapturePoint::After, cx.now), of, bytes_of);
-        let is_end = instance.end.is_some();
+        let (is_end, service) = (instance.end.is_some(), instance.service);
         if let Some(end) = &instance.end {
             // Those that are not to leave go; the others are readied.
             for frame in &mut self.frames {
@@ -179,6 +182,21 @@ impl<M: FrameMemory> Returns<M> {
             let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
         match way {
+            Some(ReturnWay {
+                uplink, is_in_chain, ..
+            }) if is_in_chain => {
+                for frame in self.frames.drain(..) {
+                    chain::pass_on(
+                        frame,
+                        Passed {
+                            slot,
+                            service,
+                            uplink,
+                        },
+                        to,
+                    );
+                }
+            }
             Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {
                 if counted {
                     self.count_all(slot, to);

@@ -159,6 +159,12 @@ impl SetUp {
         self.load_epoch = u64::MAX;
     }
 
+    /// Whether the middle of unknown connections of the service at that place of the plan goes by a hash, because their
+    /// first packets have.
+    pub(crate) fn goes_by_hash(&self, index: usize, now: Nanos) -> bool {
+        self.services.get(index).is_some_and(|of| now < of.by_hash_until)
+    }
+
     /// No new flow goes to that slot until the candidates are listed anew.
     pub(crate) fn leave_out(&mut self, slot: Slot) {
         for service in &mut self.services {
@@ -415,9 +421,11 @@ impl SetUp {
                 .index_of(agreed)
                 .map_or((index, slot), |index| (index, agreed));
         }
+        // Packets that come back to a chain enter another service of it.
+        let is_symmetric = service.symmetric && service.next.is_none();
         // In registers: a load of an array of which one half was just written would stall.
         let pins = match direction {
-            _ if service.symmetric => [slot; 2],
+            _ if is_symmetric => [slot; 2],
             Direction::Forward => [slot, Slot::NONE],
             Direction::Reverse => [Slot::NONE, slot],
         };
@@ -427,7 +435,7 @@ impl SetUp {
                 pins,
                 slot,
                 service: service_id,
-                is_symmetric: service.symmetric,
+                is_symmetric,
             },
         );
         let Ok(moved) = entered else {

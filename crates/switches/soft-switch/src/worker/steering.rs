@@ -13,7 +13,7 @@ use crate::worker::moves::Held;
 use crate::worker::outbox::Hits;
 use crate::worker::set_up::Opening;
 use crate::worker::unknown::TcpPart;
-use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN, NEW_FLOWS_PER_TURN, Worker, returns};
+use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN, NEW_FLOWS_PER_TURN, Worker, chain, returns};
 
 impl<M: FrameMemory> Worker<M> {
     /// Takes bursts from all uplinks.
@@ -91,6 +91,7 @@ impl<M: FrameMemory> Worker<M> {
                 }
                 Destination::Uplink(uplink) => self.egress.send_to_own_uplink(frame, uplink, &mut self.cx),
                 Destination::Return(of) => returns::send_counted(frame, of, &mut self.returned().1),
+                Destination::Passed(from) => chain::pass_on(frame, from, &mut self.returned().1),
             }
         }
         self.ingress.put_back(arrived);
@@ -165,7 +166,7 @@ impl<M: FrameMemory> Worker<M> {
             }
             let Some(frame) = rest.next() else { break };
             match outcome {
-                LookupOutcome::Miss if self.cx.view.reads_content => {
+                LookupOutcome::Miss if self.cx.view.has_other_keys => {
                     let info = self.parser.headers.info(place, frame.bytes());
                     self.steer_unknown(frame, &info, self.parser.burst.hash(place), uplink);
                 }
@@ -265,7 +266,9 @@ impl<M: FrameMemory> Worker<M> {
                             match from {
                                 Origin::Uplink(uplink) => self.steer_packet(frame, &info, hash, uplink),
                                 // The network speaks for an instance.
-                                Origin::Instance(_) => self.cx.discard(frame, DropReason::Spoofed),
+                                Origin::Instance(_) | Origin::Chain(_) => {
+                                    self.cx.discard(frame, DropReason::Spoofed)
+                                }
                             }
                             next = self.ingress.fragments.release();
                         }
@@ -286,12 +289,16 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// Steers one packet of a flow that this worker owns: lookup, and set-up at a miss.
-    fn steer_packet(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
+    fn steer_packet(&mut self, mut frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
         let decision = match self.lookup.find(info, hash, &self.cx) {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => {
-                if missed.entry.is_none() && self.cx.view.reads_content {
+                if missed.entry.is_none() && self.cx.view.has_other_keys {
                     return self.steer_unknown(frame, info, hash, uplink);
+                }
+                match self.take_into_chain(frame, info, &missed, uplink) {
+                    Some(left) => frame = left,
+                    None => return,
                 }
                 if self.moves.must_wait(&missed, info, hash, &self.lookup, &self.cx) {
                     let held = Held {
@@ -306,6 +313,21 @@ impl<M: FrameMemory> Worker<M> {
             }
         };
         self.egress.send(frame, decision, uplink, &mut self.cx);
+    }
+
+    /// Steers a packet without a pin into its chain of services. Gives it back where it has none.
+    #[inline]
+    pub(super) fn take_into_chain(
+        &mut self,
+        frame: M::Frame,
+        info: &PacketInfo,
+        missed: &Missed,
+        uplink: UplinkId,
+    ) -> Option<M::Frame> {
+        if !self.cx.view.chains.are_there {
+            return Some(frame);
+        }
+        chain::take_in(frame, info, missed, uplink, &mut self.returned().1)
     }
 
     /// `from`: the uplink, and the place of the packet's service in the plan if its key does not say that.

@@ -92,7 +92,7 @@ fn send_fragment<M: FrameMemory>(
                 match from {
                     Origin::Instance(of) => send_known_fragment(frame, &info, of, translation, to),
                     // The network speaks for an instance.
-                    Origin::Uplink(_) => to.cx.discard(frame, DropReason::Spoofed),
+                    Origin::Uplink(_) | Origin::Chain(_) => to.cx.discard(frame, DropReason::Spoofed),
                 }
                 next = to.ingress.fragments.release();
             }

@@ -26,6 +26,8 @@ impl Switch for KernelEnds {
             ring_occupancy: false,
             // Only packets to functions are known by what they carry.
             affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
+            // What ends connections gives nothing back that could go on.
+            chains: false,
             ..self.0.switch.capabilities()
         }
     }

@@ -10,6 +10,7 @@
 mod announcements;
 mod bed;
 mod captures;
+mod chains;
 mod changes;
 mod content;
 mod contract;
@@ -30,5 +31,6 @@ mod sharing;
 mod signals;
 mod steering;
 mod table;
+mod trail;
 mod translation;
 mod workers;

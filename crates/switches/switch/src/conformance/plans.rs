@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use model::{AffinityKey, Fallback, Generation, Match, Vip, VipMode};
+use model::{AffinityKey, Fallback, Generation, Match, ServiceId, Vip, VipMode};
 
 use super::{Conforming, PORT};
-use crate::{Plan, SwitchRequest};
+use crate::{Plan, ServicePlan, SwitchRequest};
 
 pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
     let can = of.bed.switch().capabilities();
@@ -64,6 +64,15 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
     });
     ask("that signals of its instances are told", can.signals, &|plan| {
         plan.services[0].signals = true
+    });
+    let goes_on = "that what its instances return goes on to another service";
+    ask(goes_on, can.chains, &|plan| {
+        let next = ServiceId(1);
+        plan.services.push(ServicePlan {
+            id: next,
+            ..plan.services[0].clone()
+        });
+        plan.services[0].next = Some(next);
     });
     for (said, is_able, plan) in asked {
         let before = of.reading.acknowledged;
