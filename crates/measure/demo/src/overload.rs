@@ -271,6 +271,7 @@ mod tests {
             interval: Duration::from_secs(1),
             keep_from: Duration::from_secs(32),
             duration: Duration::from_secs(40),
+            function: None,
         }
     }
 

@@ -346,6 +346,7 @@ mod tests {
             interval: Duration::from_millis(500),
             keep_from: Duration::from_secs(20),
             duration: Duration::from_secs(30),
+            function: None,
         };
         let step = Step {
             instances: 1,
