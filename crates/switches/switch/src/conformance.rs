@@ -7,6 +7,7 @@
     reason = "what goes wrong here fails a driver's test"
 )]
 
+mod blocks;
 mod content;
 mod optional;
 mod plans;
@@ -142,6 +143,10 @@ const CASES: &[Case] = &[
         content::associations_are_pinned,
     ),
     (
+        "packets to external addresses go by port blocks",
+        blocks::packets_go_to_the_owner_of_their_port,
+    ),
+    (
         "a drain takes no new flows and keeps its own",
         a_drain_keeps_its_flows,
     ),
@@ -252,6 +257,10 @@ impl<'a> Conforming<'a> {
     }
 
     fn set_state(&mut self, slot: Slot, state: Option<InstanceState>) {
+        self.set_state_with(slot, state, None);
+    }
+
+    fn set_state_with(&mut self, slot: Slot, state: Option<InstanceState>, block: Option<u16>) {
         let slots = &mut self.plan.slots;
         slots.resize(slots.len().max(slot.index() + 1), None);
         slots[slot.index()] = state.map(|state| SlotPlan {
@@ -261,6 +270,7 @@ impl<'a> Conforming<'a> {
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,
             weight: 256,
+            block,
             edits: Edits::default(),
         });
         self.publish();

@@ -20,6 +20,7 @@
 pub mod conformance;
 mod contract;
 mod edit;
+mod external;
 mod fake;
 mod flows;
 mod plan;
@@ -31,6 +32,7 @@ mod usual;
 
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
+pub use external::{BlockOwners, ExternalPacket};
 pub use fake::{Delay, Delays, FakeConfig, FakeSwitch, Faults};
 pub use flow_table::FlowRow;
 pub use flows::{FlowFilter, HEAVY_FLOW_LIMIT, HeavyFlow};

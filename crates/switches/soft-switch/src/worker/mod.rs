@@ -12,6 +12,7 @@
 //!
 //! [`returns`] joins them at egress with the packets that instances return. [`housekeeping`] runs beside them.
 
+mod blocks;
 mod commands;
 pub(crate) mod commit;
 mod content;
