@@ -1506,9 +1506,11 @@ fn external_ports_outlive_a_run_and_those_of_the_dead_are_nobodys() {
     assert!(owners.len() >= 3, "{owners:?}");
     let (dead, (lost, _)) = owners.iter().next().map(|(id, own)| (*id, *own)).expect("one");
     let mut engine = sim.engine.clone();
-    let now = sim.now;
+    let now = sim.now + Nanos::from_secs(1);
     drop(sim);
     engine.kill(&format!("inco-gateway-{}", dead.0), 9);
+    engine.advance(now);
+    Engine::poll(&mut engine, &mut Vec::new());
     // What an earlier run had reserved, and what the clock has ended.
     let reserved = |ports: &str, until: Nanos| ReservedBlock {
         until_unix_ms: until.as_millis(),

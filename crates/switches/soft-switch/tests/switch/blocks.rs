@@ -96,7 +96,7 @@ fn whoever_sends_reaches_the_owner_of_the_port() {
                     let echo = [dst.port().to_be_bytes(), [0, 1]].concat();
                     let echo: [u8; 4] = echo.try_into().unwrap();
                     for kind in [0, 8] {
-                        let ping = Frame::icmp(src.ip(), dst.ip(), kind, 0, echo, &[host]).unwrap();
+                        let ping = Frame::icmp(src.ip(), dst.ip(), kind, 0, echo, &[7; 8]).unwrap();
                         frames.push(ping.to_vec().unwrap());
                     }
                     for frame in frames.iter().rev().take(4) {

@@ -66,15 +66,12 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
     ask("the owner of their external port", can.port_blocks, &|plan| {
         plan.services[0].external = external()
     });
-    let said = if can.port_blocks {
-        "external addresses together with"
-    } else {
-        "the owner of their external port"
-    };
-    ask(said, false, &|plan| {
-        plan.services[0].external = external();
-        plan.services[0].affinity_key = AffinityKey::Inner;
-    });
+    if can.port_blocks && can.affinity_keys.contains(&AffinityKey::Inner) {
+        ask("external addresses together with", false, &|plan| {
+            plan.services[0].external = external();
+            plan.services[0].affinity_key = AffinityKey::Inner;
+        });
+    }
     ask("that signals of its instances are told", can.signals, &|plan| {
         plan.services[0].signals = true
     });
