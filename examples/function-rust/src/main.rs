@@ -114,6 +114,7 @@ mod tests {
             instance: 1,
             ports: 1,
             seed: 0,
+            external: None,
         };
         let mut guard = Guard::new(Guard::compile("ports = [53]", &setup).unwrap(), &setup);
         let mut burst = Burst::new();

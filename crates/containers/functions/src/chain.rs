@@ -296,6 +296,7 @@ mod tests {
         instance: 1,
         ports: 2,
         seed: 0,
+        external: None,
     };
 
     /// Writes its mark behind each packet. The first byte of a packet says what else becomes of it, and at which mark.

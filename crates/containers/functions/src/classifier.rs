@@ -322,6 +322,7 @@ mod tests {
         instance: 1,
         ports: 1,
         seed: 3,
+        external: None,
     };
 
     fn classifier(text: &str) -> Classifier {

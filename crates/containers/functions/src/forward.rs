@@ -116,6 +116,7 @@ mod tests {
         instance: 7,
         ports: 1,
         seed: 0,
+        external: None,
     };
 
     fn forward(text: &str) -> Forward {

@@ -1,6 +1,6 @@
 //! What an author of a function implements.
 
-use model::Nanos;
+use model::{Nanos, PortBlock};
 
 use crate::about::About;
 use crate::burst::Burst;
@@ -16,6 +16,8 @@ pub struct Setup {
     /// Drawn at random by the runner: for the keys of hash tables, and for what must not be guessed. The same in a
     /// test gives the same behaviour.
     pub seed: u64,
+    /// The external ports that the instance owns, if inco has given it some.
+    pub external: Option<PortBlock>,
 }
 
 /// What a function holds, for the shared page.

@@ -110,6 +110,7 @@ mod tests {
         instance: 1,
         ports: 1,
         seed: 0,
+        external: None,
     };
 
     #[test]

@@ -238,6 +238,7 @@ mod tests {
         instance: 1,
         ports: 1,
         seed: 3,
+        external: None,
     };
 
     fn ranker(text: &str) -> Ranker {

@@ -47,6 +47,7 @@ pub const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 28,
+    external: None,
 };
 
 /// The rows of the table, as it has them.

@@ -18,6 +18,7 @@ fn bursts_pass_a_chain_without_an_allocation() {
         instance: 1,
         ports: 2,
         seed: 0,
+        external: None,
     };
     let make = |name, text| find(LIBRARY, name).unwrap().make(text, &setup).unwrap();
     let forward = || make("forward", "stamp = true");
@@ -64,6 +65,7 @@ fn servers_answer_without_an_allocation() {
         instance: 1,
         ports: 1,
         seed: 0,
+        external: None,
     };
     let dns = format!(
         "cache_answers = 64\nzones = '''\n{}'''\n",

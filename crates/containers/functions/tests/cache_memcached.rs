@@ -15,6 +15,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 5,
+    external: None,
 };
 const SERVER: &str = "127.0.0.1:11211";
 /// How long an answer may take.

@@ -19,6 +19,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 5,
+    external: None,
 };
 /// Half of all addresses are inside; the other half is outside.
 const NAT: &str = "inside = [\"0.0.0.0/1\"]\nexternal = [\"198.51.100.1:1024-65535\"]\nmappings_limit = 300\n\

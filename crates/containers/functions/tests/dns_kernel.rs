@@ -261,6 +261,7 @@ fn dig_gets_the_answers_that_nsd_gives() {
         instance: 1,
         ports: 1,
         seed: 5,
+        external: None,
     };
     let text = format!(
         "addresses = [\"192.0.2.53\", \"2001:db8::53\"]\nmac = \"02:00:00:00:00:35\"\nzones = '''\n{ZONE}'''\n"

@@ -54,6 +54,7 @@ fn tshark_reads_what_enters_a_tunnel() {
                 instance: 1,
                 ports: 2,
                 seed: 7,
+                external: None,
             };
             let stage = find(LIBRARY, "ipsec").unwrap().make(&text, &setup).unwrap();
             let mut chain = Chain::new(vec![stage]).unwrap();

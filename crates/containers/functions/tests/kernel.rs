@@ -22,6 +22,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 3,
+    external: None,
 };
 /// The thread in the middle looks at least so often whether the test is over.
 const LOOK: Timespec = Timespec {

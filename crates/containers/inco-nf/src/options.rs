@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches as _, ValueEnum};
 use functions::{Entry, STAGES_LIMIT, Setup};
+use model::PortBlock;
 
 /// What the program is to do.
 #[derive(Debug)]
@@ -243,6 +244,9 @@ pub(crate) struct Options {
     /// This instance's id, for the stamp and the page of counters.
     #[arg(long, env = "INCO_INSTANCE_ID", default_value_t = 0, value_name = "ID")]
     pub(crate) instance_id: u32,
+    /// For functions that translate: the external ports that this instance owns, such as 203.0.113.0:1024-5055.
+    #[arg(long, env = "INCO_EXTERNAL", value_name = "ADDRESS:PORTS")]
+    pub(crate) external: Option<PortBlock>,
     /// Stay just below this share of a CPU, which should be the container's quota: the kernel throttles a
     /// function that exceeds its quota for tens of milliseconds. A limit set by the host in the page takes
     /// precedence.
@@ -351,6 +355,7 @@ impl Options {
             instance: self.instance_id,
             ports: self.ports,
             seed,
+            external: self.external,
         }
     }
 

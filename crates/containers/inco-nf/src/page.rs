@@ -89,6 +89,7 @@ pub(crate) fn publish(page: &PageWriter, chain: &Chain, mut counters: NfCounters
                 flows_limit: summary.flows_limit,
             },
         );
+        *counters.held_flows.get_or_insert_default() += summary.flows;
         counters.dropped_by_functions += totals.dropped + totals.consumed;
         let mut values = [0; functions::METRICS_LIMIT];
         let values = &mut values[..stage.about().metrics.len().min(functions::METRICS_LIMIT)];

@@ -37,6 +37,7 @@
 //! | 12 | metrics for which there was no room |
 //! | 13 | changed configurations that were wrong |
 //! | 14 | packets that functions dropped or consumed |
+//! | 15 | 1 and the flows of which functions hold state; 0 if that is not said |
 //! | 16 + 16 k | port k: packets in |
 //! | 17 + 16 k | port k: bytes in |
 //! | 18 + 16 k | port k: packets out |
@@ -50,7 +51,7 @@
 //! | 212 + 6 k | metric k: number of its function; 256 more for a gauge, 512 more for a reason of drops |
 //! | 213 + 6 k | metric k: value |
 //!
-//! Other words are 0, or what an earlier release left there. Words 9 to 14 and from 80 on came later: functions that do
+//! Other words are 0, or what an earlier release left there. Words 9 to 15 and from 80 on came later: functions that do
 //! not write them are read as before, and hosts that do not know them leave them alone.
 //!
 //! Concurrency: one writer with relaxed stores, any number of readers with relaxed loads. Each number is
@@ -117,6 +118,7 @@ mod word {
     pub(super) const METRICS_LEFT_OUT: usize = 12;
     pub(super) const RELOADS_FAILED: usize = 13;
     pub(super) const DROPPED_BY_FUNCTIONS: usize = 14;
+    pub(super) const HELD_FLOWS: usize = 15;
 }
 
 const _: () = assert!(STAGE_BASE == 80 && METRIC_BASE == 208);
@@ -237,6 +239,8 @@ pub struct NfCounters {
     pub dropped_by_functions: u64,
     /// Changed configurations that were wrong.
     pub reloads_failed: u64,
+    /// Flows, mappings or sessions of which its functions hold state, if that is said.
+    pub held_flows: Option<u64>,
 }
 
 impl NfCounters {
@@ -511,6 +515,7 @@ impl PageReader {
             }),
             dropped_by_functions: page.load(word::DROPPED_BY_FUNCTIONS),
             reloads_failed: page.load(word::RELOADS_FAILED),
+            held_flows: page.load(word::HELD_FLOWS).checked_sub(1),
         })
     }
 
@@ -692,6 +697,8 @@ impl PageWriter {
         }
         page.store(word::DROPPED_BY_FUNCTIONS, counters.dropped_by_functions);
         page.store(word::RELOADS_FAILED, counters.reloads_failed);
+        let held = counters.held_flows.map_or(0, |flows| flows.saturating_add(1));
+        page.store(word::HELD_FLOWS, held);
         page.words()[word::MAGIC].store(MAGIC, Ordering::Release);
     }
 
@@ -763,6 +770,7 @@ mod tests {
             port_count: 2,
             dropped_by_functions: 5,
             reloads_failed: 6,
+            held_flows: Some(7),
             ..NfCounters::default()
         };
         for (k, port) in c.ports[..2].iter_mut().enumerate() {

@@ -57,8 +57,11 @@ reasons! {
     InstanceRingFull = "instance_ring_full",
     /// In the rings of a failed instance, or on the way to one.
     InstanceLost = "instance_lost",
-    /// From an instance, with an address or in a flow that is not its own.
+    /// From an instance, with an address or in a flow that is not its own; or from the network, with an external
+    /// address of a service.
     Spoofed = "spoofed",
+    /// To an external address of a service, and to no port of a block that an instance owns.
+    PortBlock = "port_block",
     /// From an instance, to an address that no neighbour of the uplink is known for.
     NoNeighbour = "no_neighbour",
     /// Taken by the function and not returned.

@@ -19,6 +19,7 @@ mod histogram;
 mod ids;
 mod instance;
 mod observation;
+mod port_block;
 mod random;
 mod rollout;
 mod service;
@@ -37,6 +38,7 @@ pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, InstanceSignals, Observation};
+pub use port_block::{External, ExternalError, NoPortBlock, PortBlock, Sought};
 pub use random::{Random, mix};
 pub use rollout::{Rollout, RolloutState};
 pub use service::{

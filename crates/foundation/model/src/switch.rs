@@ -147,6 +147,8 @@ pub struct Capabilities {
     pub vips: &'static [VipMode],
     /// What flows that share an instance may have in common, beside all of their key.
     pub affinity_keys: &'static [AffinityKey],
+    /// Packets to external addresses of a service go to the instance that owns the block of their port.
+    pub port_blocks: bool,
     /// Signals of instances are taken out of what they send, and told.
     pub signals: bool,
     /// Scheduling decisions can be written down.
@@ -181,6 +183,7 @@ impl Capabilities {
         passes_to_host: false,
         vips: &[],
         affinity_keys: &[AffinityKey::Flow],
+        port_blocks: false,
         signals: false,
         pick_records: false,
         captures: false,

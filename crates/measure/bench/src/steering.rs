@@ -400,6 +400,7 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
         capacity_pps: 1e9,
         active_since: Nanos::ZERO,
         weight: 256,
+        block: None,
         edits: Edits::default(),
     };
     Ok(Plan {

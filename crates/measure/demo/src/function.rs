@@ -107,6 +107,7 @@ mod tests {
             instance: 1,
             ports: 1,
             seed: 1,
+            external: None,
         };
         for entry in functions::LIBRARY {
             let name = entry.about().name;

@@ -61,6 +61,7 @@ pub(crate) fn functions(bytes: &[u8]) {
         instance: 1,
         ports: 2,
         seed: 1,
+        external: None,
     };
     let stage = entry.make(configured.map_or("", |of| of.1), &setup);
     let stage = stage.unwrap_or_else(|error| panic!("{name} needs another configuration here: {error}"));

@@ -94,6 +94,8 @@ pub struct SlotRates {
     pub consumed: u64,
     /// The function's busy share of time, fast window, if published.
     pub busy: Option<f64>,
+    /// Flows, mappings or sessions that the function holds, if published.
+    pub held_flows: Option<u64>,
     /// Whether its ring was hot in this sample.
     pub hot: bool,
 }
@@ -357,6 +359,7 @@ impl SlotState {
             self.busy_ns.read(function.busy_ns, step);
             (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
         });
+        rates.held_flows = raw.function.and_then(|function| function.held_flows);
         self.occupied_before = occupied;
         let was_busy = works && self.worked_before;
         self.worked_before = works;

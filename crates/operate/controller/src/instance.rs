@@ -74,6 +74,10 @@ pub struct Instance {
     pub(crate) socket_dir: PathBuf,
     pub(crate) slot: Slot,
     pub(crate) port_kind: PortKind,
+    /// The block of external ports that it owns.
+    pub(crate) block: Option<u16>,
+    /// False once it is known that the network can know none of its external ports any more.
+    pub(crate) has_mappings: bool,
     pub(crate) state: InstanceState,
     pub(crate) since: Nanos,
     pub(crate) reason: String,

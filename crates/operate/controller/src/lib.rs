@@ -30,6 +30,7 @@
 //! drains.
 
 mod backoff;
+mod blocks;
 mod controller;
 mod fitness;
 mod instance;
@@ -38,6 +39,7 @@ mod reaction;
 mod settings;
 mod shell;
 
+pub use blocks::ReservedBlock;
 pub use controller::{Checks, Controller, Failing, HeldBack, ServiceStatus};
 pub use fitness::Fitness;
 pub use instance::{Container, Instance, Port};
@@ -45,7 +47,7 @@ pub use message::{Command, CommandError, CommandId, Inputs, Outputs, Report, Rep
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
     ATTACH_AGAIN, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT, CREATES_AT_ONCE,
-    LABEL_INSTANCE, LABEL_PORT, LABEL_RUN_DIR, LABEL_SERVICE, LABEL_SLOT, Matching, OLDEST_COUNTERS,
-    PortPlace, SAME_EVENT_AGAIN, STALL_AFTER, ServiceSettings, Settings, YOUNG,
+    LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_RUN_DIR, LABEL_SERVICE, LABEL_SLOT, Matching,
+    OLDEST_COUNTERS, PortPlace, SAME_EVENT_AGAIN, STALL_AFTER, ServiceSettings, Settings, YOUNG,
 };
 pub use shell::{EngineCalls, Shell};

@@ -10,6 +10,7 @@ use signal::Wish;
 use switch::{SwitchEvent, SwitchRequest};
 use thiserror::Error;
 
+use crate::blocks::ReservedBlock;
 use crate::settings::{Matching, ServiceSettings};
 
 /// The caller's number for a command. The answer carries the same number.
@@ -210,6 +211,9 @@ pub struct Outputs {
     /// Computations of autoscalers that take longer than a step. Run them elsewhere and return the results in
     /// [`Inputs::fitted`].
     pub fits: Vec<(ServiceId, Fit)>,
+    /// The blocks of external ports that are reserved, all of them, where that has changed. The caller keeps them for
+    /// the next run: [`Controller::reserve_blocks`](crate::Controller::reserve_blocks).
+    pub reserved: Option<Vec<ReservedBlock>>,
 }
 
 impl Outputs {
@@ -222,6 +226,7 @@ impl Outputs {
         self.events.clear();
         self.answers.clear();
         self.fits.clear();
+        self.reserved = None;
     }
 
     /// Whether all fields are empty.
@@ -233,5 +238,6 @@ impl Outputs {
             && self.events.is_empty()
             && self.answers.is_empty()
             && self.fits.is_empty()
+            && self.reserved.is_none()
     }
 }

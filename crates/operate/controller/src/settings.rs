@@ -36,6 +36,9 @@ pub struct ServiceSettings {
     pub port: PortSpec,
     /// Its match and how flows are scheduled to instances. The controller sets the id.
     pub plan: ServicePlan,
+    /// For how long a mapping to an external port may live without a packet, where the plan has external addresses: an
+    /// instance's ports are nobody else's for that long after it.
+    pub mapping_lifetime: Nanos,
     /// The slots with ports made in advance; [`None`] permits any slot.
     pub places: Option<Vec<PortPlace>>,
     /// Minimum of active instances.
@@ -81,6 +84,7 @@ impl ServiceSettings {
             socket_dir_in_container: Some(PathBuf::from("/run/inco")),
             port: PortSpec::new(PortKind::Null, ""),
             plan: ServicePlan::of_all(ServiceId(0), Scheduler::default()),
+            mapping_lifetime: Nanos::ZERO,
             places: None,
             min: 1,
             max: 1,
@@ -211,6 +215,10 @@ pub const LABEL_SLOT: &str = "inco.slot";
 /// The label with the kind of the instance's ports. Those of an instance stay as they are when its service gets
 /// another kind.
 pub const LABEL_PORT: &str = "inco.port";
+/// The label with the external ports that the instance owns, where its service translates.
+pub const LABEL_EXTERNAL: &str = "inco.external";
+/// The environment variable that says the same to its program.
+pub(crate) const ENV_EXTERNAL: &str = "INCO_EXTERNAL";
 
 #[cfg(test)]
 mod tests {

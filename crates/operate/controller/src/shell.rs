@@ -8,11 +8,15 @@ use model::{Generation, Histogram, Nanos, ServiceId};
 use switch::{Resumed, SwitchEvent, SwitchRequest};
 
 use crate::Controller;
+use crate::blocks::ReservedBlock;
 use crate::message::{Command, CommandId, Inputs, Outputs, Report};
 
 /// How long creates wait after a step that changed the plan. A create takes milliseconds of CPU time in parts that
 /// the kernel does not preempt; packets that wait for the plan need that CPU first.
 const CREATES_WAIT: Nanos = Nanos::from_millis(2);
+
+/// The file in the run directory with reserved blocks of external ports, a line each.
+const BLOCKS_FILE: &str = "port-blocks";
 
 /// The engine's calls by kind: how many, how long, how many failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,6 +103,12 @@ impl Shell {
     ) -> Result<Shell, engine::EngineError> {
         let containers = engine.list(&controller.settings().label())?;
         controller.adopt(&containers, resumed, now);
+        let kept = std::fs::read_to_string(controller.settings().run_dir.join(BLOCKS_FILE));
+        let kept: Vec<ReservedBlock> = kept
+            .iter()
+            .flat_map(|text| text.lines().filter_map(ReservedBlock::from_line))
+            .collect();
+        controller.reserve_blocks(&kept, now);
         Ok(Shell {
             controller,
             engine,
@@ -159,10 +169,26 @@ impl Shell {
         for (service, fit) in self.outputs.fits.drain(..) {
             self.fits.extend(start_fit(fit).map(|thread| (service, thread)));
         }
+        if let Some(reserved) = self.outputs.reserved.take() {
+            self.keep_reserved(&reserved);
+        }
         for dir in self.outputs.remove_dirs.drain(..) {
             // A directory that cannot be removed is harmless: names are never reused.
             let _ = engine::exchange::remove(&dir);
         }
+    }
+
+    /// Keeps the reserved blocks for the next run. If that fails, the next run may give a block away too early, which is
+    /// no reason to stop now.
+    fn keep_reserved(&self, reserved: &[ReservedBlock]) {
+        let file = self.controller.settings().run_dir.join(BLOCKS_FILE);
+        if reserved.is_empty() {
+            let _ = std::fs::remove_file(file);
+            return;
+        }
+        let text: String = reserved.iter().map(|block| format!("{block}\n")).collect();
+        let new = file.with_extension("new");
+        let _ = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &file));
     }
 
     /// Collects the results of finished fits.

@@ -12,15 +12,16 @@ use std::net::{IpAddr, Ipv4Addr};
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{
-    Command, CommandId, Controller, Inputs, Outputs, Report, ReportKind, ServiceSettings, Settings,
+    Command, CommandId, Controller, Inputs, Outputs, Report, ReportKind, ReservedBlock, ServiceSettings,
+    Settings,
 };
 use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
 use model::{
-    Action, AgentCheck, AgentReport, AgentState, EventKind, FlowKey, Generation, HealthCheck, InstanceId,
-    InstanceState, Match, Nanos, Probe, Random, Ready, RolloutState, ServiceId, Slot, StandbyMode, Tuple,
-    UplinkId, protocol,
+    Action, AgentCheck, AgentReport, AgentState, EventKind, External, FlowKey, Generation, HealthCheck,
+    InstanceId, InstanceState, Match, Nanos, PortBlock, Prefix, Probe, Random, Ready, RolloutState,
+    ServiceId, Slot, StandbyMode, Tuple, UplinkId, protocol,
 };
 use scheduling::Scheduler;
 use switch::{
@@ -31,6 +32,8 @@ use switch::{
 const WORKERS: usize = 2;
 /// Packets per millisecond that an instance consumes.
 const CAPACITY_PER_MS: u64 = 10;
+/// How long a mapping of the gateway may live.
+const LIFETIME: Nanos = Nanos::from_secs(20);
 /// Packets per second of a flow.
 const FLOW_PPS: u64 = 400;
 
@@ -112,6 +115,11 @@ struct Simulation {
     last_sequence: u64,
     ids_used: BTreeSet<InstanceId>,
     most_at_once: usize,
+    /// The external ports of each instance, and whether it has served.
+    owners: BTreeMap<InstanceId, (PortBlock, bool)>,
+    /// Those of instances that have failed, and until when nobody may have them.
+    left: BTreeMap<PortBlock, Nanos>,
+    failed: BTreeSet<InstanceId>,
 }
 
 impl Drop for Simulation {
@@ -152,7 +160,19 @@ fn services() -> Vec<ServiceSettings> {
     (paused.min, paused.max, paused.standby) = (1, 4, 2);
     paused.standby_mode = StandbyMode::Paused;
     paused.ready = Ready::Consumes;
+    paused.plan.external = Some(external("203.0.113.0/24"));
+    paused.mapping_lifetime = LIFETIME;
     vec![warm, paused]
+}
+
+/// Blocks of 4,032 ports of these addresses.
+fn external(prefix: &str) -> External {
+    let (address, bits) = prefix.split_once('/').expect("a prefix");
+    let prefix = Prefix {
+        address: address.parse().expect("an address"),
+        bits: bits.parse().expect("a number"),
+    };
+    External::new(&[prefix], 4032).expect("external addresses")
 }
 
 /// The match of a service: one UDP or TCP port of its own.
@@ -244,6 +264,9 @@ impl Simulation {
             last_sequence: 0,
             ids_used: BTreeSet::new(),
             most_at_once: 0,
+            owners: BTreeMap::new(),
+            left: BTreeMap::new(),
+            failed: BTreeSet::new(),
         }
     }
 
@@ -291,6 +314,7 @@ impl Simulation {
         self.check_events(&outputs);
         self.outputs = outputs;
         self.check();
+        self.check_blocks();
     }
 
     fn run(&mut self, steps: u64, dt: Nanos) {
@@ -667,6 +691,43 @@ impl Simulation {
             let limit = service.max as usize + service.standby as usize + 1 + usize::from(rolls) + unfit;
             assert!(staying <= limit, "{staying} of {}", service.name);
         }
+    }
+
+    /// Each instance of the gateway has external ports of its own, which nobody had in the lifetime of mappings.
+    fn check_blocks(&mut self) {
+        let now = self.now;
+        let instances = self.controller.instances();
+        let gone: Vec<InstanceId> = self
+            .owners
+            .keys()
+            .filter(|id| instances.iter().all(|i| i.id() != **id))
+            .copied()
+            .collect();
+        for id in gone {
+            if let Some((ports, true)) = self.owners.remove(&id)
+                && self.failed.contains(&id)
+            {
+                self.left.insert(ports, now + LIFETIME);
+            }
+        }
+        for instance in instances {
+            if instance.state() == InstanceState::Failed {
+                self.failed.insert(instance.id());
+            }
+            let ports = self.controller.external_ports(instance);
+            assert_eq!(ports.is_some(), instance.service().index() == 1);
+            let Some(ports) = ports else { continue };
+            let is_new = !self.owners.contains_key(&instance.id());
+            let (own, serves) = self.owners.entry(instance.id()).or_insert((ports, false));
+            assert_eq!(*own, ports, "an instance keeps its ports");
+            *serves |= instance.state().serves();
+            if is_new {
+                let left = self.left.get(&ports);
+                assert!(left.is_none_or(|until| *until <= now), "{ports} at {now:?}");
+            }
+        }
+        let all: BTreeSet<PortBlock> = self.owners.values().map(|(ports, _)| *ports).collect();
+        assert_eq!(all.len(), self.owners.len(), "two instances have the same ports");
     }
 
     /// Without faults, each service reaches its wanted state after a while.
@@ -1433,6 +1494,87 @@ fn a_new_run_adopts_containers_with_their_ids_and_removes_unknown_ones() {
     let mut sim = Simulation::over(12, Probabilities::default(), engine, now);
     assert_eq!(sim.controller.instances().len(), names.len());
     sim.steady(60, 10, 1);
+    sim.shut_down(false);
+}
+
+#[test]
+fn external_ports_outlive_a_run_and_those_of_the_dead_are_nobodys() {
+    let mut sim = quiet(31);
+    sim.scale(1, 3);
+    sim.steady(4, 10, 3);
+    let owners = sim.owners.clone();
+    assert!(owners.len() >= 3, "{owners:?}");
+    let (dead, (lost, _)) = owners.iter().next().map(|(id, own)| (*id, *own)).expect("one");
+    let mut engine = sim.engine.clone();
+    let now = sim.now + Nanos::from_secs(1);
+    drop(sim);
+    engine.kill(&format!("inco-gateway-{}", dead.0), 9);
+    engine.advance(now);
+    Engine::poll(&mut engine, &mut Vec::new());
+    // What an earlier run had reserved, and what the clock has ended.
+    let reserved = |ports: &str, until: Nanos| ReservedBlock {
+        until_unix_ms: until.as_millis(),
+        ports: ports.parse().expect("ports"),
+        service: NAMES[1].to_owned(),
+    };
+    let kept = [
+        reserved("203.0.113.200:1024-5055", now + LIFETIME + Nanos::from_secs(900)),
+        reserved("203.0.113.201:1024-5055", now - Nanos(1)),
+    ];
+    let mut sim = Simulation::over(31, Probabilities::default(), engine, now);
+    sim.controller.reserve_blocks(&kept, now);
+    for instance in sim
+        .controller
+        .instances()
+        .iter()
+        .filter(|i| i.service() == ServiceId(1))
+    {
+        let ports = sim.controller.external_ports(instance);
+        assert_eq!(ports, owners.get(&instance.id()).map(|(ports, _)| *ports));
+    }
+    sim.step(Nanos::from_millis(1));
+    let told = sim.outputs.reserved.take().expect("reservations are told");
+    let mut told: Vec<(String, u64)> = told
+        .into_iter()
+        .map(|of| (of.ports.to_string(), of.until_unix_ms))
+        .collect();
+    told.sort_unstable();
+    let until = (now + LIFETIME).as_millis();
+    let mut expected = vec![
+        (lost.to_string(), until),
+        ("203.0.113.200:1024-5055".to_owned(), until),
+    ];
+    expected.sort_unstable();
+    assert_eq!(told, expected);
+    sim.steady(4, 10, 2);
+    assert!(sim.owners.values().all(|(ports, _)| *ports != lost));
+    sim.shut_down(false);
+}
+
+#[test]
+fn without_a_free_block_a_new_instance_waits_and_that_is_told_once() {
+    let mut settings = services();
+    // 16 blocks, and 14 that are reserved.
+    settings[1].plan.external = Some(external("203.0.113.9/32"));
+    let engine = FakeEngine::new(FakeConfig::default());
+    let mut sim = Simulation::with(settings, 32, Probabilities::default(), engine, Nanos::ZERO);
+    let reserved: Vec<ReservedBlock> = (0..14)
+        .map(|block| ReservedBlock {
+            until_unix_ms: 15_000,
+            ports: external("203.0.113.9/32").ports_of(block).expect("a block"),
+            service: NAMES[1].to_owned(),
+        })
+        .collect();
+    sim.controller.reserve_blocks(&reserved, Nanos::ZERO);
+    let waits = |sim: &Simulation| {
+        let is_it = |kind: &EventKind| matches!(kind, EventKind::Failure { what, .. } if what == "external");
+        sim.told_events.iter().filter(|(_, kind)| is_it(kind)).count()
+    };
+    // One is active and two are on standby, by the limits.
+    sim.run(1_000, Nanos::from_millis(10));
+    assert_eq!((sim.owners.len(), waits(&sim)), (2, 1));
+    sim.run(1_000, Nanos::from_millis(10));
+    assert_eq!((sim.owners.len(), waits(&sim)), (3, 1));
     sim.shut_down(false);
 }
 

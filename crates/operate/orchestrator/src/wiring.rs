@@ -41,6 +41,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         id,
         matches: service.matches.clone(),
         vip: service.vip.clone(),
+        external: service.external.as_ref().map(|of| of.external.clone()),
         symmetric: service.symmetric,
         affinity_key: service.affinity_key,
         uplinks: service.uplinks.clone(),
@@ -164,6 +165,8 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         capacity,
         autoscaler,
         ring,
+        // The addresses in `service_plan`.
+        external,
         // In `stall_after`, the CPUs also in `container` below.
         stall_after: _,
         cpus: _,
@@ -209,6 +212,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         socket_dir_in_container: engine.is_local().then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
         plan: service_plan(ServiceId(0), service),
+        mapping_lifetime: external.as_ref().map_or(Nanos::ZERO, |of| of.lifetime),
         min: instances.min,
         max: instances.max,
         standby: instances.standby,

@@ -133,6 +133,12 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
         "write match in its place",
     );
     wrong(
+        service.external.is_some(),
+        "external",
+        "has no external addresses: their packets come to the service itself",
+        "remove it, or next",
+    );
+    wrong(
         !service.symmetric,
         "symmetric",
         "has both directions of a flow at one instance",

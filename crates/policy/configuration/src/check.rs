@@ -1,5 +1,7 @@
 //! Checks between the parts of a configuration.
 
+mod external;
+
 use std::ops::RangeInclusive;
 
 use model::{
@@ -19,6 +21,7 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_limits(reader, configuration);
     check_devices(reader, configuration);
     check_switch(reader, configuration);
+    external::check(reader, configuration);
     check_overlaps(reader, configuration);
     check_chains(reader, configuration);
 }

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling, PortKind,
-    Probe, Ready, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
+    AffinityKey, AgentCheck, External, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling,
+    PortKind, Probe, Ready, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
@@ -385,6 +385,10 @@ tables! {
             "The address of the service, which clients connect to, with the drivers `ebpf` and `soft`. It takes the place of \
              `match`. \
              See the table below.";
+        external: |at| at.table(external_table), [or "none"], Restart,
+            "table", "{ addresses = [\"203.0.113.0/30\"] }",
+            "The external addresses of a service that translates addresses and ports, with the driver `soft`. inco gives \
+             each instance a block of their ports, and the packets to it. See the table below.";
         egress: boolean, [= "true"], Restart,
             "true or false", "false",
             "Whether instances may open connections. With `port = \"kernel\"` only.";
@@ -542,10 +546,11 @@ tables! {
         }
         let (scheduler, limit) = scheduler;
         let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
+        let external = external.flatten();
         let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
-            name, matches, vip, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
+            name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, signals,
         }
@@ -602,6 +607,34 @@ tables! {
             reader.report(&section.key("target_port"), wrong);
         }
         Vip { addresses, ports, mode, target_port }
+    }
+
+    external_table(reader, section) -> Option<ExternalPorts> = "service.NAME.external":
+        "The external addresses to which the instances of a service translate. Their ports from 1024 on are divided into \
+         blocks. An instance owns one block from its start to its end, and its program learns it from the environment \
+         variable `INCO_EXTERNAL`: `203.0.113.0:1024-5055` ([nat](../functions/nat.md)). Packets to an external address go \
+         to the owner of their port, before any `match`; those to a port that nobody owns are dropped as `port_block`."
+    {
+        addresses: external_prefixes, [required], Restart,
+            "list of IPv4 addresses and prefixes", "[\"203.0.113.0/30\"]",
+            "The addresses, at most 256. They must be routed to the uplinks of the service.";
+        // 16 blocks an address: 8 instances, standbys, draining ones and reserved blocks fit on one.
+        block: number(External::BLOCK_PORTS_MIN.into(), External::PORTS.into()), [= "4032"], Restart,
+            "number of ports, 256 to 64512", "8064",
+            "Ports of a block. There must be more blocks than `max` and `standby` instances together, because a rollout \
+             needs one more. Write more addresses if blocks must not run out while some are reserved.";
+        // The longest of the function `nat`: established TCP connections, the least of RFC 5382.
+        lifetime: span(Nanos(1), Nanos::from_secs(604_800)), [= "\"7440s\""], Restart,
+            "duration, at most 168h", "\"10m\"",
+            "For how long a mapping may live without a packet, by the configuration of the function. The block of an \
+             instance that ended with mappings is reserved for that long, also over a restart of inco.";
+    } => {
+        let external = External::new(&addresses, block);
+        if let Err(error) = &external && section.get("addresses").is_some() {
+            let write = "write addresses = [\"203.0.113.0/30\"]: IPv4, each once";
+            reader.report(&section.key("addresses"), ValueError::new(error.to_string(), write));
+        }
+        external.ok().map(|external| ExternalPorts { external, lifetime })
     }
 
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, Capabilities, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos,
+    AffinityKey, AgentCheck, Capabilities, External, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos,
     NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId,
     UplinkKind, Vip,
 };
@@ -328,6 +328,8 @@ pub struct Service {
     pub matches: Match,
     /// Its address; `None` if `match` alone says which packets are its own.
     pub vip: Option<Vip>,
+    /// The external addresses to which its instances translate; `None` if they do not.
+    pub external: Option<ExternalPorts>,
     /// Whether its instances may open connections.
     pub egress: bool,
     /// Data port k of an instance belongs to uplink k of this list. One or two.
@@ -440,6 +442,15 @@ impl Service {
     pub fn counts_flows(&self) -> bool {
         self.flow_counters || self.affinity == Affinity::Relaxed
     }
+}
+
+/// The external addresses of a service that translates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExternalPorts {
+    /// The addresses, divided into blocks of ports.
+    pub external: External,
+    /// For how long a mapping may live without a packet.
+    pub lifetime: Nanos,
 }
 
 /// A function of a network card for one data port of an instance, and its representor in the switch.

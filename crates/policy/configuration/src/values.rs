@@ -176,6 +176,14 @@ pub(crate) fn prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
     Ok(prefixes)
 }
 
+/// Reads a list of prefixes.
+pub(crate) fn external_prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
+    if at.value.as_str().is_some() {
+        return Ok(vec![prefix(at.text()?)?]);
+    }
+    at.items(text(prefix)).map(|(prefixes, _)| prefixes)
+}
+
 /// Reads ports and ranges of ports with commas.
 pub(crate) fn ports(at: At<'_>) -> Result<Vec<RangeInclusive<u16>>, ValueError> {
     const WRITE: &str = "write ports and ranges, for example \"80,443,8000-8099\"";

@@ -164,6 +164,10 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         "service.NAME" if ["health", "agent"].contains(&name) => {
             text = for_the_kernel(&format!("{text}{VIP}"), "");
         }
+        "service.NAME.external" => {
+            let others = without("addresses = [\"203.0.113.0/30\"]\n");
+            text.push_str(&format!("[service.a.external]\n{others}{line}"));
+        }
         "service.NAME.health" => {
             let is_kind = ["tcp", "http", "dns", "command"].contains(&name);
             let kind = if is_kind { "" } else { "http = \"/\"\n" };

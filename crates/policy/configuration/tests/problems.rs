@@ -1282,6 +1282,69 @@ fn an_address_that_is_translated_needs_those_of_instances() {
 }
 
 #[test]
+fn external_addresses_are_for_functions_that_translate() {
+    let read = good(&format!(
+        "{SHORT}external = {{ addresses = [\"203.0.113.0/31\", \"198.51.100.7\"], block = 8064, lifetime = \"10m\" }}\n"
+    ));
+    let ports = read.services[0].external.as_ref().expect("external");
+    assert_eq!(
+        (ports.external.blocks(), ports.lifetime),
+        (24, Nanos::from_secs(600))
+    );
+    let least = good(&format!("{SHORT}external = {{ addresses = \"203.0.113.1\" }}\n"));
+    let ports = least.services[0].external.as_ref().expect("external");
+    assert_eq!(
+        (ports.external.blocks(), ports.lifetime),
+        (16, Nanos::from_secs(7440))
+    );
+    let some = "external = { addresses = [\"203.0.113.0/30\"] }";
+    for (lines, said) in [
+        ("external = { }", "external.addresses: this key is missing"),
+        ("external = { addresses = [] }", "0 addresses; there are 1 to 256"),
+        (
+            "external = { addresses = [\"10.0.0.0/8\"] }",
+            "16777216 addresses",
+        ),
+        ("external = { addresses = [\"2001:db8::1\"] }", "is not of IPv4"),
+        (
+            "external = { addresses = [\"203.0.113.0/30\", \"203.0.113.2\"] }",
+            "203.0.113.2 is in two of the prefixes",
+        ),
+        (
+            "external = { addresses = [\"203.0.113.1\"], block = 255 }",
+            "block",
+        ),
+        (
+            "external = { addresses = [\"203.0.113.1\"], block = 8064 }\ninstances = { min = 1, max = 7, standby = 1 }",
+            "8 blocks for 8 instances, standby included, and one more for a rollout",
+        ),
+        (
+            &format!("{some}\naffinity = \"relaxed\""),
+            "service.a.affinity: this cannot be together with external; write affinity = \"strict\"",
+        ),
+        (
+            &format!("{some}\naffinity_key = \"spi\""),
+            "write \"flow\" or \"source\"",
+        ),
+        (&format!("{some}\nport = \"null\""), "write port = \"memif\""),
+        (
+            &format!("{some}\nvip = {{ address = \"10.0.0.100\", ports = 80 }}"),
+            "service.a.vip: this cannot be together with external",
+        ),
+        (
+            &format!(
+                "{some}\nmatch = {{ src = \"10.0.0.0/8\" }}\n[service.b]\nimage = \"x\"\nmatch = {{ src = \
+                 \"11.0.0.0/8\" }}\nexternal = {{ addresses = [\"203.0.113.3\"] }}"
+            ),
+            "service.b.external: service a (line 6) has one of these addresses",
+        ),
+    ] {
+        let problems = problems_of(&format!("{SHORT}{lines}\n")).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
+}
+
+#[test]
 fn flows_by_what_packets_carry_are_for_one_service_of_a_function() {
     for word in ["inner", "spi"] {
         let key = format!("affinity_key = \"{word}\"");
@@ -1610,7 +1673,7 @@ fn what_a_driver_cannot_do_is_refused() {
         &'static str,
     );
     // Keys of the service, keys of the switch, who can do it, and what the others say.
-    let abilities: [Ability; 10] = [
+    let abilities: [Ability; 11] = [
         (
             "affinity = 'relaxed'",
             "",
@@ -1622,6 +1685,12 @@ fn what_a_driver_cannot_do_is_refused() {
             "",
             |can| can.return_matching,
             "does not count returned packets for each flow; write flow_counters = false, or driver = \"soft\"",
+        ),
+        (
+            "external = { addresses = ['203.0.113.0/30'] }",
+            "",
+            |can| can.port_blocks,
+            "does not know who owns an external port; remove it, or write driver = \"soft\" in [switch]",
         ),
         (
             "signals = true",
@@ -1672,7 +1741,7 @@ fn what_a_driver_cannot_do_is_refused() {
             "gives both directions of a flow to one instance, which answers for itself",
         ),
     ];
-    let (mut had, mut lacked) = ([0; 10], [0; 10]);
+    let (mut had, mut lacked) = ([0; 11], [0; 11]);
     for (driver, _) in SwitchDriver::WORDS {
         let can = good(&format!("{}[switch]\ndriver = '{driver}'\n", base(driver)))
             .switch

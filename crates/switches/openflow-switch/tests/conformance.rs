@@ -289,6 +289,7 @@ impl FakeBed {
                 capacity_pps: 1e6,
                 active_since: Nanos::ZERO,
                 weight: 256,
+                block: None,
                 edits: Edits::default(),
             })
         };

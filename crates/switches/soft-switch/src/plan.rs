@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use model::{ServiceId, Slot, WorkerId};
-use switch::Plan;
+use switch::{BlockOwners, Plan};
 
 /// A plan, and how many queues instances have. Workers read its pointer once per turn.
 #[derive(Clone, Debug, Default)]
@@ -16,12 +16,15 @@ pub struct WorkerPlan {
     plan: Plan,
     /// Queue pairs of each data port, by slot; 1 beyond its end.
     queues: Vec<u16>,
+    /// Who owns the blocks of external ports.
+    pub(crate) blocks: BlockOwners,
 }
 
 impl WorkerPlan {
     /// The plan, with the number of queue pairs of each instance by slot; 1 beyond the end of `queues`.
     pub fn new(plan: Plan, queues: Vec<u16>) -> WorkerPlan {
-        WorkerPlan { plan, queues }
+        let blocks = BlockOwners::of(&plan);
+        WorkerPlan { plan, queues, blocks }
     }
 
     /// The home worker of the queue by which `worker` reaches the instance in that slot.

@@ -52,14 +52,15 @@ pub(crate) fn cannot(plan: &Plan, service: &ServicePlan, can: &Capabilities) -> 
     let is_plain = |of: &ServicePlan| {
         of.symmetric
             && of.vip.is_none()
+            && of.external.is_none()
             && !of.relaxed
             && !of.return_counters
             && of.affinity_key != AffinityKey::Inner
             && of.affinity_key != AffinityKey::Spi
     };
     (!is_plain(service) || !is_plain(to)).then_some(
-        "a next service together with a pin for each direction, an address, flows that move or are counted as they \
-         return, or flows by what packets carry",
+        "a next service together with a pin for each direction, an address, external addresses, flows that move or are \
+         counted as they return, or flows by what packets carry",
     )
 }
 

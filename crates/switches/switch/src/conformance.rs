@@ -7,6 +7,7 @@
     reason = "what goes wrong here fails a driver's test"
 )]
 
+mod blocks;
 mod chains;
 mod content;
 mod optional;
@@ -147,6 +148,10 @@ const CASES: &[Case] = &[
         chains::flows_pass_each_service,
     ),
     (
+        "packets to external addresses go by port blocks",
+        blocks::packets_go_to_the_owner_of_their_port,
+    ),
+    (
         "a drain takes no new flows and keeps its own",
         a_drain_keeps_its_flows,
     ),
@@ -257,6 +262,10 @@ impl<'a> Conforming<'a> {
     }
 
     fn set_state(&mut self, slot: Slot, state: Option<InstanceState>) {
+        self.set_state_with(slot, state, None);
+    }
+
+    fn set_state_with(&mut self, slot: Slot, state: Option<InstanceState>, block: Option<u16>) {
         let service = self.service_of(slot);
         let slots = &mut self.plan.slots;
         slots.resize(slots.len().max(slot.index() + 1), None);
@@ -267,6 +276,7 @@ impl<'a> Conforming<'a> {
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,
             weight: 256,
+            block,
             edits: Edits::default(),
         });
         self.publish();

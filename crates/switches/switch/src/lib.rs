@@ -22,6 +22,7 @@ mod chain;
 pub mod conformance;
 mod contract;
 mod edit;
+mod external;
 mod fake;
 mod flows;
 mod plan;
@@ -35,6 +36,7 @@ pub use capture::{CAPTURE_SNAPLEN_LIMIT, Capture, CaptureFilter, CaptureLimits, 
 pub use chain::CHAIN_LIMIT;
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
+pub use external::{BlockOwners, ExternalPacket};
 pub use fake::{Delay, Delays, FakeConfig, FakeSwitch, Faults};
 pub use flow_table::FlowRow;
 pub use flows::{FlowFilter, HEAVY_FLOW_LIMIT, HeavyFlow};

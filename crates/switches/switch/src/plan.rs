@@ -4,8 +4,8 @@
 use std::net::IpAddr;
 
 use model::{
-    AffinityKey, Capabilities, Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId,
-    Slot, TableFull, Tuple, UplinkId, Vip,
+    AffinityKey, Capabilities, External, Fallback, Generation, InstanceId, InstanceState, Match, Nanos,
+    ServiceId, Slot, TableFull, Tuple, UplinkId, Vip,
 };
 use scheduling::Scheduler;
 
@@ -22,6 +22,9 @@ pub struct ServicePlan {
     pub matches: Match,
     /// Its address, if it has one: its packets are those to these addresses and ports, of TCP and UDP.
     pub vip: Option<Vip>,
+    /// The external addresses to which its instances translate, if they do. Packets to them go to the owner of their
+    /// port's block, before any match is tried.
+    pub external: Option<External>,
     /// Whether both directions of a flow go to one instance.
     pub symmetric: bool,
     /// Which of its flows share an instance.
@@ -71,6 +74,8 @@ pub struct SlotPlan {
     pub active_since: Nanos,
     /// Share of new flows, out of 256, for schedulers that go by weight.
     pub weight: u16,
+    /// The block of external ports that it owns, as [`ServicePlan::external`] numbers them. No other instance has it.
+    pub block: Option<u16>,
     /// What the switch changes in its packets.
     pub edits: Edits,
 }
@@ -132,6 +137,15 @@ impl Plan {
                     service.affinity_key.reads_content()
                         && (service.vip.is_some() || service.return_counters),
                     "flows by what packets carry together with an address or counters of returned packets",
+                ),
+                (
+                    service.external.is_some() && !can.port_blocks,
+                    "that packets go to the owner of their external port",
+                ),
+                (
+                    service.external.is_some()
+                        && (service.vip.is_some() || service.relaxed || service.affinity_key.reads_content()),
+                    "external addresses together with an address, flows that move, or flows by what packets carry",
                 ),
                 (
                     service.signals && !can.signals,
@@ -216,6 +230,7 @@ impl ServicePlan {
             id,
             matches: Match::default(),
             vip: None,
+            external: None,
             symmetric: true,
             affinity_key: AffinityKey::Flow,
             uplinks: vec![UplinkId(0)],

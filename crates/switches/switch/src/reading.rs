@@ -14,6 +14,8 @@ pub struct FunctionCounters {
     pub busy_ns: u64,
     /// Resident memory in bytes.
     pub memory_bytes: u64,
+    /// Flows, mappings or sessions of which it holds state now, if it says so.
+    pub held_flows: Option<u64>,
 }
 
 macro_rules! reading {

@@ -32,6 +32,7 @@ mod functions;
 mod gaps;
 mod hostile_container;
 mod monitoring;
+mod nat;
 mod openflow;
 mod openflow_host;
 mod openflow_tls;

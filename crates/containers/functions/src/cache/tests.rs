@@ -13,6 +13,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 7,
+    external: None,
 };
 const SECOND: u64 = 1_000_000_000;
 

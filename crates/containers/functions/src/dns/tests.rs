@@ -17,6 +17,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 7,
+    external: None,
 };
 const ZONE: &str = include_str!("../../tests/dns/example.zone");
 

@@ -12,6 +12,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 7,
+    external: None,
 };
 
 fn firewall(text: &str) -> Firewall {

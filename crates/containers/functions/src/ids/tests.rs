@@ -16,6 +16,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 3,
+    external: None,
 };
 
 fn make(rules: &str) -> Ids {

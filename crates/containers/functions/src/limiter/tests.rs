@@ -10,6 +10,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 7,
+    external: None,
 };
 
 fn limiter(text: &str) -> Limiter {

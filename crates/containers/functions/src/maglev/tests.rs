@@ -12,6 +12,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 3,
+    external: None,
 };
 const SERVICE: [u8; 4] = [192, 0, 2, 10];
 

@@ -11,6 +11,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 7,
+    external: None,
 };
 const EXPORT: &str = "[export]\ncollector = \"192.0.2.9:4739\"\nsource = \"192.0.2.1:4739\"\nport = 1\n\
                       collector_mac = \"02:00:00:00:00:01\"\nsource_mac = \"02:00:00:00:00:02\"\n";

@@ -163,7 +163,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
     fn the_translator_does_what_the_model_does(steps in steps(), secret: u64) {
-        let mut translator = Translator::new(Settings::parse(TEXT).unwrap(), secret);
+        let mut translator = Translator::new(Settings::parse(TEXT, None).unwrap(), secret);
         let mut all = Mappings::new();
         let mut now = 100_000_u64;
         for step in steps {

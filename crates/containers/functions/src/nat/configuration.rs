@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use model::PortBlock;
 use serde::Deserialize;
 
 use super::mapping::{MAPPINGS_LIMIT, Timeouts};
@@ -27,7 +28,7 @@ const RECORDS_LIMIT: usize = 1 << 20;
 #[serde(deny_unknown_fields)]
 struct Text {
     inside: Vec<String>,
-    external: Vec<String>,
+    external: Option<Vec<String>>,
     #[serde(default = "block_ports")]
     block_ports: u16,
     #[serde(default = "blocks_per_host")]
@@ -109,18 +110,29 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn parse(text: &str) -> Result<Settings, Error> {
+    /// `given`: the ports that inco has given to the instance, which take the place of `external`.
+    pub(super) fn parse(text: &str, given: Option<PortBlock>) -> Result<Settings, Error> {
         let text: Text = from_toml(text)?;
         let inside = text
             .inside
             .iter()
             .map(|word| prefix(word))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut ranges = text
-            .external
-            .iter()
-            .map(|word| range(word))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut ranges = match (&text.external, given) {
+            (Some(words), None) => words.iter().map(|word| range(word)).collect::<Result<_, _>>()?,
+            (None, Some(PortBlock { address, first, last })) => vec![Range { address, first, last }],
+            (Some(_), Some(given)) => {
+                return Err(Error::whole(format!(
+                    "external: inco has given {given} to this instance; remove this key"
+                )));
+            }
+            (None, None) => {
+                return Err(Error::whole(
+                    "external is missing; write external = [\"192.0.2.1:1024-65535\"], or external in inco's own \
+                     configuration of the service",
+                ));
+            }
+        };
         ranges.sort_by_key(|range| (range.address, range.first));
         within("inside", inside.len(), 1, INSIDE_LIMIT, "prefixes")?;
         within("external", ranges.len(), 1, RANGES_LIMIT, "ranges")?;
@@ -281,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_the_rfcs() {
-        let settings = Settings::parse(LEAST).unwrap();
+        let settings = Settings::parse(LEAST, None).unwrap();
         assert!(settings.is_inside([10, 255, 0, 1].into()) && !settings.is_inside([11, 0, 0, 0].into()));
         let of = settings.timeouts;
         assert_eq!(
@@ -289,6 +301,25 @@ mod tests {
             (300, 7440, 240, 60)
         );
         assert_eq!(settings.log, Log::Blocks);
+    }
+
+    #[test]
+    fn the_ports_that_inco_gives_take_the_place_of_the_key() {
+        let given = "203.0.113.2:5056-9087".parse().unwrap();
+        let settings = Settings::parse("inside = [\"10.0.0.0/8\"]", Some(given)).unwrap();
+        let [Range { address, first, last }] = settings.ranges[..] else {
+            panic!("{:?}", settings.ranges)
+        };
+        assert_eq!((address, first, last), (given.address, given.first, given.last));
+        let both = Settings::parse(LEAST, Some(given)).unwrap_err().to_string();
+        assert!(
+            both.contains("203.0.113.2:5056-9087") && both.contains("remove this key"),
+            "{both}"
+        );
+        let none = Settings::parse("inside = [\"10.0.0.0/8\"]", None)
+            .unwrap_err()
+            .to_string();
+        assert!(none.contains("external is missing"), "{none}");
     }
 
     #[test]
@@ -330,7 +361,7 @@ mod tests {
             (&format!("{LEAST}ports = 1"), "line 3: unknown field"),
             (&format!("{LEAST}log = \"all\""), "line 3: unknown variant"),
         ] {
-            let error = Settings::parse(text).unwrap_err().to_string();
+            let error = Settings::parse(text, None).unwrap_err().to_string();
             assert!(error.contains(says), "{text:?}: {error}");
         }
     }

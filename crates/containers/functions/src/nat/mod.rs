@@ -430,7 +430,7 @@ impl Function for Nat {
     }
 
     fn compile(text: &str, setup: &Setup) -> Result<Configuration, Error> {
-        let settings = Settings::parse(text)?;
+        let settings = Settings::parse(text, setup.external)?;
         Ok(Configuration(Box::new(Translator::new(settings, setup.seed))))
     }
 

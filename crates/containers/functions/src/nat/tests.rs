@@ -13,6 +13,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 7,
+    external: None,
 };
 const TEXT: &str = "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.1:1024-65535\"]\nlog = \"mappings\"\n";
 const HOST: &str = "10.0.0.1:4000";

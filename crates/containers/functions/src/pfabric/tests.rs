@@ -9,6 +9,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 3,
+    external: None,
 };
 
 fn pfabric(text: &str) -> Pfabric {

@@ -9,6 +9,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 1,
     seed: 3,
+    external: None,
 };
 const PORT: u16 = 9105;
 const CLIENT: u8 = 9;

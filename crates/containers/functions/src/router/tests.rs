@@ -10,6 +10,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 7,
+    external: None,
 };
 
 const ROUTES: &str = "mac = \"02:00:00:00:00:09\"\naddress = \"192.0.2.1\"\naddress_v6 = \"2001:db8:ffff::1\"\n\

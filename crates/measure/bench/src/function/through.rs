@@ -23,6 +23,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 3,
+    external: None,
 };
 
 /// Functions with packets for them. Each packet must leave.

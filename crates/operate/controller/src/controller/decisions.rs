@@ -11,7 +11,8 @@ use model::{
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::settings::{
-    CAPACITY_STEP, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
+    CAPACITY_STEP, ENV_EXTERNAL, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT,
+    OLDEST_COUNTERS, SAME_EVENT_AGAIN,
 };
 
 /// An overload that is not seen for this long has ended; a later one is reported again.
@@ -399,7 +400,12 @@ impl Controller {
             return false;
         }
         let id = service.id;
+        let instance_id = InstanceId(self.next_id);
+        let Ok(block) = self.take_block(index, instance_id) else {
+            return false;
+        };
         let Some(slot) = self.take_slot(id) else {
+            self.put_block_back(index, block);
             if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
                 let reason = match &self.services[index].settings.places {
                     Some(places) => format!(
@@ -424,9 +430,9 @@ impl Controller {
             return false;
         };
         self.services[index].no_slot_told = false;
-        let instance_id = InstanceId(self.next_id);
         self.next_id = self.next_id.saturating_add(1);
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
+        instance.block = block;
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {
             // Nothing to create: a sink exists when its port does.
@@ -449,6 +455,11 @@ impl Controller {
         spec.labels.insert(LABEL_SLOT.to_owned(), slot.0.to_string());
         let port_kind = instance.port_kind.name().to_owned();
         spec.labels.insert(LABEL_PORT.to_owned(), port_kind);
+        let blocks = self.services[index].blocks.as_ref();
+        if let Some(ports) = blocks.zip(block).and_then(|(of, block)| of.ports_of(block)) {
+            spec.labels.insert(LABEL_EXTERNAL.to_owned(), ports.to_string());
+            spec.env.push((ENV_EXTERNAL.to_owned(), ports.to_string()));
+        }
         let mut places = settings.places.iter().flatten();
         if let Some(place) = places.find(|place| place.slot == slot) {
             spec.mounts.extend(place.mounts.iter().cloned());

@@ -53,6 +53,7 @@ impl Controller {
             if let Some(used) = self.slot_used.get_mut(instance.slot.index()) {
                 *used = false;
             }
+            self.give_block_back(&instance);
             if self.has_container(instance.service) && self.shutdown != Some(true) {
                 self.out.remove_dirs.push(instance.socket_dir);
             }
@@ -288,11 +289,17 @@ impl Controller {
             return;
         }
         let rates = collector.slot(instance.slot);
+        // Their ports are nobody else's until the last one has ended.
+        let mappings = match settings.plan.external {
+            Some(_) => rates.and_then(|rates| rates.held_flows).unwrap_or(0),
+            None => 0,
+        };
         // Only counters read after the acknowledgement prove that no worker will add a flow.
         let is_empty = rates.is_some_and(|rates| {
             drain.acknowledged.is_some_and(|at| rates.at > at)
                 && rates.signals.live_flows == 0
                 && rates.rings_empty
+                && mappings == 0
         });
         let reason = if is_empty && drain.moves {
             "its flows have moved".to_owned()
@@ -300,7 +307,10 @@ impl Controller {
             "its last flow has ended".to_owned()
         } else if now.since(drain.since) >= deadline {
             let flows = rates.map_or(0, |rates| rates.signals.live_flows);
-            let reason = format!("the drain's deadline passed with {flows} flows left");
+            let mut reason = format!("the drain's deadline passed with {flows} flows left");
+            if mappings > 0 {
+                reason += &format!(" and {mappings} mappings");
+            }
             self.unpin(index, reason.clone());
             reason
         } else {
@@ -365,6 +375,9 @@ impl Controller {
                         return;
                     }
                     instance.port = Port::Detaching;
+                    // It has had its last packet. What a failed one says may be old.
+                    let held = collector.slot(instance.slot).and_then(|rates| rates.held_flows);
+                    instance.has_mappings &= instance.state == InstanceState::Failed || held != Some(0);
                     self.out.switch.push(SwitchRequest::Detach(instance.slot));
                 }
                 return;
@@ -455,6 +468,7 @@ impl Controller {
                             .unwrap_or_default()
                             .max(instance.since),
                         weight: (u32::from(FULL_WEIGHT) * instance.fitness.percent() / 100) as u16,
+                        block: instance.block,
                         edits: Edits::default(),
                     });
                 } else if matches!(instance.state, InstanceState::Stopping | InstanceState::Failed) {

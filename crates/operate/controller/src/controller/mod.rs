@@ -1,6 +1,7 @@
 //! The controller: state, step and shared functions. Events, decisions and the instances' own transitions are in the
 //! files beside this one.
 
+mod blocks;
 mod commands;
 mod decisions;
 mod health;
@@ -21,13 +22,16 @@ use model::{
 use switch::{Plan, Resumed, ServicePlan};
 
 use crate::backoff::BackOff;
+use crate::blocks::Blocks;
 use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
 use rollout::RolloutPlan;
 
-use crate::settings::{LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
+use crate::settings::{
+    LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings,
+};
 
 /// The controller's state of one service.
 #[derive(Debug)]
@@ -54,6 +58,9 @@ struct Service {
     overcommitted_told: u64,
     overcommitted_at: Option<Nanos>,
     no_slot_told: bool,
+    /// The blocks of its external ports, where it has such.
+    blocks: Option<Blocks>,
+    no_block_told: bool,
     /// Since when too few of its instances pass their checks, so that all are used.
     panics: Option<Nanos>,
     checks: Checks,
@@ -64,7 +71,10 @@ struct Service {
 impl Service {
     fn new(id: ServiceId, mut settings: ServiceSettings) -> Service {
         settings.plan.id = id;
+        let external = settings.plan.external.as_ref();
         Service {
+            blocks: external.map(|external| Blocks::new(external, settings.mapping_lifetime)),
+            no_block_told: false,
             id,
             observation: Observation {
                 service: id,
@@ -305,7 +315,14 @@ impl Controller {
                 self.add_orphan(&container.name);
                 continue;
             };
+            let Ok(block) = self.take_block_again(service, id, label(LABEL_EXTERNAL)) else {
+                // It has other ports than its service, or none.
+                self.slot_used[slot.index()] = false;
+                self.add_orphan(&container.name);
+                continue;
+            };
             let mut instance = self.new_instance(id, service, slot, true);
+            instance.block = block;
             instance.adopted = true;
             instance.port_kind = port_kind.unwrap_or(instance.port_kind);
             instance.has_served = resumed.live.contains_key(&slot);
@@ -330,6 +347,7 @@ impl Controller {
                 "adopted: its container was found running",
             );
         }
+        self.reserve_blocks_of_orphans(containers);
         for index in 0..self.services.len() {
             let id = self.services[index].id;
             let running = self
@@ -430,6 +448,7 @@ impl Controller {
         }
         self.remove_orphans();
         self.note_panic();
+        self.tell_reserved();
         self.publish();
         std::mem::swap(&mut self.out, out);
     }
@@ -543,6 +562,8 @@ impl Controller {
             name,
             slot,
             port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
+            block: None,
+            has_mappings: true,
             state: InstanceState::Creating,
             since: self.now,
             reason: String::new(),

@@ -155,6 +155,7 @@ impl FunctionPages {
                     dropped: total.dropped().saturating_add(said.dropped_by_functions),
                     busy_ns: said.busy_ns,
                     memory_bytes: said.rss_bytes,
+                    held_flows: said.held_flows,
                 }
             });
         }

@@ -234,6 +234,7 @@ impl Bed {
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,
             weight: 256,
+            block: None,
             edits: Edits::default(),
         });
         self.publish();

@@ -67,6 +67,7 @@ fn attached(switch: &mut EbpfSwitch) -> switch::Plan {
             capacity_pps: 1e6,
             active_since: model::Nanos::ZERO,
             weight: 256,
+            block: None,
             edits: switch::Edits::default(),
         }));
     }

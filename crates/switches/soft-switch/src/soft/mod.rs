@@ -68,6 +68,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     flow_counters: true,
     return_matching: true,
     ring_occupancy: true,
+    port_blocks: true,
     signals: true,
     pick_records: true,
     captures: true,

@@ -47,7 +47,11 @@ impl<M: FrameMemory> Worker<M> {
     /// The service of a packet, if that knows its flows by what packets carry: its place in the plan, and how.
     fn content_service(&self, info: &PacketInfo, uplink: UplinkId) -> Option<(usize, AffinityKey)> {
         let plan = &self.cx.view.plan;
-        let of = plan.classify(|| info.key.tuple(info.direction), uplink)?;
+        let tuple = || info.key.tuple(info.direction);
+        if !plan.blocks.is_empty() && plan.blocks.find(&tuple(), uplink).is_some() {
+            return None;
+        }
+        let of = plan.classify(tuple, uplink)?;
         let key = plan.services.get(of)?.affinity_key;
         key.reads_content().then_some((of, key))
     }

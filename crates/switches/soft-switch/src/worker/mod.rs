@@ -13,6 +13,7 @@
 //! [`returns`] joins them at egress with the packets that instances return. In a chain of services ([`chain`]) these are
 //! looked up for the next service, and set up there, as others are. [`housekeeping`] runs beside them.
 
+mod blocks;
 mod chain;
 mod commands;
 pub(crate) mod commit;

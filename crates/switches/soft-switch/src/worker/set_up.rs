@@ -28,13 +28,13 @@ const DESTINATIONS: usize = 64;
 
 /// A service on this worker: its scheduler and the instances that take new flows.
 pub(super) struct ServiceState {
-    id: ServiceId,
+    pub(super) id: ServiceId,
     scheduler: Scheduler,
     /// Whether that goes by a hash alone.
     goes_by_hash: bool,
     pub(super) candidates: Candidates,
     /// Expected rate of a new flow, in the service's metric.
-    expected: f32,
+    pub(super) expected: f32,
     /// A requested record of the next decision.
     record: Option<Box<PickRecord>>,
     /// Who picks by the hash alone where the service's scheduler does not.
@@ -117,7 +117,7 @@ pub(crate) struct SetUp {
     /// Epoch of the loads in use; `u64::MAX` if the candidates must be listed anew.
     load_epoch: u64,
     /// Expected load of flows pinned since then, by slot, in the service's metric.
-    pinned: SlotMap<f32>,
+    pub(super) pinned: SlotMap<f32>,
     /// The pins that flows share.
     pub(super) shares: Arc<OnceLock<Shares>>,
     pub(super) half_open: HalfOpen,
@@ -334,6 +334,11 @@ impl SetUp {
         let &Opening {
             key, direction, hash, ..
         } = opening;
+        if !plan.blocks.is_empty()
+            && let Some(packet) = plan.blocks.find(&key.tuple(direction), opening.uplink)
+        {
+            return self.open_by_block(opening, packet, table, cx, enter);
+        }
         let by_key = || plan.classify(|| key.tuple(direction), opening.uplink);
         let of = opening.of.or_else(by_key);
         let found = of.and_then(|of| Some((of, plan.services.get(of)?, self.services.get_mut(of)?)));

@@ -67,6 +67,7 @@ pub(crate) fn slot_plan(id: u32) -> SlotPlan {
         capacity_pps: 1e9,
         active_since: Nanos::ZERO,
         weight: 256,
+        block: None,
         edits: Edits::default(),
     }
 }
@@ -85,6 +86,7 @@ pub(crate) fn editing<M: FrameMemory>(
         ..ServicePlan::of_all(ServiceId(0), Scheduler::from_name("round-robin").unwrap())
     };
     let slot = |id| SlotPlan {
+        block: None,
         edits,
         ..slot_plan(id)
     };

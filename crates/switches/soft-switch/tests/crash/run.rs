@@ -167,6 +167,7 @@ impl Run {
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,
             weight: 256,
+            block: None,
             edits: Edits::default(),
         };
         let plan = Plan {

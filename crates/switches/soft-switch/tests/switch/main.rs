@@ -9,6 +9,7 @@
 
 mod announcements;
 mod bed;
+mod blocks;
 mod captures;
 mod chains;
 mod changes;

@@ -75,6 +75,7 @@ pub(crate) fn alone_with(
         capacity_pps: 1e6,
         active_since: Nanos::ZERO,
         weight: 256,
+        block: None,
         edits: Edits::default(),
     };
     let plan = Plan {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use model::{AffinityKey, Fallback, Generation, Match, ServiceId, Vip, VipMode};
+use model::{AffinityKey, External, Fallback, Generation, Match, Prefix, ServiceId, Vip, VipMode};
 
 use super::{Conforming, PORT};
 use crate::{Plan, ServicePlan, SwitchRequest};
@@ -62,6 +62,16 @@ pub(super) fn that_ask_for_more_are_refused(of: &mut Conforming<'_>) {
         plan.services[0].relaxed = true;
         plan.services[0].return_counters = true;
     });
+    let external = || External::new(&[Prefix::of(address)], 4032).ok();
+    ask("the owner of their external port", can.port_blocks, &|plan| {
+        plan.services[0].external = external()
+    });
+    if can.port_blocks && can.affinity_keys.contains(&AffinityKey::Inner) {
+        ask("external addresses together with", false, &|plan| {
+            plan.services[0].external = external();
+            plan.services[0].affinity_key = AffinityKey::Inner;
+        });
+    }
     ask("that signals of its instances are told", can.signals, &|plan| {
         plan.services[0].signals = true
     });

@@ -416,6 +416,7 @@ impl Switch for FakeSwitch {
             sees_openers: true,
             flow_counters: true,
             ring_occupancy: true,
+            port_blocks: true,
             service_changes: true,
             ..Capabilities::NONE
         }

@@ -7,7 +7,7 @@ use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, Tuple, Uplin
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Terms};
 
 use super::{FakeSwitch, Phase, hash_of};
-use crate::{FlowFilter, FlowRow, SwitchEvent};
+use crate::{BlockOwners, ExternalPacket, FlowFilter, FlowRow, SwitchEvent};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
@@ -61,6 +61,18 @@ impl FakeSwitch {
             return false;
         };
         let plan = Arc::clone(&worker.plan);
+        match BlockOwners::of(&plan).find(tuple, uplink) {
+            Some(ExternalPacket::Owned { service, slot }) => {
+                self.pin(key, service, slot);
+                if let Some(flow) = self.flows.get_mut(&key) {
+                    flow.opener = direction;
+                }
+                return true;
+            }
+            Some(ExternalPacket::Unowned { service }) => return self.refuse(service, DropReason::PortBlock),
+            Some(ExternalPacket::Spoofed { service }) => return self.refuse(service, DropReason::Spoofed),
+            None => {}
+        }
         let Some(service) = plan
             .classify(|| *tuple, uplink)
             .and_then(|at| plan.services.get(at))
@@ -120,6 +132,13 @@ impl FakeSwitch {
             flow.opener = direction;
         }
         true
+    }
+
+    /// Drops a packet of the service. No instance took it.
+    fn refuse(&mut self, service: ServiceId, reason: DropReason) -> bool {
+        self.reading.services[service.index()].offered_packets += 1;
+        self.reading.drops[reason.index()] += 1;
+        false
     }
 
     /// Pins a flow to an instance, whatever a scheduler would say.

@@ -16,6 +16,7 @@ const SETUP: Setup = Setup {
     instance: 1,
     ports: 2,
     seed: 1,
+    external: None,
 };
 const SUITES: [&str; 3] = ["aes-128-gcm", "aes-256-gcm", "aes-256-ctr-hmac-sha1-96"];
 
