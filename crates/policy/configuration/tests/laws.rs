@@ -257,6 +257,9 @@ fn the_example_of_every_key_is_accepted() {
         if (key.table, key.name) == ("service.NAME.scheduler", "limit") {
             text.push_str("metric = \"bytes\"\n");
         }
+        if (key.table, key.name) == ("service.NAME", "next") {
+            text.push_str("[service.ids]\nimage = \"inco/ids\"\n");
+        }
         if (key.table, key.name) == ("service.NAME", "signals") {
             text = text.replace("signals = true\n", "signals = true\nautoscaler = \"fixed\"\n");
         }
