@@ -342,9 +342,16 @@ fn no_code_above_the_switches_depends_on_the_driver() {
 /// Lines of a file in the folders of switches, at most.
 const FILE_LINES: usize = 600;
 /// Fields of a struct there, at most.
-const STRUCT_FIELDS: usize = 16;
-/// Structs that may have more: one field is one counter, or they are models of switches and forward nothing.
-const LONG_STRUCTS: &[&str] = &["SlotCounters", "WorkerTotals", "Figures", "FakeNic"];
+const STRUCT_FIELDS: usize = 15;
+/// Structs that may have more: one field is one counter, or one key of a service; or they are models of switches and
+/// forward nothing.
+const LONG_STRUCTS: &[&str] = &[
+    "SlotCounters",
+    "WorkerTotals",
+    "ServicePlan",
+    "Figures",
+    "FakeNic",
+];
 
 #[test]
 fn files_and_structs_of_switches_are_short() {

@@ -538,9 +538,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             self.look_at = now + LOOK_PERIOD;
             self.instances.look(events);
             if let Some(keep) = &self.keep {
-                if !self.leftover.ports.is_empty() {
-                    self.leftover.drop_ended(keep);
-                }
+                self.leftover.drop_ended(keep);
                 keep.send_forgotten();
             }
             self.uplinks.look(&mut self.workers, events);
