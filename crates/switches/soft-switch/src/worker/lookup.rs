@@ -106,7 +106,8 @@ impl Lookup {
     }
 
     /// The outcome for a flow without an instance in the packet's direction. A flow that was in a chain of services,
-    /// which is no more, has its instance in the other direction alone.
+    /// which is no more, has its instance in the other direction alone. With external addresses each direction has an
+    /// owner of its own.
     #[cold]
     fn without_pin<M: FrameMemory>(
         &self,
@@ -117,7 +118,7 @@ impl Lookup {
     ) -> Outcome {
         let other = self.table.pin(entry, info.direction.flipped());
         let route = &cx.view.routes[other];
-        let shares_pin = |of: &ServicePlan| of.symmetric && of.next.is_none();
+        let shares_pin = |of: &ServicePlan| of.symmetric && of.next.is_none() && of.external.is_none();
         if !lost.is_some() && route.serves && cx.view.plan.service(route.service).is_some_and(shares_pin) {
             return Outcome::Hit {
                 slot: other,
