@@ -195,7 +195,7 @@ impl Networks {
         Connection {
             id,
             inside: SocketAddrV4::new(Ipv4Addr::new(10, 0, a, b), 1024 + (id % 60_000) as u16),
-            is_tcp: id % 2 == 0,
+            is_tcp: id.is_multiple_of(2),
             asked: 0,
             missing: 0,
             at: now,
