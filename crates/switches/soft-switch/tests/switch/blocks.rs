@@ -126,7 +126,10 @@ fn errors_and_fragments_follow_the_port_that_only_some_of_them_show() {
                 let error =
                     Frame::icmp([192, 0, 2, 99].into(), inner.ip(), 3, 1, [0; 4], &sent[14..]).unwrap();
                 let frame = error.to_vec().unwrap();
-                assert_eq!(from_outside(&mut bed, &[frame.clone()])[&frame[14..]], slot);
+                assert_eq!(
+                    from_outside(&mut bed, std::slice::from_ref(&frame))[&frame[14..]],
+                    slot
+                );
                 let big = Frame::udp(far, inner, &[host; 1200]).unwrap().to_vec().unwrap();
                 let mut pieces = fragment(&big, 500, u32::from(host) + 1).unwrap();
                 // The first one comes last.
@@ -179,7 +182,10 @@ fn what_nobody_owns_reaches_nobody_and_is_counted() {
     });
     // The one that was spoofed does not pin what answers it.
     let back = udp(remote(1), to_block(BLOCKS[0], 1));
-    assert_eq!(from_outside(&mut bed, &[back.clone()])[&back[14..]], 0);
+    assert_eq!(
+        from_outside(&mut bed, std::slice::from_ref(&back))[&back[14..]],
+        0
+    );
     bed.assert_accounts_close();
     assert_eq!(bed.reading.services[0].offered_packets, 10);
     bed.finish();
