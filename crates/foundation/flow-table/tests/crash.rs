@@ -365,7 +365,7 @@ struct Victim {
 }
 
 /// Keeps this thread, and the processes that it starts, on the CPU where it is. Each instruction is two switches between
-/// them; from one idle CPU to another they take ten times as long.
+/// them, which take longer from one idle CPU to another.
 fn stay_on_this_cpu() {
     let mut one = CpuSet::new();
     one.set(sched_getcpu());
