@@ -1,5 +1,7 @@
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::thread::{Builder, JoinHandle};
+use std::{fs, io};
 
 use autoscaling::{Fit, Fitted};
 use collector::Collector;
@@ -17,6 +19,39 @@ const CREATES_WAIT: Nanos = Nanos::from_millis(2);
 
 /// The file in the run directory with reserved blocks of external ports, a line each.
 const BLOCKS_FILE: &str = "port-blocks";
+
+/// Keeps the reserved blocks for the next run.
+///
+/// # Errors
+/// The system's: the file stays as it was.
+fn keep_blocks(run_dir: &Path, reserved: &[ReservedBlock]) -> io::Result<()> {
+    let file = run_dir.join(BLOCKS_FILE);
+    if reserved.is_empty() {
+        return match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    }
+    let text: String = reserved.iter().map(|block| format!("{block}\n")).collect();
+    let new = file.with_extension("new");
+    fs::write(&new, text)?;
+    fs::rename(&new, &file)
+}
+
+/// The blocks that an earlier run had reserved, and why there may have been more, if that is so.
+fn kept_blocks(run_dir: &Path) -> (Vec<ReservedBlock>, Option<String>) {
+    let text = match fs::read_to_string(run_dir.join(BLOCKS_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return (Vec::new(), None),
+        Err(error) => return (Vec::new(), Some(error.to_string())),
+        Ok(text) => text,
+    };
+    let blocks = text.lines().filter_map(ReservedBlock::from_line).collect();
+    let foreign = text.lines().find(|line| ReservedBlock::from_line(line).is_none());
+    (
+        blocks,
+        foreign.map(|line| format!("{line:?} is no reserved block")),
+    )
+}
 
 /// The engine's calls by kind: how many, how long, how many failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,11 +138,10 @@ impl Shell {
     ) -> Result<Shell, engine::EngineError> {
         let containers = engine.list(&controller.settings().label())?;
         controller.adopt(&containers, resumed, now);
-        let kept = std::fs::read_to_string(controller.settings().run_dir.join(BLOCKS_FILE));
-        let kept: Vec<ReservedBlock> = kept
-            .iter()
-            .flat_map(|text| text.lines().filter_map(ReservedBlock::from_line))
-            .collect();
+        let (kept, trouble) = kept_blocks(&controller.settings().run_dir);
+        if let Some(reason) = trouble {
+            controller.tell_of_blocks(&reason);
+        }
         controller.reserve_blocks(&kept, now);
         Ok(Shell {
             controller,
@@ -170,25 +204,15 @@ impl Shell {
             self.fits.extend(start_fit(fit).map(|thread| (service, thread)));
         }
         if let Some(reserved) = self.outputs.reserved.take() {
-            self.keep_reserved(&reserved);
+            // No reason to stop: it concerns a next run, within the lifetime of mappings.
+            if let Err(error) = keep_blocks(&self.controller.settings().run_dir, &reserved) {
+                self.controller.tell_of_blocks(&error.to_string());
+            }
         }
         for dir in self.outputs.remove_dirs.drain(..) {
             // A directory that cannot be removed is harmless: names are never reused.
             let _ = engine::exchange::remove(&dir);
         }
-    }
-
-    /// Keeps the reserved blocks for the next run. If that fails, the next run may give a block away too early, which is
-    /// no reason to stop now.
-    fn keep_reserved(&self, reserved: &[ReservedBlock]) {
-        let file = self.controller.settings().run_dir.join(BLOCKS_FILE);
-        if reserved.is_empty() {
-            let _ = std::fs::remove_file(file);
-            return;
-        }
-        let text: String = reserved.iter().map(|block| format!("{block}\n")).collect();
-        let new = file.with_extension("new");
-        let _ = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &file));
     }
 
     /// Collects the results of finished fits.
@@ -258,6 +282,32 @@ mod tests {
     use engine::ContainerSpec;
 
     use super::*;
+
+    #[test]
+    fn reserved_blocks_are_kept_or_it_is_told_that_they_are_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        let empty = (Vec::new(), None);
+        assert_eq!(kept_blocks(at), empty);
+        keep_blocks(at, &[]).unwrap();
+        let address = model::Prefix::of("203.0.113.1".parse().unwrap());
+        let external = model::External::new(&[address], 4032).unwrap();
+        let of = |block| ReservedBlock {
+            until_unix_ms: 7,
+            ports: external.ports_of(block).unwrap(),
+            service: "nat".to_owned(),
+        };
+        let all = vec![of(0), of(2)];
+        keep_blocks(at, &all).unwrap();
+        assert_eq!(kept_blocks(at), (all.clone(), None));
+        fs::write(at.join(BLOCKS_FILE), format!("{}\nwhat is this\n", all[0])).unwrap();
+        let (kept, trouble) = kept_blocks(at);
+        assert_eq!(kept, all[..1]);
+        assert!(trouble.unwrap().contains("what is this"));
+        keep_blocks(at, &[]).unwrap();
+        assert_eq!(kept_blocks(at), empty);
+        keep_blocks(&at.join("none"), &all).unwrap_err();
+    }
 
     fn create(ticket: u64) -> (Ticket, Request) {
         let spec = ContainerSpec::new(format!("nf-{ticket}"), "nf");

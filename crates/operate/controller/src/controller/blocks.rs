@@ -117,6 +117,16 @@ impl Controller {
         }
     }
 
+    /// Tells that reserved blocks are not kept from one run to the next.
+    pub(crate) fn tell_of_blocks(&mut self, why: &str) {
+        let what = "port blocks".to_owned();
+        let reason = format!(
+            "the file of reserved blocks in the run directory: {why}; a block may be given away while somebody still \
+             sends to its ports"
+        );
+        self.event(None, None, EventKind::Failure { what, reason });
+    }
+
     /// Reserves the blocks that were reserved in an earlier run. Call it after [`Controller::adopt`].
     pub fn reserve_blocks(&mut self, reserved: &[ReservedBlock], now: Nanos) {
         let at_zero = self.settings.unix_ms_at_zero;
