@@ -16,7 +16,7 @@
 # INCO_FUZZ_HANG: seconds after which an input hangs (10). More where this is stopped meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || { sed -n '2,17s/^# \?//p' "$0"; exit 2; }
+[[ ${1-} =~ ^([1-9][0-9]*|aim)$ ]] || { sed -n '2,17s/^# \?//p' "$0"; exit 2; }
 readonly aim_inputs=100000000 aim_seconds=1800 turn_seconds=600 effort=fuzz/effort.tsv results=docs/fuzzing.md
 duration=$1
 shift
