@@ -81,7 +81,7 @@ impl Ovs {
         // One CPU may have to do for all: the poller sleeps when nothing comes.
         let cpus = std::thread::available_parallelism().unwrap().get();
         let dpdk = format!(
-            "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m 512 \
+            "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m 2048 \
              --file-prefix={}\"",
             ovs.folder.path().file_name().unwrap().display()
         );
