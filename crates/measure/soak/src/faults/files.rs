@@ -37,7 +37,7 @@ impl Fault for InvalidReload {
             1 => ("with an unknown key", format!("{right}\nsurprise = 1\n")),
             2 => (
                 "with another uplink",
-                right.replace("memif:wan.sock", "memif:other.sock"),
+                right.replacen("device = \"", "device = \"other-", 1),
             ),
             _ => (
                 "of random bytes",
