@@ -40,7 +40,13 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["inco-nf-c"],
         ],
     ),
-    ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
+    (
+        "policy",
+        &[
+            &["scheduling", "autoscaling", "actor-scheduling"],
+            &["configuration"],
+        ],
+    ),
     (
         "switches",
         &[
@@ -80,6 +86,7 @@ const PURE: &[&str] = &[
     "flow-table",
     "scheduling",
     "autoscaling",
+    "actor-scheduling",
     "openflow",
     "functions",
 ];

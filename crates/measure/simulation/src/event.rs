@@ -88,6 +88,8 @@ struct Events<'a> {
     numbers: u64,
     latency: Histogram<u64>,
     by_source: Vec<Histogram<u64>>,
+    /// Of short and of long requests, where the service times are of two kinds.
+    by_kind: [Histogram<u64>; 2],
     finished: Vec<u64>,
     counted_from: u64,
     interval: Interval,
@@ -167,6 +169,7 @@ impl<'a> Events<'a> {
             numbers: seed << 32,
             latency: histogram()?,
             by_source: (0..sources).map(|_| histogram()).collect::<Result<_, _>>()?,
+            by_kind: [histogram()?, histogram()?],
             finished: vec![0; sources],
             counted_from: crate::time::seconds(scenario.warm_up_s).0,
             interval: Interval::default(),
@@ -643,10 +646,12 @@ impl<'a> Events<'a> {
         let Some((job, worked)) = place.station.finish(server, at) else {
             return;
         };
-        place.back += 1;
-        place.served += 1;
         place.busy_ns += worked;
-        self.interval.served += 1.0;
+        if job.is_some() {
+            place.back += 1;
+            place.served += 1;
+            self.interval.served += 1.0;
+        }
         while let Some((server, until)) = place.station.start(at) {
             let done = SimulationEvent::Done {
                 slot,
@@ -655,9 +660,14 @@ impl<'a> Events<'a> {
             };
             self.heap.push(Reverse((until, done)));
         }
+        let Some(job) = job else { return };
         if job.arrived >= self.counted_from {
             let took = at.saturating_sub(job.arrived).max(1);
             self.latency.saturating_record(took);
+            if let Work::Bimodal { short_us, .. } = self.scenario.queue.service {
+                let is_long = job.work_ns > short_us * 1e3;
+                self.by_kind[usize::from(is_long)].saturating_record(took);
+            }
             if let Some(of) = self.by_source.get_mut(job.source as usize) {
                 of.saturating_record(took);
             }
@@ -734,6 +744,11 @@ impl<'a> Events<'a> {
             }
         };
         all("", &self.latency);
+        for (suffix, of) in ["_short", "_long"].into_iter().zip(&self.by_kind) {
+            if !of.is_empty() {
+                all(suffix, of);
+            }
+        }
         if self.by_source.len() > 1 {
             for (index, of) in self.by_source.iter().enumerate() {
                 all(&format!("_of_{index}"), of);

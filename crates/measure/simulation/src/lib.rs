@@ -47,8 +47,8 @@ pub use outcome::{DECISIONS_LIMIT, Decision, InstancePoint, Outcome, Point};
 pub use recording::{RecordedDecision, Recording};
 pub use run::{Figure, ScenarioResult, VariantResult, play, run};
 pub use scenario::{
-    Action, Burst, BurstOf, Capacities, Counters, DURATION_LIMIT_S, Discipline, Expectation, FlowMix,
-    INSTANCES_LIMIT, Instances, Model, Noise, Queue, Range, SEEDS_LIMIT, Scenario, ScenarioFile, Service,
-    Step, Traffic, VARIANTS_LIMIT, Work,
+    Action, Burst, BurstOf, Capacities, Counters, DURATION_LIMIT_S, Expectation, FlowMix, INSTANCES_LIMIT,
+    Instances, Model, Noise, Queue, Range, SEEDS_LIMIT, Scenario, ScenarioFile, Service, Step, Traffic,
+    VARIANTS_LIMIT, Work,
 };
 pub use sweep::{COMBINATIONS_LIMIT, SweepPoint, parse_vary, sweep};

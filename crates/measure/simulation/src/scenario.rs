@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use actor_scheduling::PolicyName;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -506,18 +507,19 @@ pub enum BurstOf {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
-    /// The queueing discipline.
-    pub discipline: Discipline,
+    /// The scheduler's policy.
+    pub discipline: PolicyName,
     /// Servers per instance.
     pub servers: u32,
     /// Service time of a request.
     pub service: Work,
-    /// Quantum of deficit round-robin per actor and round, in microseconds.
+    /// Quantum of deficit round-robin per actor and round, in microseconds; with `preemptive` also the longest time
+    /// without an interruption.
     pub quantum_us: f64,
     /// Cost of a switch between actors, in microseconds.
     pub switch_us: f64,
-    /// The hybrid's threshold on the tail (mean plus three deviations of an actor's response time), in
-    /// microseconds.
+    /// The hybrid's threshold on the tail (mean plus three deviations of the response time of what is served first come,
+    /// first served), in microseconds.
     pub tail_threshold_us: f64,
     /// Margin below the threshold, as a share, at which an actor returns to the first queue.
     pub hysteresis: f64,
@@ -528,7 +530,7 @@ pub struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Queue {
-            discipline: Discipline::Fcfs,
+            discipline: PolicyName::Fcfs,
             servers: 1,
             service: Work::Capacity,
             quantum_us: 10.0,
@@ -538,19 +540,6 @@ impl Default for Queue {
             actors: 1,
         }
     }
-}
-
-/// The event model's queueing discipline.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Discipline {
-    /// First come, first served, by any free server.
-    #[default]
-    Fcfs,
-    /// Deficit round-robin over actors (Shreedhar and Varghese, SIGCOMM 1995).
-    Drr,
-    /// iPipe's: FCFS for actors with low dispersion, deficit round-robin for the others.
-    Hybrid,
 }
 
 /// The service time of a request.
