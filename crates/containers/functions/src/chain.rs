@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::fmt;
 
-use model::Nanos;
+use model::{Nanos, Tuple};
+use state_moves::{NotMoved, STATE_BYTES_LIMIT};
 
 use crate::about::About;
 use crate::burst::{Burst, Settled};
@@ -23,6 +24,9 @@ pub(crate) trait AnyFunction: Send {
     fn reload(&mut self, configuration: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>>;
     fn metrics(&self, values: &mut [u64]);
     fn summary(&self) -> Summary;
+    fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved>;
+    fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved>;
+    fn forget(&mut self, flow: &Tuple, now: Nanos);
 }
 
 impl<F: Function> AnyFunction for F {
@@ -52,6 +56,18 @@ impl<F: Function> AnyFunction for F {
 
     fn summary(&self) -> Summary {
         Function::summary(self)
+    }
+
+    fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
+        Function::export(self, flow, state, now)
+    }
+
+    fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        Function::import(self, flow, state, now)
+    }
+
+    fn forget(&mut self, flow: &Tuple, now: Nanos) {
+        Function::forget(self, flow, now);
     }
 }
 
@@ -229,6 +245,84 @@ impl Chain {
         let old = of.function.reload(compiled.0).ok_or(Error::Stage { stage })?;
         of.totals.reloads += 1;
         Ok(Compiled(old))
+    }
+
+    /// Writes what the functions know of a flow into `state`: how many functions there are, then for each the bytes of
+    /// its state in two bytes, and the state. Returns how many bytes those are. See [`Function::export`].
+    ///
+    /// # Errors
+    /// That of the first function whose flow stays, or [`NotMoved::TooLong`].
+    pub fn export(
+        &self,
+        flow: &Tuple,
+        state: &mut [u8; STATE_BYTES_LIMIT],
+        now: Nanos,
+    ) -> Result<usize, NotMoved> {
+        state[0] = self.stages.len() as u8;
+        let mut at = 1;
+        for stage in &self.stages {
+            let (length, room) = state
+                .get_mut(at..)
+                .and_then(<[u8]>::split_first_chunk_mut::<2>)
+                .ok_or(NotMoved::TooLong)?;
+            let most = room.len();
+            let written = stage.function.export(flow, room, now)?;
+            if written > most {
+                return Err(NotMoved::TooLong);
+            }
+            *length = u16::try_from(written)
+                .map_err(|_| NotMoved::TooLong)?
+                .to_be_bytes();
+            at += 2 + written;
+        }
+        Ok(at)
+    }
+
+    /// Takes a flow over with what [`Chain::export`] of another instance wrote.
+    ///
+    /// # Errors
+    /// [`NotMoved::Malformed`]: it is the state of other functions, or not whole. Else that of the first function that
+    /// does not take it; those before it have dropped the flow then.
+    pub fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let (count, state) = state.split_first().ok_or(NotMoved::Malformed)?;
+        if usize::from(*count) != self.stages.len() {
+            return Err(NotMoved::Malformed);
+        }
+        let part = |rest: &mut &[u8]| -> Option<usize> {
+            let (length, behind) = rest.split_first_chunk::<2>()?;
+            let length = usize::from(u16::from_be_bytes(*length));
+            *rest = behind.get(length..)?;
+            Some(length)
+        };
+        // All of it first: a function takes nothing of what is not whole.
+        let mut rest = state;
+        for _ in &self.stages {
+            part(&mut rest).ok_or(NotMoved::Malformed)?;
+        }
+        if !rest.is_empty() {
+            return Err(NotMoved::Malformed);
+        }
+        let mut rest = state;
+        for at in 0..self.stages.len() {
+            let behind = rest.get(2..).unwrap_or_default();
+            let length = part(&mut rest).ok_or(NotMoved::Malformed)?;
+            let part = behind.get(..length).ok_or(NotMoved::Malformed)?;
+            let taken = self.stages[at].function.import(flow, part, now);
+            if let Err(why) = taken {
+                self.stages[..at]
+                    .iter_mut()
+                    .for_each(|stage| stage.function.forget(flow, now));
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what the functions know of a flow.
+    pub fn forget(&mut self, flow: &Tuple, now: Nanos) {
+        for stage in &mut self.stages {
+            stage.function.forget(flow, now);
+        }
     }
 
     /// The stage at a position on the way of packets from a port.
@@ -486,6 +580,74 @@ mod tests {
         let right = entry.compile("7", &SETUP).unwrap();
         assert_eq!(chain.reload(2, right).unwrap_err(), Error::Stage { stage: 2 });
         assert_eq!(chain.stages()[1].totals().reloads, 1);
+    }
+
+    fn chain_of(entries: &[(Entry, &str)]) -> Chain {
+        let stages = entries
+            .iter()
+            .map(|(entry, text)| entry.make(text, &SETUP).unwrap());
+        Chain::new(stages.collect()).unwrap()
+    }
+
+    #[test]
+    fn a_chain_moves_the_state_of_all_its_functions_or_none() {
+        let flow = Tuple {
+            src: [10, 0, 0, 1].into(),
+            dst: [192, 0, 2, 1].into(),
+            src_port: 1,
+            dst_port: 2,
+            protocol: 17,
+            vlan: 0,
+        };
+        let frame =
+            packet::build::Frame::udp(([10, 0, 0, 1], 1).into(), ([192, 0, 2, 1], 2).into(), &[0; 20]);
+        let frame = frame.unwrap().to_vec().unwrap();
+        const FIREWALL: &str =
+            "default = \"deny\"\nconnections = 8\n[[rule]]\naction = \"allow\"\nsource = \"10.0.0.0/8\"\n";
+        const LIMITER: &str = "[[rule]]\nkey = \"flow\"\nrate = \"1pps\"\nburst_packets = 2\n";
+        let entries = [
+            (Entry::of::<crate::firewall::Firewall>(), FIREWALL),
+            (Entry::of::<crate::Limiter>(), LIMITER),
+            (Entry::of::<crate::Forward>(), ""),
+        ];
+        let (mut from, mut to) = (chain_of(&entries), chain_of(&entries));
+        assert_eq!(pass(&mut from, (0, 1), &[&frame]).len(), 1);
+        let mut state = [0; STATE_BYTES_LIMIT];
+        let now = Nanos::ZERO;
+        let length = from.export(&flow, &mut state, now).unwrap();
+        let whole = &state[..length];
+        // Nothing of a state that is cut off, or of other functions, is taken.
+        for cut in 0..length {
+            assert_eq!(
+                to.import(&flow, &whole[..cut], now),
+                Err(NotMoved::Malformed),
+                "{cut}"
+            );
+        }
+        let longer = [whole, &[0]].concat();
+        assert_eq!(to.import(&flow, &longer, now), Err(NotMoved::Malformed));
+        let others = chain_of(&entries[..2]).import(&flow, whole, now);
+        assert_eq!(others, Err(NotMoved::Malformed));
+        assert_eq!(to.import(&flow, whole, now), Ok(()));
+        assert_eq!(
+            pass(&mut to, (0, 1), &[&frame, &frame]).len(),
+            1,
+            "of two, one was taken there"
+        );
+        from.forget(&flow, now);
+        assert_eq!(pass(&mut from, (0, 1), &[&frame, &frame]).len(), 2);
+        // One function that does not take its part undoes those before it.
+        let mut wrong = whole.to_vec();
+        let at = 1 + 2 + 3 + 2;
+        wrong[at] = 9;
+        assert_eq!(to.import(&flow, &wrong, now), Err(NotMoved::Malformed));
+        let known = to.export(&flow, &mut state, now).unwrap();
+        assert!(known < length, "the firewall has forgotten it");
+        // A function whose flows stay keeps those of its chain.
+        assert_eq!(
+            chain(2).export(&flow, &mut state, now),
+            Err(NotMoved::Unsupported)
+        );
     }
 
     #[test]

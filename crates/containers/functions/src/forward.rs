@@ -1,7 +1,8 @@
 //! The function `forward`: returns every packet unchanged, with work that is declared and a stamp if wanted.
 
-use model::Nanos;
+use model::{Nanos, Tuple};
 use serde::Deserialize;
+use state_moves::NotMoved;
 
 use crate::about::{About, Metric};
 use crate::burst::Burst;
@@ -104,6 +105,19 @@ impl Function for Forward {
 
     fn metrics(&self, values: &mut [u64]) {
         values.copy_from_slice(&[self.stamped]);
+    }
+
+    /// It has no state.
+    fn export(&self, _flow: &Tuple, _state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
+        Ok(0)
+    }
+
+    fn import(&mut self, _flow: &Tuple, state: &[u8], _now: Nanos) -> Result<(), NotMoved> {
+        if state.is_empty() {
+            Ok(())
+        } else {
+            Err(NotMoved::Malformed)
+        }
     }
 }
 

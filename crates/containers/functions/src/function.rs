@@ -1,6 +1,7 @@
 //! What an author of a function implements.
 
-use model::{Nanos, PortBlock};
+use model::{Nanos, PortBlock, Tuple};
+use state_moves::NotMoved;
 
 use crate::about::About;
 use crate::burst::Burst;
@@ -83,5 +84,34 @@ pub trait Function: Send + Sized + 'static {
     /// What it holds now.
     fn summary(&self) -> Summary {
         Summary::default()
+    }
+
+    /// Writes what it knows of a flow into `state`, for the function of another instance with the same configuration,
+    /// and returns how many bytes those are: 0 if it knows nothing of the flow. It keeps its copy: the flow goes on here
+    /// if the other instance does not take it. `flow` is the flow in the direction of its first packet; its packets of
+    /// both directions have been processed.
+    ///
+    /// A function without state returns 0. A function that does not implement this has flows that stay.
+    ///
+    /// # Errors
+    /// Why the flow cannot leave the instance.
+    fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
+        let _ = (flow, state, now);
+        Err(NotMoved::Unsupported)
+    }
+
+    /// Takes a flow over with what [`export`](Function::export) wrote, in place of what it knows of it. The bytes may be
+    /// any: they come from another container.
+    ///
+    /// # Errors
+    /// Why it does not; nothing has changed then.
+    fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let _ = (flow, state, now);
+        Err(NotMoved::Unsupported)
+    }
+
+    /// Drops what it knows of a flow: another instance has it.
+    fn forget(&mut self, flow: &Tuple, now: Nanos) {
+        let _ = (flow, now);
     }
 }

@@ -13,6 +13,8 @@
 //! 4. A configuration changes in two steps. [`Entry::compile`] may take long, and runs on another thread;
 //!    [`Chain::reload`] puts its result in place between two bursts. A text that does not compile changes nothing.
 //! 5. [`Stage::totals`], [`Stage::metrics`] and [`Stage::summary`] say what was done.
+//! 6. A flow moves to another instance with its state: [`Chain::export`] there, [`Chain::import`] here, [`Chain::forget`]
+//!    there.
 //!
 //! # A new function
 //! One file or folder here, which implements [`Function`], and one line in [`LIBRARY`]. [`Forward`] is a short one.
@@ -71,3 +73,4 @@ pub use nat::Nat;
 pub use pfabric::Pfabric;
 pub use ranker::Ranker;
 pub use replica::Replica;
+pub use state_moves::{NotMoved, STATE_BYTES_LIMIT};

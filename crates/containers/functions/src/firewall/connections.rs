@@ -1,11 +1,28 @@
 //! The connections that are under way: which packets belong to one that a rule has allowed.
 
-use flow_table::{EntryIndex, FlowChange, FlowHasher, FlowTable, Identity, Line, TableConfig, TableError};
-use model::{FlowKey, Nanos, ServiceId, Slot, Timeouts};
+use flow_table::{
+    EntryIndex, FlowChange, FlowHasher, FlowTable, Identity, Line, TableConfig, TableError, TcpState,
+};
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts};
 use packet::{PacketInfo, TcpFlags};
+use state_moves::NotMoved;
 
 /// Connections that one call ends at most: some ten microseconds.
 const EXPIRED_PER_CALL: usize = 128;
+/// Bytes of a moved connection: version, the direction that opened it, the state of TCP.
+pub(super) const MOVED_BYTES: usize = 3;
+/// Of their layout.
+const VERSION: u8 = 1;
+/// The states of TCP, as a moved connection numbers them.
+const STATES: [TcpState; 6] = [
+    TcpState::None,
+    TcpState::Handshake,
+    TcpState::Established,
+    TcpState::FinForward,
+    TcpState::FinReverse,
+    TcpState::Closed,
+];
+const NO_PINS: [Slot; 2] = [Slot::NONE; 2];
 /// How often connections are ended.
 pub(super) const INTERVAL: Nanos = Nanos::from_millis(5);
 
@@ -91,10 +108,9 @@ impl Connections {
 
     /// Opens a connection with its first packet; false if there is no room.
     pub(super) fn open(&mut self, info: &PacketInfo, hash: u64, now: Nanos) -> bool {
-        const PINS: [Slot; 2] = [Slot::NONE; 2];
         match self
             .table
-            .insert(&info.key, hash, info.direction, PINS, ServiceId(0), now)
+            .insert(&info.key, hash, info.direction, NO_PINS, ServiceId(0), now)
         {
             Ok(entry) => {
                 self.count(entry, info, now);
@@ -102,6 +118,51 @@ impl Connections {
             }
             Err(_) => false,
         }
+    }
+
+    /// A connection as a value, for [`Connections::import`] of another instance; [`None`] if it is not known.
+    pub(super) fn export(&self, key: &FlowKey, now: Nanos) -> Option<[u8; MOVED_BYTES]> {
+        let row = self.table.get(key, now)?;
+        let state = STATES.iter().position(|of| *of == row.tcp)? as u8;
+        Some([VERSION, row.opener.index() as u8, state])
+    }
+
+    /// Takes a connection over, in place of what is known of it. It counts as used now.
+    pub(super) fn import(&mut self, key: &FlowKey, moved: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let [VERSION, opener, state] = *moved else {
+            return Err(NotMoved::Malformed);
+        };
+        let opener = [Direction::Forward, Direction::Reverse]
+            .into_iter()
+            .find(|of| of.index() == usize::from(opener))
+            .ok_or(NotMoved::Malformed)?;
+        let state = *STATES.get(usize::from(state)).ok_or(NotMoved::Malformed)?;
+        if (state == TcpState::None) == (key.protocol() == model::protocol::TCP) {
+            return Err(NotMoved::Malformed);
+        }
+        let hash = self.hash(key);
+        self.table.purge(key, hash);
+        let entry = self
+            .table
+            .insert(key, hash, opener, NO_PINS, ServiceId(0), now)
+            .map_err(|_| NotMoved::Full)?;
+        // The flags that lead to the state.
+        let (direction, flags) = match state {
+            TcpState::None => (opener, 0),
+            TcpState::Handshake => (opener, TcpFlags::SYN),
+            TcpState::Established => (opener, TcpFlags::ACK),
+            TcpState::FinForward => (Direction::Forward, TcpFlags::FIN | TcpFlags::ACK),
+            TcpState::FinReverse => (Direction::Reverse, TcpFlags::FIN | TcpFlags::ACK),
+            TcpState::Closed => (opener, TcpFlags::RST),
+        };
+        self.table.hit(entry, direction, 1, 0, now, flags);
+        Ok(())
+    }
+
+    /// Forgets a connection.
+    pub(super) fn forget(&mut self, key: &FlowKey) {
+        let hash = self.hash(key);
+        self.table.purge(key, hash);
     }
 
     /// Ends connections whose time has passed. Returns whether there may be more.

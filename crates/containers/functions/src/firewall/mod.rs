@@ -11,8 +11,9 @@ mod verdicts;
 
 use std::net::IpAddr;
 
-use model::{DropReason, Nanos, protocol};
+use model::{DropReason, FlowKey, Nanos, Tuple, protocol};
 use packet::{Fragment, FragmentTracker, Offer, PacketInfo, Parsed};
+use state_moves::NotMoved;
 
 use crate::about::{About, Metric, Reason};
 use crate::burst::{Burst, CAPACITY};
@@ -270,6 +271,34 @@ impl Function for Firewall {
             entries: self.rules.settings.rules.len() as u64,
             flows: connections.map_or(0, |of| of.live() as u64),
             flows_limit: connections.map_or(0, |of| of.limit() as u64),
+        }
+    }
+
+    /// The connection.
+    fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
+        let connections = self.rules.connections.as_ref();
+        let Some(moved) = connections.and_then(|of| of.export(&FlowKey::new(flow).0, now)) else {
+            return Ok(0);
+        };
+        let room = state.get_mut(..moved.len()).ok_or(NotMoved::TooLong)?;
+        room.copy_from_slice(&moved);
+        Ok(moved.len())
+    }
+
+    fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let key = FlowKey::new(flow).0;
+        match &mut self.rules.connections {
+            Some(connections) if state.is_empty() => connections.forget(&key),
+            Some(connections) => connections.import(&key, state, now)?,
+            None if state.is_empty() => {}
+            None => return Err(NotMoved::Conflict),
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, flow: &Tuple, _now: Nanos) {
+        if let Some(connections) = &mut self.rules.connections {
+            connections.forget(&FlowKey::new(flow).0);
         }
     }
 }

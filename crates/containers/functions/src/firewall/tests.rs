@@ -299,3 +299,85 @@ fn hostile_frames_are_dropped_or_passed_and_never_panic() {
     }
     assert!(firewall.summary().flows <= firewall.summary().flows_limit);
 }
+
+/// A connection in each state of TCP, and one of UDP, goes on in another instance as it would here.
+#[test]
+fn a_connection_moves_with_its_state() {
+    const TEXT: &str = "default = \"deny\"\nconnections = 64\n[[rule]]\naction = \"allow\"\nprotocol = \"tcp\"\n\
+                        [[rule]]\naction = \"allow\"\nprotocol = \"udp\"\n";
+    let (client, server) = ("10.0.0.1:4000", "192.0.2.1:80");
+    let there = |flags| tcp(client, server, flags);
+    let back = |flags| tcp(server, client, flags);
+    let (syn, ack) = (TcpFlags::SYN, TcpFlags::ACK);
+    let opened = [there(syn), back(syn | ack), there(ack)];
+    let histories = [
+        opened[..1].to_vec(),
+        opened.to_vec(),
+        [&opened[..], &[there(TcpFlags::FIN | ack)]].concat(),
+        [&opened[..], &[back(TcpFlags::FIN | ack)]].concat(),
+    ];
+    let flow = Tuple {
+        src: [10, 0, 0, 1].into(),
+        dst: [192, 0, 2, 1].into(),
+        src_port: 4000,
+        dst_port: 80,
+        protocol: 6,
+        vlan: 0,
+    };
+    let now = Nanos::from_secs(1);
+    for history in histories {
+        let (mut from, mut to) = (firewall(TEXT), firewall(TEXT));
+        for frame in history {
+            assert_eq!(one(&mut from, frame, now), None);
+        }
+        assert_eq!(one(&mut to, back(ack), now), Some(NO_CONNECTION));
+        let mut state = [0; 16];
+        let length = from.export(&flow, &mut state, now).unwrap();
+        assert_eq!(to.import(&flow, &state[..length], now), Ok(()));
+        let mut again = [0; 16];
+        assert_eq!(to.export(&flow, &mut again, now), Ok(length));
+        assert_eq!(again, state, "the same state");
+        assert_eq!(one(&mut to, back(ack), now), None);
+        from.forget(&flow, now);
+        assert_eq!(one(&mut from, back(ack), now), Some(NO_CONNECTION));
+        // Bytes that are none change nothing.
+        for bad in [
+            &[2, 0, 1][..],
+            &[1, 2, 1],
+            &[1, 0, 0],
+            &[1, 0, 9],
+            &[1, 0],
+            &[1, 0, 1, 0],
+        ] {
+            assert_eq!(to.import(&flow, bad, now), Err(NotMoved::Malformed), "{bad:?}");
+        }
+        assert_eq!(one(&mut to, back(ack), now), None);
+        // A flow of which the source knows nothing is unknown here, too.
+        assert_eq!(from.export(&flow, &mut state, now), Ok(0));
+        assert_eq!(to.import(&flow, &[], now), Ok(()));
+        assert_eq!(one(&mut to, back(ack), now), Some(NO_CONNECTION));
+    }
+    let mut without = firewall("default = \"allow\"\nconnections = 0\n");
+    assert_eq!(without.import(&flow, &[1, 0, 2], now), Err(NotMoved::Conflict));
+}
+
+proptest::proptest! {
+    /// Whatever a container says a connection's state is, it is refused or can be given on.
+    #[test]
+    fn any_state_is_refused_or_a_state(state in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..5), protocol: u8) {
+        let mut firewall = firewall("default = \"deny\"\nconnections = 4\n");
+        let flow = Tuple {
+            src: [10, 0, 0, 1].into(),
+            dst: [192, 0, 2, 1].into(),
+            src_port: 1,
+            dst_port: 2,
+            protocol,
+            vlan: 0,
+        };
+        let now = Nanos::from_secs(1);
+        let taken = firewall.import(&flow, &state, now);
+        let mut room = [0; 8];
+        let length = firewall.export(&flow, &mut room, now).unwrap();
+        proptest::prop_assert_eq!(length > 0, taken.is_ok() && !state.is_empty());
+    }
+}

@@ -41,6 +41,11 @@ impl Limit {
         }
     }
 
+    /// The time until a bucket is full that owes all it can, rounded up to whole nanoseconds.
+    pub(super) fn most(&self) -> Parts {
+        parts(ns(self.tolerance))
+    }
+
     /// Takes `units` from the bucket `full_at` (the time when it is full again). The new time, or [`None`] if there are
     /// not as many.
     #[inline(always)]

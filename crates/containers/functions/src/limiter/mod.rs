@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use model::{FlowKey, Nanos, Tuple, mix};
 use packet::{PacketInfo, Parsed, parse};
+use state_moves::NotMoved;
 
 use crate::about::{About, Metric, Reason};
 use crate::addresses::addresses;
@@ -84,41 +85,11 @@ struct State {
 #[derive(Debug)]
 pub struct Configuration(Box<State>);
 
-/// What one bucket owes, to be moved to another instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedBucket {
-    /// The rule, from 0 on.
-    pub rule: u8,
-    /// Nanoseconds until the bucket is full.
-    pub full_in_ns: u64,
-}
-
-/// Bytes of a moved bucket.
-pub const MOVED_BYTES: usize = 10;
-/// Of their layout; the first byte.
+/// Bytes of what the bucket of one direction owes: version, direction, rule, and the nanoseconds until it is full, in the
+/// byte order of networks.
+pub const MOVED_BYTES: usize = 11;
+/// Of their layout.
 const VERSION: u8 = 1;
-
-impl MovedBucket {
-    /// Version, rule, and the time in the byte order of networks.
-    pub fn to_bytes(&self) -> [u8; MOVED_BYTES] {
-        let mut bytes = [0; MOVED_BYTES];
-        bytes[0] = VERSION;
-        bytes[1] = self.rule;
-        bytes[2..].copy_from_slice(&self.full_in_ns.to_be_bytes());
-        bytes
-    }
-
-    /// The bucket that these bytes are; [`None`] if they are none, or of another version.
-    pub fn from_bytes(bytes: &[u8]) -> Option<MovedBucket> {
-        match *bytes.first_chunk::<MOVED_BYTES>()? {
-            [VERSION, rule, a, b, c, d, e, f, g, h] if bytes.len() == MOVED_BYTES => Some(MovedBucket {
-                rule,
-                full_in_ns: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
-            }),
-            _ => None,
-        }
-    }
-}
 
 /// What of a packet chooses its bucket.
 #[derive(Clone, Copy, Debug)]
@@ -215,32 +186,17 @@ impl State {
 }
 
 impl Limiter {
-    /// What the bucket of a packet with these addresses owes; [`None`] if it is full, or no rule is about it. The bucket
-    /// of a flow is full then; that of a source or destination stays, because it may have other flows.
-    pub fn export(&mut self, tuple: &Tuple, now: Nanos) -> Option<MovedBucket> {
-        let (rule, tag) = self.state.bucket_of(&self.keyed, &Subject::of(tuple))?;
-        let now = gcra::parts(now.0);
-        let full_at = self.state.buckets.full_at(tag, now)?;
-        if self.state.settings.rules[usize::from(rule)].key == Key::Flow {
-            self.state.buckets.fill(tag);
-        }
-        Some(MovedBucket {
-            rule,
-            full_in_ns: gcra::ns(full_at - now),
-        })
-    }
-
-    /// The bucket of a packet with these addresses owes at least as much. False if another rule is about it, or it finds
-    /// no place.
-    pub fn import(&mut self, tuple: &Tuple, moved: &MovedBucket, now: Nanos) -> bool {
-        match self.state.bucket_of(&self.keyed, &Subject::of(tuple)) {
-            Some((rule, tag)) if rule == moved.rule => {
-                let now = gcra::parts(now.0);
-                let full_at = now.saturating_add(gcra::parts(moved.full_in_ns));
-                self.state.buckets.drain(tag, full_at, now)
-            }
-            _ => false,
-        }
+    /// Rules and tags of the buckets of a flow, by direction; the same one only once.
+    fn buckets_of(&self, flow: &Tuple) -> [Option<(u8, u64)>; 2] {
+        let back = Tuple {
+            src: flow.dst,
+            dst: flow.src,
+            src_port: flow.dst_port,
+            dst_port: flow.src_port,
+            ..*flow
+        };
+        let [first, second] = [flow, &back].map(|of| self.state.bucket_of(&self.keyed, &Subject::of(of)));
+        [first, second.filter(|_| second != first)]
     }
 }
 
@@ -376,6 +332,81 @@ impl Function for Limiter {
             entries: self.state.settings.rules.len() as u64,
             flows: self.in_use,
             flows_limit: self.state.buckets.limit() as u64,
+        }
+    }
+
+    /// What the buckets of both directions owe. The bucket of a source or destination may have other flows; the other
+    /// instance lets its own owe at least as much.
+    fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
+        let now = gcra::parts(now.0);
+        let mut room = state;
+        let mut written = 0;
+        for (direction, bucket) in (0..).zip(self.buckets_of(flow)) {
+            let Some((rule, tag)) = bucket else { continue };
+            let Some(full_at) = self.state.buckets.full_at(tag, now) else {
+                continue;
+            };
+            let (to, rest) = std::mem::take(&mut room)
+                .split_first_chunk_mut::<MOVED_BYTES>()
+                .ok_or(NotMoved::TooLong)?;
+            to[..3].copy_from_slice(&[VERSION, direction, rule]);
+            to[3..].copy_from_slice(&gcra::ns(full_at - now).to_be_bytes());
+            room = rest;
+            written += MOVED_BYTES;
+        }
+        Ok(written)
+    }
+
+    /// No bucket can owe more than its whole burst, so that no instance takes a source's budget away for longer.
+    fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let now = gcra::parts(now.0);
+        let buckets = self.buckets_of(flow);
+        let (moved, []) = state.as_chunks::<MOVED_BYTES>() else {
+            return Err(NotMoved::Malformed);
+        };
+        let mut owed = [None; 2];
+        for &[version, direction, rule, ref full_in @ ..] in moved {
+            let place = owed.get_mut(usize::from(direction)).ok_or(NotMoved::Malformed)?;
+            if version != VERSION || place.is_some() {
+                return Err(NotMoved::Malformed);
+            }
+            let Some((own, tag)) = buckets.get(usize::from(direction)).copied().flatten() else {
+                return Err(NotMoved::Conflict);
+            };
+            if own != rule {
+                return Err(NotMoved::Conflict);
+            }
+            let full_in = gcra::parts(u64::from_be_bytes(*full_in));
+            if full_in > self.state.settings.rules[usize::from(own)].limit.most() {
+                return Err(NotMoved::Malformed);
+            }
+            *place = Some((tag, now.saturating_add(full_in)));
+        }
+        self.fill_own(&buckets);
+        let mut has_room = true;
+        for (tag, full_at) in owed.into_iter().flatten() {
+            has_room &= self.state.buckets.drain(tag, full_at, now);
+        }
+        if !has_room {
+            self.fill_own(&buckets);
+            return Err(NotMoved::Full);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, flow: &Tuple, _now: Nanos) {
+        let buckets = self.buckets_of(flow);
+        self.fill_own(&buckets);
+    }
+}
+
+impl Limiter {
+    /// Fills those of these buckets that no other flow has.
+    fn fill_own(&mut self, buckets: &[Option<(u8, u64)>; 2]) {
+        for &(rule, tag) in buckets.iter().flatten() {
+            if self.state.settings.rules[usize::from(rule)].key == Key::Flow {
+                self.state.buckets.fill(tag);
+            }
         }
     }
 }

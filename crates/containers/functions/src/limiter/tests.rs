@@ -231,22 +231,39 @@ fn what_a_bucket_owes_moves() {
         protocol: 17,
         vlan: 0,
     };
-    assert_eq!(from.export(&tuple, now), None, "a full bucket owes nothing");
-    assert_eq!(pass(&mut from, &packets[..3], now), 3);
-    let moved = from.export(&tuple, now).unwrap();
+    let mut state = [0; 64];
     assert_eq!(
-        moved,
-        MovedBucket {
-            rule: 0,
-            full_in_ns: 3_000_000_000
-        }
+        from.export(&tuple, &mut state, now),
+        Ok(0),
+        "a full bucket owes nothing"
     );
-    assert_eq!(MovedBucket::from_bytes(&moved.to_bytes()), Some(moved));
-    assert_eq!(MovedBucket::from_bytes(&[0; MOVED_BYTES]), None);
-    assert!(to.import(&tuple, &moved, now));
+    assert_eq!(pass(&mut from, &packets[..3], now), 3);
+    assert_eq!(from.export(&tuple, &mut state, now), Ok(MOVED_BYTES));
+    let moved = &state[..MOVED_BYTES];
+    assert_eq!(moved, [&[1, 0, 0][..], &3_000_000_000_u64.to_be_bytes()].concat());
+    assert_eq!(to.import(&tuple, moved, now), Ok(()));
     assert_eq!(pass(&mut to, &packets, now), 1);
+    assert_eq!(pass(&mut from, &packets, now), 1, "it stays here, too");
+    from.forget(&tuple, now);
     assert_eq!(pass(&mut from, &packets, now), 4, "the flow is forgotten here");
-    assert!(!to.import(&tuple, &MovedBucket { rule: 1, ..moved }, now));
+    assert_eq!(to.import(&tuple, &[], now), Ok(()), "in place of what it knew");
+    assert_eq!(pass(&mut to, &packets, now), 4);
+    let other = |at: usize, byte: u8| {
+        let mut bytes = moved.to_vec();
+        bytes[at] = byte;
+        bytes
+    };
+    for (bytes, why) in [
+        (other(0, 2), NotMoved::Malformed),
+        (other(1, 2), NotMoved::Malformed),
+        (other(1, 1), NotMoved::Conflict),
+        (other(2, 1), NotMoved::Conflict),
+        (other(3, 1), NotMoved::Malformed),
+        ([moved, moved].concat(), NotMoved::Malformed),
+        (moved[1..].to_vec(), NotMoved::Malformed),
+    ] {
+        assert_eq!(to.import(&tuple, &bytes, now), Err(why), "{bytes:?}");
+    }
 }
 
 #[test]

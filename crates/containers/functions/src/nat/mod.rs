@@ -10,10 +10,11 @@ mod records;
 mod tcp;
 mod translator;
 
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddrV4};
 
-use model::{Direction, FlowKey, Nanos, mix, protocol};
+use model::{Direction, FlowKey, Nanos, Tuple, mix, protocol};
 use packet::{PacketInfo, Parsed, Part, Rewrite, parse};
+use state_moves::NotMoved;
 
 use crate::about::{About, Metric, Reason};
 use crate::burst::{Burst, Packet, RECEIVED_LIMIT};
@@ -258,7 +259,7 @@ impl Nat {
 
     /// The mapping that the flow between these endpoints uses, as a value, and it ends here. The instance that imports
     /// it must get the packets to its external endpoint.
-    pub fn export(&mut self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
+    pub fn export_mapping(&mut self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
         self.translator.export(class, ends)
     }
 
@@ -269,7 +270,7 @@ impl Nat {
 
     /// Takes over a mapping that another instance has exported. False, and no change, if one of its endpoints has a
     /// mapping already, or there is no room.
-    pub fn import(&mut self, moved: &MovedMapping) -> bool {
+    pub fn import_mapping(&mut self, moved: &MovedMapping) -> bool {
         self.translator.import(moved)
     }
 
@@ -532,6 +533,36 @@ impl Function for Nat {
             entries: self.translator.pool().blocks() as u64,
             flows: self.translator.mappings() as u64,
             flows_limit: self.translator.limit() as u64,
+        }
+    }
+
+    /// A mapping is one of several flows, and its external port is this instance's: the others would lose it, and the
+    /// network goes on sending here. So only what is not translated leaves.
+    fn export(&self, flow: &Tuple, _state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
+        let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.src, flow.dst) else {
+            return Ok(0);
+        };
+        let class = match flow.protocol {
+            protocol::TCP => Class::Tcp,
+            protocol::UDP => Class::Udp,
+            protocol::ICMP => Class::Icmp,
+            _ => return Ok(0),
+        };
+        let ends = [
+            SocketAddrV4::new(source, flow.src_port),
+            SocketAddrV4::new(destination, flow.dst_port),
+        ];
+        match self.translator.moved(class, ends) {
+            Some(_) => Err(NotMoved::Unsupported),
+            None => Ok(0),
+        }
+    }
+
+    fn import(&mut self, _flow: &Tuple, state: &[u8], _now: Nanos) -> Result<(), NotMoved> {
+        if state.is_empty() {
+            Ok(())
+        } else {
+            Err(NotMoved::Malformed)
         }
     }
 }

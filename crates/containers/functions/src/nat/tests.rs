@@ -400,9 +400,9 @@ fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
     let mut from = nat("block_ports = 1\nblocks_per_host = 1\n");
     let outside = external(&mut from, HOST);
     let ends = [end(REMOTE), end(HOST)];
-    assert_eq!(from.export(Class::Tcp, ends), None);
+    assert_eq!(from.export_mapping(Class::Tcp, ends), None);
     let seen = from.moved(Class::Udp, ends).unwrap();
-    let moved = from.export(Class::Udp, ends).unwrap();
+    let moved = from.export_mapping(Class::Udp, ends).unwrap();
     assert_eq!((seen, moved.external), (moved, outside));
     assert_eq!(MovedMapping::from_bytes(&moved.to_bytes()), Some(moved));
     assert_eq!(MovedMapping::from_bytes(&moved.to_bytes()[1..]), None);
@@ -416,8 +416,8 @@ fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
     let mut to = Nat::new(Nat::compile(text, &SETUP).unwrap(), &SETUP);
     assert_eq!(reason(&mut to, 1, udp(end(REMOTE), outside)), "no_realm");
     external(&mut to, OTHER_HOST);
-    assert!(to.import(&moved));
-    assert!(!to.import(&moved), "it is there already");
+    assert!(to.import_mapping(&moved));
+    assert!(!to.import_mapping(&moved), "it is there already");
     assert_eq!(
         one(&mut to, 1, udp(end(REMOTE), outside)).1,
         udp(end(REMOTE), end(HOST))
@@ -427,9 +427,9 @@ fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
         udp(outside, end(REMOTE))
     );
     // And back, by the flow as the outside sees it.
-    let moved = to.export(Class::Udp, [outside, end(REMOTE)]).unwrap();
+    let moved = to.export_mapping(Class::Udp, [outside, end(REMOTE)]).unwrap();
     assert_eq!(metric(&from, "ports_lent"), 1);
-    assert!(from.import(&moved));
+    assert!(from.import_mapping(&moved));
     assert_eq!(metric(&from, "ports_lent"), 0);
     assert_eq!(external(&mut from, HOST), outside);
 }

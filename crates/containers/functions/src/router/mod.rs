@@ -5,8 +5,9 @@ mod errors;
 #[cfg(test)]
 mod tests;
 
-use model::{FlowKey, Nanos};
+use model::{FlowKey, Nanos, Tuple};
 use packet::{PacketInfo, Parsed, checksum};
+use state_moves::NotMoved;
 
 use crate::about::{About, Metric, Reason};
 use crate::burst::{Burst, CAPACITY, Verdict};
@@ -196,6 +197,19 @@ impl Function for Router {
         Summary {
             entries: self.routes.settings.routes.len() as u64,
             ..Summary::default()
+        }
+    }
+
+    /// It has no state.
+    fn export(&self, _flow: &Tuple, _state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
+        Ok(0)
+    }
+
+    fn import(&mut self, _flow: &Tuple, state: &[u8], _now: Nanos) -> Result<(), NotMoved> {
+        if state.is_empty() {
+            Ok(())
+        } else {
+            Err(NotMoved::Malformed)
         }
     }
 }
