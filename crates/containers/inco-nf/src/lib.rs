@@ -18,6 +18,7 @@
 
 mod interface;
 mod manager;
+mod moves;
 mod options;
 mod pace;
 mod page;

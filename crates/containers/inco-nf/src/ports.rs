@@ -4,13 +4,15 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use functions::{Burst, Extent, RECEIVED_LIMIT};
+use functions::{Burst, Chain, Extent, RECEIVED_LIMIT};
 use memif::{
     Client, ClientConfig, ControlEvent, Link, Listener, QueuePair, RingConfig, RxQueue, ServerConfig, TxQueue,
 };
+use model::Nanos;
 use nf_page::PortCounters;
 
 use crate::interface::Interface;
+use crate::moves::Messages;
 use crate::options::{Options, Role};
 
 /// Ports of an instance, at most.
@@ -53,6 +55,8 @@ pub(crate) struct Ports {
     links: Vec<Option<Link>>,
     counters: [PortCounters; PORTS],
     crossed: bool,
+    /// What the last burst had of the switch itself.
+    pub(crate) messages: Messages,
 }
 
 impl Ports {
@@ -85,6 +89,7 @@ impl Ports {
             links: (0..options.ports).map(|_| None).collect(),
             counters: [PortCounters::default(); PORTS],
             crossed: options.cross,
+            messages: Messages::new(),
         })
     }
 
@@ -147,13 +152,19 @@ impl Ports {
         }
         let invalid = |rx: &RxQueue| rx.counters().bad_descriptors + rx.counters().too_large;
         let before = invalid(rx);
+        // A switch connects to its instances; what this process has connected to may be anybody's network.
+        let mut messages = matches!(self.source, LinkSource::Server(_)).then_some(&mut self.messages);
         let fits = |len: usize| {
             let fits = room >= least;
             room = room.saturating_sub(1 + len as u32 / BUFFER_BYTES_MIN);
             fits
         };
         rx.take_burst_while(RECEIVED_LIMIT, fits, |found| {
-            let copied = burst.receive(|room| if found.copy_to(room) { found.len() } else { 0 });
+            let copied = burst.receive(|room| {
+                let frame = room.get_mut(..found.len()).unwrap_or_default();
+                let is_packet = found.copy_to(frame) && !messages.as_mut().is_some_and(|of| of.take(frame));
+                if is_packet { found.len() } else { 0 }
+            });
             if let Some(len) = copied {
                 counters.packets_in += 1;
                 counters.bytes_in += len as u64;
@@ -197,6 +208,20 @@ impl Ports {
                 tx.flush();
             }
         }
+    }
+
+    /// Answers the messages that the last burst of a queue had, behind its packets. An answer that finds no room is not
+    /// given: the switch gives the move up then.
+    pub(crate) fn answer(&mut self, port: usize, queue: usize, chain: &mut Chain, now: Nanos) {
+        let ports = self.links.len();
+        let links = &mut self.links;
+        self.messages.answer(chain, (port, ports), now, |by, frame| {
+            if let Some(tx) = output(links, by, queue)
+                && tx.push(frame).is_ok()
+            {
+                tx.flush();
+            }
+        });
     }
 
     /// Sends a frame by the first port, outside of any burst. Without a link there is nobody to tell.

@@ -214,6 +214,9 @@ impl Runner {
                         self.chain.process(&mut self.burst, Nanos(began));
                         spin(self.burst.spent());
                         self.ports.send(&self.burst, queue);
+                        if !self.ports.messages.is_empty() {
+                            self.ports.answer(port, queue, &mut self.chain, Nanos(began));
+                        }
                         let ended = now_ns();
                         self.busy_ns += ended - began;
                         began = ended;
