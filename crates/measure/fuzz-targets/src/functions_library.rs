@@ -1,7 +1,8 @@
 //! The functions that instances run.
 
-use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, Setup};
+use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, STATE_BYTES_LIMIT, Setup};
 use model::Nanos;
+use state_moves::{FRAME_BYTES_LIMIT, Message};
 
 use crate::pieces;
 
@@ -48,6 +49,49 @@ const CONFIGURATIONS: &[(&str, &str)] = &[
         "address = \"192.0.2.1\"\nroutes = \"10.0.0.0/8 a\"\n[[next_hop]]\nname = \"a\"\n",
     ),
 ];
+
+/// Messages to the functions with state, in one instance: what is read is written the same, and what a function takes of
+/// a flow it can give on.
+pub(crate) fn state_moves(bytes: &[u8]) {
+    let setup = Setup {
+        instance: 1,
+        ports: 2,
+        seed: 1,
+        external: None,
+    };
+    let stages = LIBRARY.iter().filter_map(|entry| {
+        let text = match entry.about().name {
+            "firewall" => "default = \"deny\"\nconnections = 4\n",
+            "limiter" => "buckets_limit = 4\n[[rule]]\nkey = \"flow\"\nrate = \"10pps\"\nburst_packets = 2\n",
+            _ => return None,
+        };
+        Some(entry.make(text, &setup).unwrap())
+    });
+    let mut chain = Chain::new(stages.collect()).unwrap();
+    let now = Nanos::from_secs(1);
+    for piece in pieces(bytes) {
+        // The addresses and the EtherType are those of any message.
+        let frame = [&[0; 12][..], &[0x88, 0xb6, 1], piece].concat();
+        let Some((number, message)) = Message::read(&frame) else {
+            continue;
+        };
+        let mut room = [0; FRAME_BYTES_LIMIT];
+        let length = message.write(number, &mut room).unwrap();
+        assert_eq!(Message::read(&room[..length]), Some((number, message)));
+        let mut state = [0; STATE_BYTES_LIMIT];
+        match message {
+            Message::Import(flow, moved) if chain.import(&flow, moved, now).is_ok() => {
+                let length = chain.export(&flow, &mut state, now).unwrap();
+                chain.import(&flow, &state[..length], now).unwrap();
+            }
+            Message::Forget(flow) => chain.forget(&flow, now),
+            Message::Export(flow) => {
+                chain.export(&flow, &mut state, now).unwrap();
+            }
+            _ => {}
+        }
+    }
+}
 
 /// Frames through one function, chosen by the first byte, with time between bursts: each packet has one verdict.
 pub(crate) fn functions(bytes: &[u8]) {

@@ -13,6 +13,7 @@
 //! | `offload` | checksums and divisions that senders leave to cards | containers |
 //! | `translation` | frames whose addresses and ports are translated, and errors that quote such frames | network, containers |
 //! | `functions` | bursts of frames through one of the functions, with time between them | network |
+//! | `state_moves` | messages about moves with state, and states of flows for the functions | containers |
 //! | `captures` | a file in the pcap format | files |
 //! | `answers` | what instances answer to health checks | containers |
 //! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
@@ -54,6 +55,7 @@ pub const TARGETS: &[Target] = &[
     ("offload", edits::offload),
     ("translation", edits::translation),
     ("functions", functions_library::functions),
+    ("state_moves", functions_library::state_moves),
     ("captures", network::captures),
     ("answers", network::answers),
     ("signals", network::signals),
