@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use api::counters::{FunctionCounters, ResumedCounters};
-use api::types::{FlowExplanation, FlowFilter, FlowPage, InstanceRow, PortPool, Refusal, ServiceRow, Status};
+use api::types::{
+    FlowExplanation, FlowFilter, FlowPage, InstanceRow, PortPool, Refusal, ServiceRow, Status, WorkerRow,
+};
 use api::{ApiError, Client};
 use display::event::{clock, event_text};
 use display::output;
@@ -188,6 +190,23 @@ fn status_text(status: &Status) -> String {
             "moved flows with held packets: {} ({} released early)",
             grouped(held),
             grouped(early)
+        );
+    }
+    let sum = |of: fn(&WorkerRow) -> u64| status.workers.iter().map(of).sum::<u64>();
+    let (moved, at_limit, refused) = (
+        sum(|w| w.state_moves),
+        sum(|w| w.state_moves_at_limit),
+        sum(|w| w.state_moves_refused),
+    );
+    let others = sum(|w| w.state_moves_without_room + w.state_moves_gone);
+    if moved + at_limit + refused + others > 0 {
+        let _ = writeln!(
+            text,
+            "moved flows with state: {} (cancelled: {} at a limit, {} refused, {} others)",
+            grouped(moved),
+            grouped(at_limit),
+            grouped(refused),
+            grouped(others)
         );
     }
     if accounting.expected_moves > 0 {
@@ -661,7 +680,7 @@ fn explanation_text(of: &FlowExplanation) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use api::types::{EngineStatus, FlowRow, UplinkRow, WorkerRow};
+    use api::types::{EngineStatus, FlowRow, UplinkRow};
 
     use super::*;
 

@@ -186,6 +186,18 @@ macro_rules! worker_counters {
             held_moves: counter;
             /// Those of them that went on before all that they had sent was back: a limit was reached.
             early_moves: counter;
+            /// Flows that moved with the state of their function.
+            state_moves: counter => state_moves: u64 "worker_state_moves";
+            /// Such moves that were cancelled because they took too long, or too many packets had to be held.
+            state_moves_at_limit: counter => state_moves_at_limit: u64 "worker_state_moves_at_limit";
+            /// Such moves that were cancelled because a function refused.
+            state_moves_refused: counter => state_moves_refused: u64 "worker_state_moves_refused";
+            /// Such moves that were cancelled because a ring or the memory of frames had no room for a message.
+            state_moves_without_room: counter => state_moves_without_room: u64 "worker_state_moves_without_room";
+            /// Such moves that ended with an instance or with the flow.
+            state_moves_gone: counter => state_moves_gone: u64 "worker_state_moves_gone";
+            /// Messages of instances about moves that nobody had asked for, or that came too late.
+            state_messages_refused: counter => state_messages_refused: u64 "worker_state_messages_refused";
             /// Fragments that wait for the first fragment. A gauge.
             fragments_waiting: gauge => fragments_waiting: u64 "worker_waiting_fragments";
             /// Events lost because the queue to the control plane was full.

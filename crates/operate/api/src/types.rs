@@ -116,6 +116,16 @@ counted_row! {
         held_moves: u64 = held_moves,
         /// Those of them that reached a limit and released the packets early.
         early_moves: u64 = early_moves,
+        /// Flows that moved with the state of their function.
+        state_moves: u64 = state_moves,
+        /// Such moves that were cancelled because they took too long, or too many packets had to be held.
+        state_moves_at_limit: u64 = state_moves_at_limit,
+        /// Such moves that were cancelled because a function refused.
+        state_moves_refused: u64 = state_moves_refused,
+        /// Such moves that were cancelled because a ring or the memory of frames had no room for a message.
+        state_moves_without_room: u64 = state_moves_without_room,
+        /// Such moves that ended with an instance or with the flow.
+        state_moves_gone: u64 = state_moves_gone,
         /// Flows in its table.
         live_flows: u64 = live_flows,
     }

@@ -52,6 +52,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         return_counters: service.flow_counters,
         recovers: service.vip.is_some(),
         relaxed: service.affinity == Affinity::Relaxed,
+        moves_state: service.move_state,
         stall_after: stall_after(service),
         signals: service.signals,
         // In `matching`.
@@ -181,6 +182,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         flow_counters: _,
         affinity: _,
         affinity_key: _,
+        move_state: _,
         signals: _,
         // In `matching`.
         next: _,

@@ -1,6 +1,7 @@
 //! Checks between the parts of a configuration.
 
 mod external;
+mod moves;
 
 use std::ops::RangeInclusive;
 
@@ -22,6 +23,7 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_devices(reader, configuration);
     check_switch(reader, configuration);
     external::check(reader, configuration);
+    moves::check(reader, configuration);
     check_overlaps(reader, configuration);
     check_chains(reader, configuration);
 }

@@ -536,6 +536,10 @@ tables! {
         flow_counters: boolean, [= "false"], Counts,
             "true or false", "true",
             "Whether returned packets are counted per flow. This costs one more lookup per packet.";
+        move_state: boolean, [= "false"], Applies,
+            "true or false", "true",
+            "Whether a drain moves flows with the state of their function, for at most 50 ms and 4,096 packets. It needs \
+             `affinity = \"relaxed\"`. See [moves with state](../functions.md#moves-with-state).";
         signals: boolean, [= "false"], Restart,
             "true or false", "true",
             "Whether the host's manager (`inco-nf manager`) decides which instances take new flows, by signals through \
@@ -552,7 +556,8 @@ tables! {
         Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
-            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, signals,
+            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
+            signals,
         }
     }
 

@@ -403,6 +403,8 @@ pub struct Service {
     pub queues: u8,
     /// Whether returned packets are also counted per flow.
     pub flow_counters: bool,
+    /// Whether a drain moves flows with the state of their function.
+    pub move_state: bool,
     /// Whether the host's manager may wake instances and send them to sleep.
     pub signals: bool,
     /// The service that gets what its instances return, by its name.

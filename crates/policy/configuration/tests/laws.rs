@@ -263,6 +263,12 @@ fn the_example_of_every_key_is_accepted() {
         if (key.table, key.name) == ("service.NAME", "signals") {
             text = text.replace("signals = true\n", "signals = true\nautoscaler = \"fixed\"\n");
         }
+        if (key.table, key.name) == ("service.NAME", "move_state") {
+            text = text.replace(
+                "move_state = true\n",
+                "move_state = true\naffinity = \"relaxed\"\n",
+            );
+        }
         if (key.table, key.name) == ("engine", "host") {
             text = text.replace("image = \"inco/forward\"", "port = \"null\"") + "tls = \"/tls\"\n";
         }

@@ -359,6 +359,19 @@ fn each_problem_is_reported() {
             "service.a.signals: the autoscaler ladder decides, and signals would, too; write autoscaler = \"fixed\"",
         ),
         (
+            "move_state = true",
+            "service.a.move_state: this cannot be together with affinity = \"strict\"; write affinity = \"relaxed\"",
+        ),
+        (
+            "move_state = true\naffinity = 'relaxed'\nsymmetric = false",
+            "service.a.move_state: this cannot be together with symmetric = false; write symmetric = true",
+        ),
+        (
+            "move_state = true\nexternal = { addresses = ['203.0.113.0/31'] }",
+            "service.a.move_state: this cannot be together with external; remove move_state, and write affinity = \
+             \"strict\"",
+        ),
+        (
             "instances = { max = 1020, standby = 8 }",
             "more than the switch's limit of 1024; write a smaller max or standby",
         ),

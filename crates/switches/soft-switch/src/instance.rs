@@ -49,6 +49,8 @@ pub(crate) struct ReturnWay {
     pub(crate) is_in_chain: bool,
     /// Signals are taken out.
     pub(crate) signals: bool,
+    /// Messages about moves with state are taken out.
+    pub(crate) state_moves: bool,
     /// Edited before that.
     pub(crate) edit: Rewrite,
 }
@@ -57,7 +59,7 @@ impl ReturnWay {
     /// Whether packets may go from ring to ring, without a copy in the worker.
     #[inline(always)]
     fn is_straight(&self) -> bool {
-        !self.counted && !self.is_in_chain && !self.signals && self.edit.is_none()
+        !self.counted && !self.is_in_chain && !self.signals && !self.state_moves && self.edit.is_none()
     }
 }
 
@@ -242,6 +244,7 @@ impl<M: FrameMemory> InstancePorts<M> {
                     counted: service.return_counters || service.relaxed || is_end,
                     is_in_chain,
                     signals: service.signals,
+                    state_moves: service.moves_state,
                     edit: Rewrite::new(&slot_plan.edits.to_uplink),
                 });
             }
@@ -262,6 +265,33 @@ impl<M: FrameMemory> InstancePorts<M> {
         port.flush(memory);
         self.is_probed = true;
         self.quiet = 0;
+    }
+
+    /// Whether at least half of the rings towards it is free, as far as that is known.
+    pub(crate) fn has_room(&mut self) -> bool {
+        let fills = self.ports.iter_mut().flatten().map(|port| port.fill());
+        fills.flatten().all(|(used, slots)| used * 2 <= slots)
+    }
+
+    /// Puts a message into the ring of a port, uncounted, behind what was sent there. It becomes visible with the turn's
+    /// commit. `frames` is empty, and stays so. Whether it had room.
+    pub(crate) fn tell(
+        &mut self,
+        port: usize,
+        frame: M::Frame,
+        frames: &mut Vec<M::Frame>,
+        memory: &mut M,
+    ) -> bool {
+        let Some(Some(ring)) = self.ports.get_mut(port) else {
+            memory.give(frame);
+            return false;
+        };
+        self.quiet = 0;
+        let mut sizes = Sizes::NONE;
+        let bytes = frame.len();
+        sizes.note(bytes);
+        frames.push(frame);
+        ring.send_all(frames, bytes as u64, sizes, memory).packets > 0
     }
 
     /// Whether a peer has been found to break its rings' protocol since the last call.
@@ -412,6 +442,7 @@ mod tests {
             view: View::new(&Arc::default()),
             events,
             tap: Tap::new(),
+            said: Vec::new(),
         };
         let mut outboxes = Outboxes::new();
         *outboxes.room(SLOT, 0) = std::mem::take(&mut instance.rooms[0]);

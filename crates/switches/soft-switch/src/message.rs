@@ -167,6 +167,18 @@ pub enum Destination {
         /// Which of its data ports.
         port: u8,
     },
+    /// The same with a message about a move with state.
+    Message {
+        /// The instance's place.
+        slot: Slot,
+        /// Which of its data ports.
+        port: u8,
+    },
+    /// The worker whose move a message of the instance in that slot is about.
+    Said {
+        /// The instance's place.
+        slot: Slot,
+    },
     /// An uplink whose queue the worker has.
     Uplink(UplinkId),
     /// Returned by an instance: to be counted with its flow and then sent out.

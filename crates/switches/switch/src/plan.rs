@@ -49,6 +49,9 @@ pub struct ServicePlan {
     /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its
     /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
     pub relaxed: bool,
+    /// Whether a drain moves its flows with the state of their function, where they are [relaxed](Self::relaxed) and
+    /// symmetric: by messages through the first data port of its instances.
+    pub moves_state: bool,
     /// How long an instance may take no packet although some wait for it. A driver that counts what instances take
     /// has no use for it: the control plane judges them itself.
     pub stall_after: Nanos,
@@ -241,6 +244,7 @@ impl ServicePlan {
             return_counters: false,
             recovers: false,
             relaxed: false,
+            moves_state: false,
             signals: false,
             stall_after: Nanos::ZERO,
             next: None,

@@ -49,23 +49,27 @@ impl<M: FrameMemory> Worker<M> {
                     instance.probe(&mut self.cx.memory);
                 }
             }
-            Command::PurgeSlot { slot, failed } => self.sweep(Sweep {
-                slot,
-                failed,
-                then: None,
-            }),
+            Command::PurgeSlot { slot, failed } => {
+                if failed || !self.begin_to_empty(slot) {
+                    self.sweep(Sweep {
+                        slot,
+                        failed,
+                        then: None,
+                    });
+                }
+            }
             Command::Change(Change::PurgeFlow(key)) => {
                 let hash = self.cx.hasher.hash(&key);
                 if self.cx.view.chains.are_there {
                     self.unpin_in_chain(&key);
-                } else if !self.unpin_relaxed(&key, hash) {
+                } else if !self.begin_move(&key, None) && !self.unpin_relaxed(&key, hash) {
                     self.lookup.table.purge(&key, hash);
                 }
             }
             Command::Change(Change::MoveFlow { key, to }) => {
                 let hash = self.cx.hasher.hash(&key);
                 // Its next packet waits for those before it, as one that was purged.
-                if self.unpin_relaxed(&key, hash) {
+                if !self.begin_move(&key, Some(to)) && self.unpin_relaxed(&key, hash) {
                     self.set_up.send_to(key, to);
                 }
             }

@@ -39,7 +39,13 @@ pub(crate) struct Context<M: FrameMemory> {
     pub(crate) events: Producer<WorkerEvent<M>>,
     /// The capture that runs.
     pub(crate) tap: Tap,
+    /// Messages of instances about moves with state, with their slots, of this turn: at most [`MESSAGES_LIMIT`].
+    pub(crate) said: Vec<(Slot, M::Frame)>,
 }
+
+/// Messages that a worker takes in one turn, at most: one for each phase of all its moves. More come from an instance that
+/// says what nobody asked.
+pub(crate) const MESSAGES_LIMIT: usize = 1024;
 
 impl<M: FrameMemory> Context<M> {
     /// Drops a packet that was not offered to a service.
@@ -54,6 +60,16 @@ impl<M: FrameMemory> Context<M> {
         self.tap.see_dropped(self.now, of, reason, frame.bytes());
         self.counters.drop_packets(reason, 1);
         self.memory.give(frame);
+    }
+
+    /// Takes a message of the instance in a slot.
+    pub(crate) fn hear(&mut self, slot: Slot, frame: M::Frame) {
+        if self.said.len() < MESSAGES_LIMIT {
+            self.said.push((slot, frame));
+        } else {
+            self.counters.figures.state_messages_refused.add(1);
+            self.memory.give(frame);
+        }
     }
 
     /// Sends an event to the control plane. Commands are taken only while there is room for their events.

@@ -11,6 +11,7 @@ use crate::BURST_FRAMES;
 use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::UplinkMap;
 use crate::idle::Waker;
+use crate::instance::PORT_LIMIT;
 use crate::message::{Destination, HandOff};
 use crate::port::Queue as _;
 use crate::worker::commit::{self, CommitPage};
@@ -50,6 +51,8 @@ pub(crate) struct Egress<M: FrameMemory> {
     uplinks_touched: [bool; UplinkId::LIMIT],
     to_peers: HandOffs<M::Frame>,
     page: Option<CommitPage>,
+    /// Room for one message to an instance.
+    message: Vec<M::Frame>,
 }
 
 impl<M: FrameMemory> Egress<M> {
@@ -61,6 +64,7 @@ impl<M: FrameMemory> Egress<M> {
             uplinks_touched: [false; UplinkId::LIMIT],
             to_peers,
             page,
+            message: Vec::with_capacity(1),
         }
     }
 
@@ -178,6 +182,22 @@ impl<M: FrameMemory> Egress<M> {
             return refuse(frame, to.service, DropReason::NoInstance, cx);
         }
         self.outboxes.put(lane_of(to.slot, to.port), frame, cx);
+    }
+
+    /// Puts a message into the ring of an instance whose home worker this is, behind all packets for it. Whether it had
+    /// room.
+    pub(crate) fn tell(&mut self, frame: M::Frame, slot: Slot, port: u8, cx: &mut Context<M>) -> bool {
+        self.outboxes.flush(cx);
+        let port = usize::from(port) % PORT_LIMIT;
+        let Some(instance) = &mut cx.ports.instances[slot] else {
+            cx.memory.give(frame);
+            return false;
+        };
+        let has_room = instance.tell(port, frame, &mut self.message, &mut cx.memory);
+        if !std::mem::replace(&mut instance.got[port], true) {
+            cx.ports.sent_to.push((slot, port));
+        }
+        has_room
     }
 
     /// Sends a packet of no service, which came in on that uplink, where the plan says, or drops it. One that asks for
@@ -388,6 +408,8 @@ pub(crate) fn drop_handed<M: FrameMemory>(
 ) {
     match handed.to {
         Destination::Instance { service, .. } => refuse(handed.frame, service, reason, cx),
+        // No packet: the move that it is about reaches its limit.
+        Destination::Message { .. } | Destination::Said { .. } => cx.memory.give(handed.frame),
         Destination::Steering(_)
         | Destination::Content(_)
         | Destination::Uplink(_)

@@ -6,7 +6,8 @@
 //! Each stage is a type that owns its state. A packet goes through them in this order, and never back:
 //! 1. [`ingress`]: a burst comes from an uplink or from another worker; its headers are parsed ([`parse`]).
 //! 2. [`lookup`]: the flow table gives the instance that each packet's flow is pinned to.
-//! 3. [`moves`]: packets of a flow that moves in order are held and released later.
+//! 3. [`moves`]: packets of a flow that moves in order are held and released later. [`state_moves`] does so with the state
+//!    of functions.
 //! 4. [`set_up`]: a flow without an instance is scheduled and pinned.
 //! 5. [`egress`]: the packet leaves for an instance ([`outbox`]), an uplink or another worker.
 //!
@@ -31,6 +32,7 @@ mod parse;
 mod returns;
 mod set_up;
 mod sleep;
+mod state_moves;
 mod steering;
 pub(crate) mod tap;
 mod translated;
@@ -64,6 +66,7 @@ use moves::Moves;
 use parse::Parser;
 use returns::{Onward, Returns};
 use set_up::SetUp;
+use state_moves::StateMoves;
 use tap::Tap;
 
 pub use commit::CommitPage;
@@ -145,6 +148,7 @@ pub struct Worker<M: FrameMemory> {
     ingress: Ingress<M>,
     lookup: Lookup,
     moves: Box<Moves<M::Frame>>,
+    state_moves: Box<StateMoves<M::Frame>>,
     set_up: SetUp,
     egress: Egress<M>,
     returns: Returns<M>,
@@ -176,11 +180,13 @@ impl<M: FrameMemory> Worker<M> {
                 view: View::new(&parts.plan),
                 events: parts.events,
                 tap: Tap::new(),
+                said: Vec::with_capacity(context::MESSAGES_LIMIT),
             },
             parser: Parser::new(),
             ingress: Ingress::new(parts.fragment_key, peers.from),
             lookup: Lookup::new(parts.table),
             moves: Box::new(Moves::new()),
+            state_moves: Box::new(StateMoves::new()),
             set_up: SetUp::new(parts.loads, parts.shares.0, parts.half_open),
             egress: Egress::new(HandOffs::new(peers.to, peers.wakers), parts.commit),
             returns: Returns::new(),
@@ -212,6 +218,9 @@ impl<M: FrameMemory> Worker<M> {
         if !self.moves.is_empty() {
             self.release_moves();
         }
+        if self.state_moves.is_active() || !self.cx.said.is_empty() {
+            self.advance_state_moves();
+        }
         self.housekeeping
             .expire(&mut self.lookup, &mut self.ingress, &self.set_up, &mut self.cx);
         self.continue_sweep();
@@ -236,7 +245,7 @@ impl<M: FrameMemory> Worker<M> {
             }
             let rest = match self.sleep.rest(moved, ended) {
                 // Work that remains for the next turn must not wait for the end of a sleep.
-                _ if self.housekeeping.is_behind() || !self.moves.is_empty() => Rest::None,
+                _ if self.has_work() => Rest::None,
                 Rest::Wait if self.housekeeping.dump.is_some() => Rest::Pause,
                 rest => rest,
             };
@@ -252,6 +261,7 @@ impl<M: FrameMemory> Worker<M> {
                 }
             };
         }
+        self.give_state_moves_up();
         self.leaving.fetch_add(1, Ordering::AcqRel);
         let hops = match self.ending {
             Some(Ending::Forward) => self.forward_rest(&clock),
@@ -259,6 +269,11 @@ impl<M: FrameMemory> Worker<M> {
         };
         self.leaving.fetch_add(HOPS - hops, Ordering::AcqRel);
         self.shut_down();
+    }
+
+    /// Whether work remains for the next turn.
+    fn has_work(&self) -> bool {
+        self.housekeeping.is_behind() || !self.moves.is_empty() || self.state_moves.is_active()
     }
 
     /// Takes nothing more from uplinks, and turns until nothing waits in a worker or on its way to one. Returns how
@@ -300,6 +315,7 @@ impl<M: FrameMemory> Worker<M> {
         if is_new {
             cx.view.update(cx.id, cx.workers);
             self.set_up.follow(&cx.view.plan);
+            self.state_moves.follow(&cx.view.plan);
             for &slot in &cx.ports.attached {
                 // After it has left the plan, its packets still leave by the same uplinks.
                 if let (Some(instance), Some(slot_plan)) =
@@ -345,7 +361,7 @@ impl<M: FrameMemory> Worker<M> {
         // Some commands load the plan, too.
         let is_new_plan = cx.view.generation.0 != cx.counters.figures.generation.get();
         if self.housekeeping.is_due(cx.now) || is_new_plan {
-            let held = self.moves.len() + self.egress.outboxes.waiting();
+            let held = self.moves.len() + self.state_moves.len() + self.egress.outboxes.waiting();
             self.housekeeping.refresh(held, &self.ingress, &self.lookup, cx);
             Self::end_capture(cx);
         }
@@ -368,7 +384,7 @@ impl<M: FrameMemory> Worker<M> {
         while let Some((frame, _)) = self.ingress.fragments.drain() {
             self.cx.discard(frame, DropReason::Shutdown);
         }
-        while let Some(frame) = self.moves.drain() {
+        while let Some(frame) = self.moves.drain().or_else(|| self.state_moves.drain()) {
             self.cx.discard(frame, DropReason::Shutdown);
         }
         self.egress.flush(&mut self.cx);

@@ -14,7 +14,7 @@ use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Destination, FlowOf, Passed, Returned, WorkerEvent};
 use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
-use crate::worker::context::Context;
+use crate::worker::context::{Context, MESSAGES_LIMIT};
 use crate::worker::egress::Egress;
 use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
@@ -145,6 +145,19 @@ impl<M: FrameMemory> Returns<M> {
                 .extract_if(.., |frame| end.answers_check(frame.bytes()))
             {
                 cx.memory.give(frame);
+            }
+        }
+        if way.is_some_and(|way| way.state_moves) {
+            for frame in self
+                .frames
+                .extract_if(.., |frame| state_moves::is_message(frame.bytes()))
+            {
+                if cx.said.len() < MESSAGES_LIMIT {
+                    cx.said.push((slot, frame));
+                } else {
+                    cx.counters.figures.state_messages_refused.add(1);
+                    cx.memory.give(frame);
+                }
             }
         }
         let packets = passed.0 + self.frames.len() as u64;

@@ -89,6 +89,10 @@ impl<M: FrameMemory> Worker<M> {
                     };
                     self.egress.send_to_own_instance(frame, to, &mut self.cx);
                 }
+                Destination::Message { slot, port } => {
+                    self.egress.tell(frame, slot, port, &mut self.cx);
+                }
+                Destination::Said { slot } => self.cx.hear(slot, frame),
                 Destination::Uplink(uplink) => self.egress.send_to_own_uplink(frame, uplink, &mut self.cx),
                 Destination::Return(of) => returns::send_counted(frame, of, &mut self.returned().1),
                 Destination::Passed(from) => chain::pass_on(frame, from, &mut self.returned().1),
@@ -117,8 +121,9 @@ impl<M: FrameMemory> Worker<M> {
         }
         if self.egress.lanes_are_stale {
             let table = &self.lookup.table;
-            self.egress
-                .draw_lanes(&self.cx, |slot| table.is_slot_usable(slot));
+            let moves = &self.state_moves;
+            let is_usable = |slot| table.is_slot_usable(slot) && !moves.is_source(slot);
+            self.egress.draw_lanes(&self.cx, is_usable);
         }
         // The lists are taken out and put back, so that their memory is used again.
         let mut frames = std::mem::take(&mut self.ingress.frames);
@@ -290,7 +295,17 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Steers one packet of a flow that this worker owns: lookup, and set-up at a miss.
     fn steer_packet(&mut self, mut frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
-        let decision = match self.lookup.find(info, hash, &self.cx) {
+        let outcome = self.lookup.find(info, hash, &self.cx);
+        if self.state_moves.holds(&info.key, hash) && !info.is_icmp_error {
+            let held = Held {
+                frame,
+                info: *info,
+                hash,
+                uplink,
+            };
+            return self.hold_for_state(held);
+        }
+        let decision = match outcome {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => {
                 if missed.entry.is_none() && self.cx.view.has_other_keys {
@@ -365,7 +380,7 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// Sends a held packet, counted on arrival, to the instance of its flow. The first one sets the flow up.
-    fn send_held(&mut self, held: Held<M::Frame>) {
+    pub(super) fn send_held(&mut self, held: Held<M::Frame>) {
         let Held {
             frame,
             info,

@@ -115,7 +115,7 @@ pub(crate) fn alone_with(
     let waker = Arc::new(Waker::new().unwrap());
     let counters = Arc::new(WorkerCounters::default());
     let loads = Arc::new(LoadBoard::default());
-    let mut memories = HeapMemory::shares(2, 4096, 2048);
+    let mut memories = HeapMemory::shares(2, 8192, 2048);
     let memory = memories.pop().unwrap();
     let (mut to_peers, mut from_peers, mut peer_wakers) = (vec![None], vec![None], vec![None]);
     if workers == 2 {

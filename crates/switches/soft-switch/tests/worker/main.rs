@@ -5,4 +5,5 @@
 
 mod alone;
 mod moves;
+mod state_moves;
 mod turns;
