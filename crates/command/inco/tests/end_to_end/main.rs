@@ -53,6 +53,7 @@ mod services;
 mod signals;
 mod small_machines;
 mod soak;
+mod state_moves;
 mod strangers;
 mod support;
 mod testpmd;
