@@ -212,7 +212,7 @@ impl<'a> Message<'a> {
         let number = u64::from_be_bytes(*frame.get(16..)?.first_chunk()?);
         let length = usize::from(u16::from_be_bytes(*frame.get(24..)?.first_chunk()?));
         let content = frame.get(HEADER_BYTES..HEADER_BYTES + length)?;
-        let whole = || Some(tuple(content.try_into().ok()?)?);
+        let whole = || tuple(content.try_into().ok()?);
         let message = match (kind, content) {
             (1, [port]) if *port < PORTS => Message::Pass { port: *port },
             (2, [of, by]) if *of < PORTS && *by < PORTS => Message::Passed { of: *of, by: *by },

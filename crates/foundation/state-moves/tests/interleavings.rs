@@ -1,6 +1,10 @@
 //! Moves between two instances in any order of steps, with limits, full rings and crashes in between. Rings, functions
 //! and the worker are models; the messages and the steps of a move are the real ones.
-#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
 
 use std::collections::VecDeque;
 
