@@ -29,7 +29,7 @@ use anyhow::Result;
 use display::output::{self, WrongUsage};
 
 use crate::args::FunctionArgs;
-use service::Served;
+use service::MakeServed;
 use session::Session;
 
 /// A function of the library that can be measured, or a table of several ones.
@@ -40,7 +40,7 @@ struct Subject {
     /// What was measured, for the table.
     note: &'static str,
     /// Its configuration and packets as the instance of a service.
-    served: Option<fn() -> Result<Served>>,
+    served: Option<MakeServed>,
 }
 
 /// Those that there are, by name.

@@ -63,6 +63,9 @@ pub(super) struct Served {
     pub(super) frames: Vec<Vec<u8>>,
 }
 
+/// Makes it.
+pub(super) type MakeServed = fn() -> Result<Served>;
+
 impl Served {
     pub(super) fn of(configuration: impl Into<String>, entries: usize, frames: Vec<Vec<u8>>) -> Served {
         Served {
@@ -85,7 +88,7 @@ impl Served {
 /// # Errors
 /// One of them cannot be the instance of a service, or a container, a packet or inco fails.
 pub(super) fn run(args: &FunctionArgs, chosen: &[&Subject]) -> Result<()> {
-    let served: Vec<(&str, fn() -> Result<Served>)> = chosen
+    let served: Vec<(&str, MakeServed)> = chosen
         .iter()
         .filter_map(|subject| Some((subject.name, subject.served?)))
         .collect();
