@@ -432,14 +432,19 @@ pub struct WakeArgs {
         "Examples:\n",
         "  inco bench function firewall\n",
         "  sudo inco bench function nat --json\n",
-        "  inco bench function all --rounds 9 --milliseconds 100\n\n",
-        "Peers in the kernel (nftables) need root. A peer that is missing is left out, with the reason.",
+        "  inco bench function all --rounds 9 --milliseconds 100\n",
+        "  sudo inco bench function firewall --service      as the instance of a service, and alone\n\n",
+        "Peers in the kernel (nftables) and --service need root. A peer that is missing is left out, with the\n",
+        "reason.",
     )
 )]
 pub struct FunctionArgs {
     /// The function, or `all`
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
+    /// Only this: the function with 0.2 CPUs as the one instance of a service, and alone
+    #[arg(long)]
+    pub service: bool,
     /// Rounds; the result is the median of their ratios
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,

@@ -580,6 +580,64 @@ fn servers(programs: &[&str]) -> bool {
     real_parts("oci") && available("servers", programs.iter().find_map(lacks))
 }
 
+/// A function is the instance of a service and alone, in containers with the same quota. How fast it is is not tested.
+#[cfg(feature = "dpdk")]
+#[test]
+fn the_bench_of_a_function_in_a_service_has_its_costs_and_those_of_the_switch() {
+    if !real_parts("oci") {
+        return;
+    }
+    let _turn = Place::with_a_cpu();
+    for name in ["cache", "firewall"] {
+        let arguments = [
+            "function",
+            name,
+            "--service",
+            "--rounds",
+            "1",
+            "--milliseconds",
+            "20",
+            "--json",
+        ];
+        let mut bench = Demo::of("bench", &arguments);
+        let status = bench.wait();
+        let (out, err) = (bench.said("out"), bench.said("err"));
+        assert_eq!(status, Some(0), "{out}\n{err}");
+        let rows: Vec<Value> = serde_json::from_str(&out).unwrap();
+        let [row] = rows.as_slice() else {
+            panic!("{out}");
+        };
+        let of = |key: &str| row[key].as_f64().unwrap();
+        assert!(
+            row["function"] == name && row["case"] == "service" && row["peer"] == "alone",
+            "{row}"
+        );
+        // A single round has one ratio.
+        for (ratio, ours, theirs) in [
+            ("ratio_to_peer", "mpps", "peer_rate"),
+            ("cpu_ratio_to_peer", "cpu_ns_per_packet", "peer_cpu_ns_per_packet"),
+        ] {
+            let expected = of(ours) / of(theirs);
+            assert!((of(ratio) / expected - 1.0).abs() < 1e-6, "{row}");
+        }
+        assert!(of("switch_cpu_ns_per_packet") > 0.0, "{row}");
+        // The quota holds in both: packets per second, times what one costs. It is given in periods.
+        for (mpps, ns) in [
+            ("mpps", "cpu_ns_per_packet"),
+            ("peer_rate", "peer_cpu_ns_per_packet"),
+        ] {
+            let cpus = of(mpps) * of(ns) / 1e3;
+            assert!(0.0 < cpus && cpus < 1.3 * of("cpus"), "{cpus} CPUs: {row}");
+        }
+        let csv = bench.said("bench-function.csv");
+        let sides = csv.lines().filter(|line| line.starts_with(&format!("{name},")));
+        assert_eq!(sides.count(), 2, "{csv}");
+    }
+    let mut wrong = Demo::of("bench", &["function", "table3", "--service"]);
+    assert_eq!(wrong.wait(), Some(2));
+    assert!(wrong.said("err").contains("no service"), "{}", wrong.said("err"));
+}
+
 /// Every balancer carries light and heavy downloads, and each criterion is what the figures say. How good they are is
 /// not tested: that depends on the machine.
 #[cfg(feature = "dpdk")]

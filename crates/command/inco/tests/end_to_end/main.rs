@@ -21,6 +21,7 @@ mod registry_server;
 mod addresses;
 mod captures;
 mod chains;
+mod clients;
 mod containers;
 mod demo;
 mod devices;

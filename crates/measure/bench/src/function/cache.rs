@@ -11,6 +11,7 @@ use functions::cache::Workload;
 use model::Nanos;
 use packet::build::Frame;
 
+use super::service::Served;
 use super::session::{Case, Peer, Session};
 use super::side::{Side, measured};
 use super::through::{Through, chain};
@@ -73,6 +74,24 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         session.case(&case, &mut ours, Some(peer))?;
     }
     Ok(())
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let (keys, value_bytes, reads) = CASES[0];
+    let mut workload = Workload::new(keys, value_bytes, reads, 1);
+    let mut payloads = vec![Vec::new(); keys as usize];
+    for (key, payload) in (0..).zip(&mut payloads) {
+        workload.fill(key, payload);
+    }
+    let first = frames(&payloads)?;
+    let mut requests = vec![Vec::new(); REQUESTS];
+    for payload in &mut requests {
+        workload.next(payload);
+    }
+    let configuration = format!("memory_mib = {MEMORY_MIB}\n");
+    let served = Served::of(configuration, keys as usize, frames(&requests)?);
+    Ok(Served { first, ..served })
 }
 
 fn frames(payloads: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {

@@ -8,6 +8,7 @@ use functions::firewall::synthetic::Sequence;
 use packet::build::Frame;
 
 use super::frames::zipf;
+use super::service::Served;
 use super::session::{Case, Session};
 use super::through::{Through, chain};
 
@@ -49,6 +50,13 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let records = RECORDS[0];
+    let frames = (0..records).map(|host| question('h', host));
+    Ok(Served::of(zone(records), records, frames.collect::<Result<_>>()?))
 }
 
 /// A zone with the address of each of so many hosts.

@@ -14,6 +14,7 @@ use packet::build::Transport;
 
 use super::frames::{SIZES, frame, zipf};
 use super::nftables::{self, Kernel};
+use super::service::Served;
 use super::session::{Case, Peer, Session, refused};
 use super::side::lookups;
 use super::through::{Through, chain};
@@ -29,6 +30,8 @@ const RULES: usize = 8_192;
 const HEADERS: usize = 1 << 19;
 /// Flows of which few have most of the packets.
 const FLOWS: usize = 100_000;
+/// Flows where it is the instance of a service.
+const SERVED_FLOWS: usize = 1_000;
 /// Packets through the kernel, which compares each with one rule after the other.
 const PACKETS: usize = 4_096;
 /// Rule sets of the folder of data.
@@ -68,6 +71,15 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         }
     }
     packets(session)
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let rules = synthetic::rules(Kind::Firewall, false, RULES, 7);
+    let headers = synthetic::headers::<u32>(&rules, SERVED_FLOWS, 1);
+    let frames = headers.iter().map(|header| packet(header, SIZES[0]));
+    let text = format!("midstream = true\n{}", configuration(&rules));
+    Ok(Served::of(text, RULES, frames.collect::<Result<_>>()?))
 }
 
 /// All of the function: packets of flows, with the rules of a firewall.

@@ -4,6 +4,7 @@ use anyhow::Result;
 use functions::Chain;
 
 use super::frames::{SIZES, flows};
+use super::service::Served;
 use super::session::{Case, Session};
 use super::through::{Through, stage};
 
@@ -27,4 +28,9 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    Ok(Served::of("", FLOWS, flows(FLOWS, SIZES[0])?))
 }

@@ -12,6 +12,7 @@ use packet::TcpFlags;
 use packet::build::{Frame, Network, Transport};
 
 use super::frames::SIZES;
+use super::service::Served;
 use super::session::{Case, Peer, Session};
 use super::side::{Part, Side, timed};
 use super::through::{Through, chain, read};
@@ -67,6 +68,16 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let (count, size) = CASES[1];
+    let mut numbers = Sequence::new(7);
+    let patterns: Vec<String> = (0..count).map(|_| word(&mut numbers, 8, 16)).collect();
+    let frames = (0..PAYLOADS).map(|_| datagram(&text(&mut numbers, size - HEADERS[0])));
+    let frames = frames.collect::<Result<_>>()?;
+    Ok(Served::of(rules("udp", &patterns), count, frames))
 }
 
 fn word(numbers: &mut Sequence, least: usize, most: usize) -> String {

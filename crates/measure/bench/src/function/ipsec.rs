@@ -10,6 +10,7 @@ use model::Nanos;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use super::frames::{SIZES, udp};
+use super::service::Served;
 use super::session::{Case, Peer, Session};
 use super::side::{Part, Side, Work, timed};
 use super::through::{Through, chain, read};
@@ -57,6 +58,12 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let frames = vec![packet(SIZES[0])?; RECEIVED_LIMIT];
+    Ok(Served::of(configuration(GCM, 1), 1, frames))
+}
+
 /// A packet from one network to the other.
 fn packet(size: usize) -> Result<Vec<u8>> {
     udp(([10, 1, 0, 5], 1000).into(), ([10, 2, 0, 6], 1000).into(), size)
@@ -89,6 +96,11 @@ fn leaving(suite: &str) -> Result<impl Side> {
 
 /// One of the two gateways of a tunnel.
 fn gateway(suite: &str, side: u8) -> Result<Chain> {
+    chain("ipsec", &configuration(suite, side))
+}
+
+/// Its configuration.
+fn configuration(suite: &str, side: u8) -> String {
     let other = 3 - side;
     let hex = |count: usize, side: u8| format!("{side:02x}").repeat(count);
     let keys = |side| {
@@ -100,7 +112,7 @@ fn gateway(suite: &str, side: u8) -> Result<Chain> {
             hex(authentication, side)
         )
     };
-    let text = format!(
+    format!(
         "mtu = {MTU}\n[[outbound]]\nname = \"out\"\nspi = {}\n{}source = \"192.0.2.{side}\"\ndestination = \
          \"192.0.2.{other}\"\n[[inbound]]\nname = \"in\"\nspi = {}\n{}destination = \"192.0.2.{side}\"\n\
          [[policy]]\nsource = [\"10.{side}.0.0/16\"]\ndestination = [\"10.{other}.0.0/16\"]\n\
@@ -109,8 +121,7 @@ fn gateway(suite: &str, side: u8) -> Result<Chain> {
         keys(side),
         1000 + u32::from(other),
         keys(other),
-    );
-    chain("ipsec", &text)
+    )
 }
 
 /// Bytes that are encrypted of a packet: with padding, and the two bytes of the trailer.

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::frames::{SIZES, sources};
 use super::nftables::{self, Kernel};
+use super::service::Served;
 use super::session::{Case, Peer, Session};
 use super::through::{Through, chain};
 
@@ -34,4 +35,10 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         session.case(&Case::new("buckets", count, size), &mut ours, Some(peer))?;
     }
     Ok(())
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let (count, size) = CASES[0];
+    Ok(Served::of(CONFIGURATION, count, sources(count, size)?))
 }

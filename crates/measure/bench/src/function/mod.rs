@@ -16,7 +16,9 @@ mod limiter;
 mod monitor;
 mod nat;
 mod nftables;
+mod pump;
 mod router;
+mod service;
 mod session;
 mod side;
 mod table3;
@@ -27,6 +29,7 @@ use anyhow::Result;
 use display::output::{self, WrongUsage};
 
 use crate::args::FunctionArgs;
+use service::MakeServed;
 use session::Session;
 
 /// A function of the library that can be measured, or a table of several ones.
@@ -36,6 +39,8 @@ struct Subject {
     measure: fn(&mut Session) -> Result<()>,
     /// What was measured, for the table.
     note: &'static str,
+    /// Its configuration and packets as the instance of a service.
+    served: Option<MakeServed>,
 }
 
 /// Those that there are, by name.
@@ -44,56 +49,67 @@ const SUBJECTS: &[Subject] = &[
         name: "cache",
         measure: cache::measure,
         note: cache::NOTE,
+        served: Some(cache::served),
     },
     Subject {
         name: "dns",
         measure: dns::measure,
         note: dns::NOTE,
+        served: Some(dns::served),
     },
     Subject {
         name: "firewall",
         measure: firewall::measure,
         note: firewall::NOTE,
+        served: Some(firewall::served),
     },
     Subject {
         name: "forward",
         measure: forward::measure,
         note: forward::NOTE,
+        served: Some(forward::served),
     },
     Subject {
         name: "ids",
         measure: ids::measure,
         note: ids::NOTE,
+        served: Some(ids::served),
     },
     Subject {
         name: "ipsec",
         measure: ipsec::measure,
         note: ipsec::NOTE,
+        served: Some(ipsec::served),
     },
     Subject {
         name: "limiter",
         measure: limiter::measure,
         note: limiter::NOTE,
+        served: Some(limiter::served),
     },
     Subject {
         name: "monitor",
         measure: monitor::measure,
         note: monitor::NOTE,
+        served: Some(monitor::served),
     },
     Subject {
         name: "nat",
         measure: nat::measure,
         note: nat::NOTE,
+        served: Some(nat::served),
     },
     Subject {
         name: "router",
         measure: router::measure,
         note: router::NOTE,
+        served: Some(router::served),
     },
     Subject {
         name: "table3",
         measure: table3::measure,
         note: table3::NOTE,
+        served: None,
     },
 ];
 
@@ -103,6 +119,9 @@ const ALL: &str = "all";
 /// Runs the bench.
 pub(super) fn run(args: &FunctionArgs) -> Result<()> {
     let chosen = chosen(args.name.as_deref())?;
+    if args.service {
+        return service::run(args, &chosen);
+    }
     let mut session = Session::new(args);
     for subject in &chosen {
         session.begin(subject.name);

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::frames::{SIZES, flows};
+use super::service::Served;
 use super::session::{Case, Session};
 use super::through::{Through, chain};
 
@@ -28,4 +29,11 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         session.case(&Case::new("flows", count, size), &mut ours, None)?;
     }
     Ok(())
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let (count, size) = CASES[0];
+    let configuration = format!("flows_limit = {}\n", 2 * count);
+    Ok(Served::of(configuration, count, flows(count, size)?))
 }

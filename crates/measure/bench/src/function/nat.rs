@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::frames::{SIZES, flows};
 use super::nftables::{self, Kernel};
+use super::service::Served;
 use super::session::{Case, Peer, Session};
 use super::through::{Through, chain};
 
@@ -37,4 +38,10 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
     let frames = flows(MANY, SIZES[0])?;
     let mut ours = Through::new(Some(chain("nat", CONFIGURATION)?), &frames)?;
     session.case(&Case::new("flows", MANY, SIZES[0]), &mut ours, None)
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let (count, size) = COMPARED[0];
+    Ok(Served::of(CONFIGURATION, count, flows(count, size)?))
 }

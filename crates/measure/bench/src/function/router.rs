@@ -11,6 +11,7 @@ use functions::firewall::synthetic::Sequence;
 use functions::lpm::{NO_ROUTE, Prefix, Routes4, Routes6, flatten};
 
 use super::frames::{SIZES, udp, zipf};
+use super::service::Served;
 use super::session::{Case, Peer, Session, refused};
 use super::side::lookups;
 use super::through::{Through, chain};
@@ -26,6 +27,9 @@ const ROUTES: usize = 1_000_000;
 const ADDRESSES: usize = 1 << 19;
 /// Hosts of which few have most of the packets.
 const HOSTS: usize = 100_000;
+/// The same where it is the instance of a service.
+const SERVED_ROUTES: usize = 100_000;
+const SERVED_HOSTS: usize = 1_000;
 const NEXT_HOPS: u64 = 64;
 /// Tables for long prefixes that the peers may use.
 const GROUPS_V4: u32 = 1 << 15;
@@ -63,6 +67,20 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
         .collect();
     packets(session, "IPv4", &v4, &to_v4, &SIZES)?;
     packets(session, "IPv6", &v6, &to_v6, &[SIZE_V6, 512, 1500])
+}
+
+/// As the instance of a service.
+pub(super) fn served() -> Result<Served> {
+    let mut numbers = Sequence::new(1);
+    let routes = routes_v4(SERVED_ROUTES, &mut numbers);
+    let from = SocketAddr::from(([192, 0, 2, 1], 1024));
+    let hosts = in_routes(&routes, SERVED_HOSTS, &mut numbers);
+    let frames = hosts.iter().map(|bits| {
+        let to = Ipv4Addr::from((bits >> 96) as u32);
+        udp(from, (to, 53).into(), SIZES[0])
+    });
+    let frames = frames.collect::<Result<_>>()?;
+    Ok(Served::of(configuration(&routes), SERVED_ROUTES, frames))
 }
 
 fn lookups_v4(session: &mut Session, routes: &Table, distinct: &[u32], skewed: &[u32]) -> Result<()> {

@@ -69,25 +69,41 @@ impl<'p> Peer<'p> {
 /// One row of the result.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
-    function: &'static str,
-    case: String,
+    pub(super) function: &'static str,
+    pub(super) case: String,
     /// Rules, routes, flows, buckets, records, keys or requests.
-    entries: u64,
+    pub(super) entries: u64,
     /// Bytes of a packet on the wire, with its check sequence.
-    size: usize,
-    /// Millions of packets per second of CPU time.
-    mpps: f64,
+    pub(super) size: usize,
+    /// Millions of packets per second of CPU time; of a service, per second of wall time.
+    pub(super) mpps: f64,
     /// The same in Gbit/s of these packets.
-    gbps: f64,
-    cpu_ns_per_packet: f64,
+    pub(super) gbps: f64,
+    pub(super) cpu_ns_per_packet: f64,
     /// Time of a burst of 32 packets from its first one in to its last one out; none where packets do not pass.
-    latency_p50_us: Option<f64>,
-    latency_p99_us: Option<f64>,
-    peer: Option<&'static str>,
+    pub(super) latency_p50_us: Option<f64>,
+    pub(super) latency_p99_us: Option<f64>,
+    pub(super) peer: Option<&'static str>,
     /// The peer's rate, in the unit of `mpps`.
-    peer_rate: Option<f64>,
+    pub(super) peer_rate: Option<f64>,
     /// The median of the rounds' ratios.
-    ratio_to_peer: Option<f64>,
+    pub(super) ratio_to_peer: Option<f64>,
+    /// Of a service.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) service: Option<ServiceCost>,
+}
+
+/// What packets cost in a service.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct ServiceCost {
+    /// The quota of the function's container.
+    pub(super) cpus: f64,
+    /// The function's CPU time of a packet where it is alone, in nanoseconds.
+    pub(super) peer_cpu_ns_per_packet: f64,
+    /// The function's CPU time of a packet in the service ÷ alone: the median of the rounds' ratios.
+    pub(super) cpu_ratio_to_peer: f64,
+    /// CPU time of all threads of inco for a packet there and back, in nanoseconds.
+    pub(super) switch_cpu_ns_per_packet: f64,
 }
 
 /// A run.
@@ -211,6 +227,7 @@ impl Session {
             peer: peer.as_ref().map(|(name, _)| *name),
             peer_rate: peer.is_some().then(|| median(of_peer)),
             ratio_to_peer: peer.is_some().then(|| median(ratios)),
+            service: None,
         });
         Ok(())
     }
@@ -302,6 +319,7 @@ mod tests {
     fn session() -> Session {
         Session::new(&FunctionArgs {
             name: None,
+            service: false,
             rounds: 3,
             milliseconds: 1,
             csv: "unused".into(),

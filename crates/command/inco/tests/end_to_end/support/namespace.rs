@@ -61,6 +61,17 @@ impl Namespace {
         })
     }
 
+    /// A program in it, not started yet.
+    pub(crate) fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.path().display()))
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
     /// `ip`, a command a line.
     pub(crate) fn ip(&self, commands: &str) {
         for command in commands.lines().map(str::trim).filter(|line| !line.is_empty()) {

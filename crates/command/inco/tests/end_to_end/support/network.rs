@@ -3,7 +3,7 @@
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use super::{Inco, Namespace, Place, text};
@@ -49,6 +49,33 @@ impl Network {
         self.client.ip(commands);
     }
 
+    /// A server on the other side of inco's machine, behind its interface `eth2`, with that address on its `eth0`.
+    pub(crate) fn server(&self, address: &str) -> Namespace {
+        let server = Namespace::new();
+        self.router.ip(&format!(
+            "link add eth2 type veth peer name eth0 netns {}\nlink set eth2 up",
+            server.pid()
+        ));
+        server.ip(&format!(
+            "link set lo up\naddress add {address} dev eth0\nlink set eth0 up"
+        ));
+        server
+    }
+
+    /// The same on the client's own side: a bridge there connects the client, the server and inco's machine.
+    pub(crate) fn server_beside(&self, address: &str) -> Namespace {
+        let server = Namespace::new();
+        self.client.ip(&format!(
+            "link add br0 type bridge\nlink add to-server type veth peer name eth0 netns {}\naddress flush dev eth0\n\
+             link set eth0 master br0\nlink set to-server master br0 up\naddress add 10.0.0.2/24 dev br0\nlink set br0 up",
+            server.pid()
+        ));
+        server.ip(&format!(
+            "link set lo up\naddress add {address} dev eth0\nlink set eth0 up"
+        ));
+        server
+    }
+
     /// A client behind the client, which forwards over the link `far0` of which nobody says how narrow it is. Both IP
     /// versions.
     pub(crate) fn far_client(&self) -> Namespace {
@@ -84,13 +111,7 @@ impl Network {
 
     /// A command of the client, not started yet.
     pub(crate) fn client(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net=/proc/{}/ns/net", self.client.pid()))
-            .arg(program)
-            .args(arguments)
-            .stdin(Stdio::null());
-        command
+        self.client.command(program, arguments)
     }
 
     /// `ip` on inco's machine, a command a line.
