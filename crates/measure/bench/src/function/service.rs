@@ -17,6 +17,7 @@ use engine::{
 };
 use images::EngineName;
 use model::Mount;
+use rustix::mount::{UnmountFlags, unmount};
 use testbed::{Environment, FORWARD_IMAGE, Interrupt, Session, SwitchName};
 use traffic::MemifPort;
 
@@ -48,6 +49,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The peer in the result.
 const ALONE: &str = "alone";
+/// In there: the directory of its socket, a file system of its own.
+const ALONE_PORT: &str = "port";
 /// Bytes of the check sequence, which is on the wire only.
 const CHECK: usize = 4;
 
@@ -151,9 +154,10 @@ fn measure(args: &FunctionArgs, name: &'static str, served: &Served, raw: &mut R
     testbed::make_image(EngineName::Oci)?;
     let ground = Environment::new(EngineName::Oci, SwitchName::Soft, false, Interrupt::default())?;
     let directory = ground.directory().to_owned();
-    // If the bench is interrupted; what runs ends with this process.
+    // If the bench is interrupted; what runs ends with this process, but a mount stays.
     let removed = directory.clone();
     let _removed = Cleanup::by(move || {
+        let _unmounted = unmount(&removed.join(ALONE).join(ALONE_PORT), UnmountFlags::DETACH);
         let _gone = std::fs::remove_dir_all(removed);
     });
     let file = directory.join("nf.toml");
@@ -377,7 +381,7 @@ impl Alone {
     fn start(run_dir: &Path, name: &str, file: &Path) -> Result<Alone> {
         let command_of_launcher = LauncherCommand::this_program(["launcher"]).cleaning_up_by("stop");
         let launcher = Launcher::start(command_of_launcher, run_dir)?;
-        let sockets = run_dir.join("port");
+        let sockets = run_dir.join(ALONE_PORT);
         let mut container = Alone {
             engine: OciEngine::start(OciConfig::at(run_dir), launcher)?,
             name: format!("inco-{name}-alone"),
