@@ -140,7 +140,7 @@ fn a_drain_moves_what_flows_owe_a_limiter() {
         let of: Vec<api::counters::FunctionCounters> = serde_json::from_str(&json).unwrap();
         of.iter()
             .filter(|of| of.name == "limiter")
-            .map(|of| of.dropped)
+            .map(|of| of.drops.values().sum::<u64>())
             .sum()
     };
     eventually("flows are over their rate", PATIENCE, || {

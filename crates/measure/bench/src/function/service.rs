@@ -157,7 +157,7 @@ fn measure(args: &FunctionArgs, name: &'static str, served: &Served, raw: &mut R
     // If the bench is interrupted; what runs ends with this process, but a mount stays.
     let removed = directory.clone();
     let _removed = Cleanup::by(move || {
-        let _unmounted = unmount(&removed.join(ALONE).join(ALONE_PORT), UnmountFlags::DETACH);
+        let _unmounted = unmount(removed.join(ALONE).join(ALONE_PORT), UnmountFlags::DETACH);
         let _gone = std::fs::remove_dir_all(removed);
     });
     let file = directory.join("nf.toml");
