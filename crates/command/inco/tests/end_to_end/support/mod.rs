@@ -262,11 +262,16 @@ impl Place {
         std::fs::copy(env!("CARGO_BIN_EXE_inco"), self.path("inco")).unwrap();
         open(self.path("inco"));
         std::fs::create_dir(self.path("state")).unwrap();
-        let images = Command::new("cp")
+        // Not all images: other tests make some and remove them.
+        std::fs::create_dir(self.path("state/images")).unwrap();
+        let image = Command::new("cp")
             .arg("-r")
-            .args([state_dir().join("images"), self.path("state")])
+            .args([
+                state_dir().join("images/inco%2Fforward:latest"),
+                self.path("state/images"),
+            ])
             .status();
-        assert!(images.unwrap().success());
+        assert!(image.unwrap().success());
         std::fs::create_dir(self.run_dir()).unwrap();
         open(self.run_dir());
     }
