@@ -256,7 +256,16 @@ fn each_request_gets_its_answer() {
     assert_eq!(fake.asked.recv().unwrap(), format!("{action:?} by uid {uid}"));
     assert_eq!(client.snapshot().unwrap().instances, [instance(3)]);
     assert_eq!(client.policies().unwrap(), Policies::default());
-    let history = client.history(900).unwrap();
+    // The first snapshot is taken by a thread of the server.
+    let since = Instant::now();
+    let history = loop {
+        let history = client.history(900).unwrap();
+        if !history.unix_ms.is_empty() {
+            break history;
+        }
+        assert!(since.elapsed() < Duration::from_secs(20), "no snapshot");
+        std::thread::yield_now();
+    };
     assert_eq!(history.unix_ms.first(), Some(&7));
     assert_eq!(history.instances[0].id, InstanceId(3));
     let refused = client.history(901).unwrap_err().to_string();
