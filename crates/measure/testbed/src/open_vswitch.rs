@@ -18,9 +18,9 @@ const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Maximum time for a daemon to start.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Memory for DPDK's buffers, in MiB, from ordinary pages. Open vSwitch asks for 262,144 packet buffers, which take about
-/// 800 MiB: where they do not fit it has no port at all, or takes fewer and leaves nothing for messages, so that DPDK
-/// panics when peers reconnect.
+/// Memory for DPDK's buffers, in MiB, from ordinary pages. Open vSwitch asks for 262,144 packet buffers, and has 1.2 GB
+/// resident with them. Where they do not fit it has no port at all, or takes fewer and leaves nothing for messages, so
+/// that DPDK panics when peers reconnect.
 const MEMORY_MIB: u32 = 2048;
 /// Maximum sleep of its poller without packets, in microseconds: leaves CPU time for other processes.
 const POLLER_SLEEP_US: u32 = 100;

@@ -216,7 +216,7 @@ proptest! {
     }
 }
 
-/// Two seconds of messages, 40 % of four cores' time: 20 us each, but for those of one actor, which take 2 ms.
+/// Two seconds of messages, 35 % of four cores' time: 20 us each, but for those of one actor, which take 2 ms.
 fn dispersed() -> Vec<(u32, u64, u64)> {
     let of = |n: u64| {
         let actor = (n * 5 % u64::from(ACTORS)) as u32;
@@ -249,7 +249,7 @@ fn the_hybrid_parts_what_stands_out_and_nothing_else() {
 
 #[test]
 fn the_hybrid_leaves_actors_that_are_alike_in_the_line_under_any_load() {
-    // Twice what one of two cores could do.
+    // 97 % of two cores' time.
     let alike: Vec<_> = (0..40_000).map(|n| (n % ACTORS, 9_000, 17_500)).collect();
     let (_, scheduler) = Runtime::new(PolicyName::Hybrid, 2).play(&alike);
     assert!((0..ACTORS).all(|actor| scheduler.group_of(ActorId(actor)) == Group::Fcfs));
