@@ -282,7 +282,9 @@ impl ControlLoop {
         let mut left = Vec::new();
         loop {
             self.lag.note(pace.begin(monotonic()));
-            let leaves = self.stop.asked() == Some(true) && !self.decide.is_stopping();
+            // Read once a turn: what is asked after this is for the next turn, which leaves before it removes.
+            let asked = self.stop.asked();
+            let leaves = asked == Some(true) && !self.decide.is_stopping();
             if leaves && self.have_clients_waiting(server) && self.leave() {
                 let next = self.stop.upgrade();
                 let kept = || self.keeper.as_ref().and_then(|keeper| keeper.entries().ok());
@@ -293,7 +295,7 @@ impl ControlLoop {
                     hand_over: next.map(|_| HandOver::now(self.journal.newest(), kept().unwrap_or(0))),
                 });
             }
-            self.turn(pace.is_fast());
+            self.turn(asked, pace.is_fast());
             self.stop.note_turn();
             if self.decide.is_stopping() {
                 let since = *stopping_since.get_or_insert_with(Instant::now);
@@ -377,22 +379,21 @@ impl ControlLoop {
         true
     }
 
-    /// One turn. `is_fast`: the next turn follows sooner than usual.
-    fn turn(&mut self, is_fast: bool) {
+    /// One turn. `asked`: a shutdown, and whether containers continue to run. `is_fast`: the next turn follows
+    /// sooner than usual.
+    fn turn(&mut self, asked: Option<bool>, is_fast: bool) {
         let now = monotonic();
         self.gather(now);
         self.answer(now);
         self.finish_commands(now);
         self.take_reload(now);
-        if let Some(keep) = self.stop.asked()
+        if let Some(keep) = asked
             && self.stop.upgrade().is_none()
             && !self.decide.is_stopping()
         {
             // Containers that nobody would remove later are removed now.
             let keep = keep && !self.stop.lingers();
-            if !keep || self.keep.is_none() {
-                self.decide.order(Action::Stop { keep });
-            }
+            self.decide.order(Action::Stop { keep });
         }
         let step = self
             .decide
