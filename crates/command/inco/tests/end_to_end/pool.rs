@@ -183,7 +183,8 @@ fn interfaces_go_into_containers_and_come_back() {
         Some(api::types::PortPool { made: 2, taken: 2 })
     );
     let ports = ovs.watch_ports();
-    // The second instance has its share of the buckets a moment after it is active.
+    // The second instance has its share of the buckets a moment after it is active. What came before is pinned to the
+    // first one, so the next attempt waits until those flows are over.
     let since = std::time::Instant::now();
     loop {
         let report = place.traffic(AT_EASE).report();
@@ -193,6 +194,9 @@ fn interfaces_go_into_containers_and_come_back() {
             break;
         }
         assert!(since.elapsed() < PATIENCE, "{before:#?}");
+        eventually("the flows are over", PATIENCE, || {
+            inco.instances().iter().all(|i| i.live_flows == 0).then_some(())
+        });
     }
 
     // One is killed: the next one gets its interface, and its port of the switch.
