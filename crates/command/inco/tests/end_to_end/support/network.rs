@@ -65,8 +65,9 @@ impl Network {
     /// The same on the client's own side: a bridge there connects the client, the server and inco's machine.
     pub(crate) fn server_beside(&self, address: &str) -> Namespace {
         let server = Namespace::new();
+        // A bridge that snoops reports its own membership of a multicast group, from the client's address.
         self.client.ip(&format!(
-            "link add br0 type bridge\nlink add to-server type veth peer name eth0 netns {}\naddress flush dev eth0\n\
+            "link add br0 type bridge mcast_snooping 0\nlink add to-server type veth peer name eth0 netns {}\naddress flush dev eth0\n\
              link set eth0 master br0\nlink set to-server master br0 up\naddress add 10.0.0.2/24 dev br0\nlink set br0 up",
             server.pid()
         ));
