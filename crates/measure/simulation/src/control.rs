@@ -76,6 +76,10 @@ pub(crate) struct ControlLoop {
     /// Active instances, and instances that exist and are not frozen.
     pub(crate) active: u32,
     pub(crate) running: u32,
+    /// CPUs of their quotas together, in instances' own CPUs where there is none.
+    pub(crate) reserved_cpus: f64,
+    /// CPUs that an instance can use at most.
+    threads: f64,
     ready: Range,
     random: Random,
     /// Scenario time zero.
@@ -179,6 +183,8 @@ impl ControlLoop {
             events: Vec::new(),
             active: 0,
             running: 0,
+            reserved_cpus: 0.0,
+            threads: instances.threads,
             ready: instances.ready_ms,
             random: Random::new(seed ^ 0x5eed),
             zero: Nanos::ZERO,
@@ -318,10 +324,14 @@ impl ControlLoop {
         self.events.append(&mut self.outputs.events);
         disturbed |= std::mem::take(&mut self.first);
         if disturbed {
-            (self.active, self.running) = (0, 0);
+            (self.active, self.running, self.reserved_cpus) = (0, 0, 0.0);
             for instance in self.controller.instances() {
                 self.active += u32::from(instance.state() == InstanceState::Active);
-                self.running += u32::from(instance.container() != controller::Container::Paused);
+                if instance.container() != controller::Container::Paused {
+                    self.running += 1;
+                    let quota = self.engine.quota(instance.name());
+                    self.reserved_cpus += quota.map_or(self.threads, |quota| quota.cpus());
+                }
             }
         }
         disturbed

@@ -111,6 +111,7 @@ pub(crate) struct Recorder {
     decisions: Vec<Decision>,
     decisions_left_out: u64,
     instance_s: f64,
+    reserved_cpu_s: f64,
     active_s: f64,
     wanted_s: f64,
     power: Option<[f64; 2]>,
@@ -158,6 +159,7 @@ impl Recorder {
             decisions: Vec::new(),
             decisions_left_out: 0,
             instance_s: 0.0,
+            reserved_cpu_s: 0.0,
             active_s: 0.0,
             wanted_s: 0.0,
             power: scenario.instances.power_w,
@@ -201,6 +203,7 @@ impl Recorder {
         if counted {
             add(&mut self.total, interval);
             self.instance_s += f64::from(running) * dt_s;
+            self.reserved_cpu_s += control.reserved_cpus * dt_s;
             self.active_s += f64::from(active) * dt_s;
             self.wanted_s += f64::from(control.target()) * dt_s;
             self.active_max = self.active_max.max(active);
@@ -331,6 +334,7 @@ impl Recorder {
         put("overcommitted_flows", total.overcommitted);
         put("moved_flows", total.moved);
         put("instance_s", self.instance_s);
+        put("reserved_cpu_s", self.reserved_cpu_s);
         put("active_s", self.active_s);
         put("active_mean", self.active_s / span_s);
         put("active_max", f64::from(self.active_max));

@@ -4,16 +4,12 @@ use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use crate::highest::Highest;
+use crate::rise::{Rise, fast_at_least};
 use crate::{
     Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
     within_limits, work,
 };
 
-/// The time constant of the collector's fast rates.
-const FAST_S: f64 = 0.010;
-/// A rate must exceed a limit by this many standard deviations of a Poisson count, so that chance does not
-/// start a burst.
-const SIGMAS: f64 = 3.0;
 /// Ring occupancy from which an instance is hot.
 const HOT_OCCUPANCY: f64 = 0.25;
 /// A burst's count plans to clear the ring backlog within this time.
@@ -96,14 +92,7 @@ pub struct State {
     noted: Option<Nanos>,
     capacity_pps: f64,
     base_cpus: Option<f64>,
-    /// The previous observation's fast rate, and arrivals per second since then.
-    fast_pps: f64,
-    now_pps: f64,
-    /// The mean of the fast rate, with the same time constant. The fast rate minus this is its rise within
-    /// the time constant.
-    smooth_pps: f64,
-    /// The duration of the last observation.
-    span_s: f64,
+    rise: Rise,
     /// When the burst ends, and when the last one ended.
     burst_until: Option<Nanos>,
     burst_ended: Option<Nanos>,
@@ -164,34 +153,10 @@ impl Ladder {
         share::whole(pps / capacity)
     }
 
-    /// The fast rate, less what chance explains.
-    fn fast_at_least(&self, observation: &Observation) -> f64 {
-        let fast = finite(observation.offered_fast_pps);
-        (fast - SIGMAS * (fast / (2.0 * FAST_S)).sqrt()).max(0.0)
-    }
-
-    /// The current rate, less what chance explains: the fast rate plus its lag during a rise. A 10 ms mean
-    /// lags behind a linear rise by 10 ms, and so does the mean of the mean. A single packet train shows in
-    /// the last step but hardly here.
-    fn rising_at_least(&self, observation: &Observation) -> f64 {
-        let fast = self.fast_at_least(observation);
-        let level = fast + (self.state.fast_pps - self.state.smooth_pps).max(0.0);
-        fast.max(level.min(self.now_at_least()))
-    }
-
-    /// Arrivals in the last step, less what chance explains.
-    fn now_at_least(&self) -> f64 {
-        if self.state.span_s <= 0.0 {
-            return 0.0;
-        }
-        let now = self.state.now_pps;
-        (now - SIGMAS * (now / self.state.span_s).sqrt()).max(0.0)
-    }
-
     /// Whether this observation shows a burst.
     fn is_burst(&self, observation: &Observation) -> bool {
         let capacity = self.state.capacity_pps * f64::from(observation.wanted);
-        let above = capacity > 0.0 && self.rising_at_least(observation) > self.ceiling * capacity;
+        let above = capacity > 0.0 && self.state.rise.rising_at_least(observation) > self.ceiling * capacity;
         observation.hot || observation.unserved_fast_pps > 0.0 || above
     }
 
@@ -409,22 +374,18 @@ impl Policy for Ladder {
         if state.base_cpus.is_none() {
             state.base_cpus = vertical::least_quota(observation);
         }
-        let fast = finite(observation.offered_fast_pps);
         // Existing instances were needed.
         let found = f64::from(observation.wanted) * state.capacity_pps * self.down_target;
         match state.noted {
             Some(before) => {
                 let span_s = now.since(before).as_secs_f64();
-                if span_s > MISSING.as_secs_f64().max(3.0 * state.span_s) {
+                if span_s > MISSING.as_secs_f64().max(3.0 * state.rise.span_s) {
                     state.calm.add(now, found);
                 }
-                state.span_s = span_s;
-                let weight = -(-state.span_s / FAST_S).exp_m1();
-                state.now_pps = (state.fast_pps + (fast - state.fast_pps) / weight.max(1e-6)).max(0.0);
-                state.smooth_pps += weight * (fast - state.smooth_pps);
+                state.rise.note(observation, Some(span_s));
             }
             None => {
-                state.smooth_pps = fast;
+                state.rise.note(observation, None);
                 // Reserve all space now, so that later steps do not allocate.
                 state.calm.reserve((self.calm.0 / BUCKET.0) as usize + 4);
                 state.starts.reserve(FLAP_BUDGET + 1);
@@ -435,7 +396,6 @@ impl Policy for Ladder {
                 state.calm.add(now, found);
             }
         }
-        state.fast_pps = fast;
         if self.busy_high.is_some() {
             let busy = work::busy_instances(observation);
             state.busy = work::mean(state.busy.zip(state.noted), busy, (now, BUSY_WINDOW));
@@ -486,9 +446,9 @@ impl Policy for Ladder {
         if self.is_burst(observation) {
             // Without a hot ring the last step may be a single packet train.
             let demand = if observation.hot {
-                self.fast_at_least(observation).max(self.now_at_least())
+                fast_at_least(observation.offered_fast_pps).max(self.state.rise.now_at_least())
             } else {
-                self.rising_at_least(observation)
+                self.state.rise.rising_at_least(observation)
             };
             let backlog = backlog_pps(observation);
             let demand = demand + backlog;
@@ -552,7 +512,8 @@ impl Policy for Ladder {
         let is_needed = self.state.burst_until.is_some() && {
             let current = within_limits(observation.wanted, observation);
             let (calm, _) = self.calm_count(observation, current, now);
-            self.rising_at_least(observation) > self.ceiling * self.state.capacity_pps * f64::from(calm)
+            self.state.rise.rising_at_least(observation)
+                > self.ceiling * self.state.capacity_pps * f64::from(calm)
         };
         if self.is_burst(observation) || is_needed {
             if self.state.burst_until.is_none() {

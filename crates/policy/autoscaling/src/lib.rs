@@ -26,10 +26,12 @@ mod fixed;
 mod highest;
 mod holt;
 pub mod hpa;
+mod inreal;
 pub mod kpa;
 mod ladder;
 mod predictive;
 mod reason;
+mod rise;
 mod share;
 mod smartinco;
 mod threshold;
@@ -45,6 +47,7 @@ use thiserror::Error;
 
 pub use fixed::Fixed;
 pub use hpa::Hpa;
+pub use inreal::{Goal, InReal};
 pub use kpa::Kpa;
 pub use ladder::Ladder;
 pub use model::Parameter;
@@ -290,6 +293,7 @@ policies! {
     #[cfg(feature = "forecasting")]
     Predictive,
     Ladder,
+    InReal,
 }
 
 impl Default for Autoscaler {

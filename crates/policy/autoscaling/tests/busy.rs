@@ -172,3 +172,10 @@ fn shares_that_are_none_are_refused() {
         }
     }
 }
+
+#[test]
+fn inreal_sizes_instances_by_busy_time_before_a_capacity_is_known() {
+    let mut run = Run::new("inreal", json!({"busy_high": 0.8}), 1);
+    run.go_on(10, Some(1.0));
+    assert_eq!(run.decisions[0].desired, 2, "{}", run.decisions[0].reason);
+}

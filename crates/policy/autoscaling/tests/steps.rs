@@ -1,4 +1,4 @@
-//! The decisions of `ladder`, `threshold`, `predictive`, `hpa` and `kpa` on observations, step by step.
+//! The decisions of `ladder`, `inreal`, `threshold`, `predictive`, `hpa` and `kpa` on observations, step by step.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
 
 use autoscaling::{Autoscaler, Decision, Policy as _};
@@ -417,4 +417,121 @@ fn hpa_decides_every_period_and_kpa_panics_within_its_window() {
     (seen.offered_fast_pps, seen.offered_stable_pps) = (0.5e6, 0.5e6);
     assert_eq!(play(&mut scaler, &mut seen, 28_000, 50_000).desired, 10);
     assert!(play(&mut scaler, &mut seen, 78_000, 60_000).desired < 10);
+}
+
+/// Instances with that quota each, which carry that many packets per second together.
+fn sized(instances: u32, cpus: f64, pps: f64) -> Observation {
+    let mut seen = observation(instances, pps);
+    for instance in &mut seen.instances {
+        (instance.cpu_quota, instance.capacity_pps) = (Some(cpus), CAPACITY * cpus);
+    }
+    seen
+}
+
+#[test]
+fn inreal_raises_quotas_first_and_adds_instances_beyond_the_largest_size() {
+    let parameters = serde_json::json!({"cpus_max": 1.0, "target": 0.8, "calm": "1s"});
+    let mut scaler = policy("inreal", parameters);
+    // Packets for 0.34 of a CPU each, which is 0.8 of 0.425.
+    let decision = scaler.step(&sized(2, 0.4, 0.68e6), Nanos::from_millis(1));
+    assert_eq!(
+        (decision.desired, decision.reason.rule),
+        (2, "quota"),
+        "{}",
+        decision.reason
+    );
+    let cpus: Vec<f64> = decision.quotas.iter().map(|quota| quota.cpus).collect();
+    assert!(
+        cpus.len() == 2 && cpus.iter().all(|cpus| (cpus - 0.425).abs() < 1e-9),
+        "{cpus:?}"
+    );
+    let next = scaler.step(&sized(2, 0.4, 0.68e6), Nanos::from_millis(2));
+    assert!(next.quotas.is_empty(), "it is under way");
+    // A burst: all get their largest size, and 2.5 CPUs are needed.
+    let decision = scaler.step(&sized(2, 0.425, 2e6), Nanos::from_millis(20));
+    assert_eq!(
+        (decision.desired, decision.reason.rule),
+        (3, "quota_exhausted"),
+        "{}",
+        decision.reason
+    );
+    assert!(decision.quotas.iter().all(|quota| quota.cpus == 1.0) && decision.quotas.len() == 2);
+    let case = decision.case.unwrap();
+    let again = autoscaling::explain::explain(&case.to_string()).unwrap();
+    let again = serde_json::to_value(again).unwrap();
+    assert_eq!(again["steps"][0]["replicas"], 3, "{again}");
+}
+
+#[test]
+fn inreal_adds_an_instance_where_rings_would_be_cleared_too_late() {
+    let mut scaler = policy(
+        "inreal",
+        serde_json::json!({"cpus_max": 1.0, "target": 1.0, "clear": "10ms"}),
+    );
+    let mut seen = sized(2, 1.0, 1.9e6);
+    scaler.step(&seen, Nanos::from_millis(1));
+    // What two instances at their largest carry beside their arrivals, in 10 ms: 500 packets each.
+    seen.instances[0].signals.ring_packets = 400;
+    let decision = scaler.step(&seen, Nanos::from_millis(100));
+    assert_eq!(decision.desired, 2, "{}", decision.reason);
+    seen.instances[0].signals.ring_packets = 600;
+    let decision = scaler.step(&seen, Nanos::from_millis(101));
+    assert_eq!(
+        (decision.desired, decision.reason.rule),
+        (3, "clears_too_late"),
+        "{}",
+        decision.reason
+    );
+    seen.wanted = 3;
+    let decision = scaler.step(&seen, Nanos::from_millis(110));
+    assert_eq!(decision.desired, 3, "the third one is on its way");
+}
+
+#[test]
+fn inreal_removes_instances_first_and_then_lowers_quotas() {
+    let parameters = serde_json::json!({"goal": "cpu", "target": 0.8, "calm": "2s", "cpus_min": 0.05});
+    let mut scaler = policy("inreal", parameters);
+    let mut at = 1;
+    let mut until = |scaler: &mut Autoscaler, seen: &Observation, ends: fn(&Decision) -> bool| loop {
+        let decision = scaler.step(seen, Nanos::from_millis(at));
+        at += 1;
+        assert!(at < 10_000, "{}", decision.reason);
+        if ends(&decision) {
+            break (decision, at);
+        }
+    };
+    // Its first quota is kept for the time that is held, and the instances for the calm.
+    let (decision, when) = until(&mut scaler, &sized(3, 1.0, 0.3e6), |of| !of.quotas.is_empty());
+    assert_eq!((decision.desired, when > 1_000), (3, true), "{}", decision.reason);
+    assert!(
+        decision
+            .quotas
+            .iter()
+            .all(|quota| (quota.cpus - 0.125).abs() < 1e-9),
+        "{:?}",
+        decision.quotas
+    );
+    let (decision, when) = until(&mut scaler, &sized(3, 0.125, 0.3e6), |of| of.desired < 3);
+    assert_eq!(
+        (decision.desired, decision.reason.rule),
+        (1, "fewer_suffice"),
+        "{}",
+        decision.reason
+    );
+    assert!(when > 2_000);
+    // Never below the smallest.
+    let (decision, _) = until(&mut scaler, &sized(1, 0.4, 1e3), |of| !of.quotas.is_empty());
+    assert!(decision.quotas[0].cpus >= 0.05, "{:?}", decision.quotas);
+}
+
+#[test]
+fn inreal_changes_the_count_alone_where_there_are_no_quotas() {
+    let mut scaler = policy("inreal", serde_json::json!({"target": 0.5}));
+    let decision = scaler.step(&observation(2, 1.4e6), Nanos::from_millis(1));
+    assert_eq!(
+        (decision.desired, decision.quotas.len()),
+        (3, 0),
+        "{}",
+        decision.reason
+    );
 }

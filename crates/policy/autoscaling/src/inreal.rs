@@ -1,0 +1,528 @@
+use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation};
+use serde::{Deserialize, Serialize};
+
+use crate::highest::Highest;
+use crate::rise::{Rise, fast_at_least};
+use crate::{
+    Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
+    within_limits,
+};
+
+/// Ring occupancy from which an instance is short of CPU time.
+const HOT_OCCUPANCY: f64 = 0.25;
+/// A requested quota is not raised again for this time: the engine must apply it and its effect must show.
+const QUOTA_AGAIN: Nanos = Nanos::from_millis(10);
+/// A quota is lowered only if this share of it is not needed: each change costs a system call.
+const QUOTA_LESS: f64 = 0.05;
+/// After a change of the count, the time until the prediction alone may change it again.
+const COUNT_AGAIN: Nanos = Nanos::from_millis(20);
+/// Share of the remaining instances' largest size that the highest need of `calm` must fit before one is removed.
+const REST: f64 = 0.9;
+/// Parts of a window that keep one value each.
+const PARTS: u64 = 20;
+/// The smallest quota, as a share of the largest, where no other is set.
+const LEAST: f64 = 0.1;
+
+/// What a service's size is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    /// Few losses and short queues: instances are filled to 75 %, never get less than their own quota, and keep more for
+    /// half a minute.
+    #[default]
+    Performance,
+    /// Few reserved CPUs: instances are filled to 85 % and give back within a second what they do not need.
+    Cpu,
+}
+
+impl Goal {
+    /// The share of its quota to which an instance is filled.
+    const fn target(self) -> f64 {
+        match self {
+            Goal::Performance => 0.75,
+            Goal::Cpu => 0.75,
+        }
+    }
+
+    /// How long an instance keeps a quota that it does not need.
+    const fn hold(self) -> Nanos {
+        match self {
+            Goal::Performance => Nanos::from_secs(30),
+            Goal::Cpu => Nanos::from_secs(1),
+        }
+    }
+
+    /// How long a burst lasts after its last sign.
+    const fn burst(self) -> Nanos {
+        match self {
+            Goal::Performance => Nanos::from_secs(5),
+            Goal::Cpu => Nanos::from_secs(1),
+        }
+    }
+}
+
+/// InReal's orchestration of one place: when to change something, and how. The paper (Vogt and
+/// others, "Towards In-Network Resource Scaling of VNFs") names the signals and the actions, but no formula and no
+/// threshold; these are inco's.
+///
+/// - **When.** The need of each instance, in CPUs, is what its arrivals and the packets that wait in its ring take of a
+///   CPU, over `target`; with `busy_high` also what its function says of its busy time. An instance is short of CPU time if
+///   its need exceeds its quota; the packets in its ring and its drops raise the need.
+/// - **How, growing.** Quota first: it helps flows that are pinned, at once. More instances if the needs of all
+///   together exceed the instances' largest size, or if most of them could not clear their rings within `clear` even with
+///   it.
+/// - **Bursts.** Where rings fill, or the load rises above the quotas faster than they follow, all instances get their
+///   largest size at once, and the count follows the rate of the last milliseconds.
+/// - **How, shrinking.** The reverse: instances go if the highest need of `calm` fits the others' largest size. Then quotas
+///   follow the highest need of the last half minute, or with the goal `cpu` of the last second.
+///
+/// Where instances have no quota, it changes the count alone.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InReal {
+    /// What matters.
+    pub goal: Goal,
+    /// The share of its quota to which an instance is filled; unset, the goal's.
+    #[serde(deserialize_with = "share::positive_or_unset")]
+    pub target: Option<f64>,
+    /// The time in which an instance is to clear its ring.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub clear: Nanos,
+    /// Averaging window of the stable rate.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub window: Nanos,
+    /// How long fewer instances must have sufficed before one is removed.
+    #[serde(with = "span")]
+    pub calm: Nanos,
+    /// Busy share of its quota to which an instance's function is filled; unset, busy time has no effect.
+    #[serde(deserialize_with = "share::positive_or_unset")]
+    pub busy_high: Option<f64>,
+    /// Maximum CPUs per instance; unset, its quota when first seen.
+    pub cpus_max: Option<f64>,
+    /// Minimum CPUs per instance; unset, its quota when first seen, and with the goal `cpu` a tenth of the maximum.
+    pub cpus_min: Option<f64>,
+
+    #[serde(skip)]
+    state: State,
+}
+
+/// The state of [`InReal`].
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    noted: Option<Nanos>,
+    capacity_pps: f64,
+    /// The largest size of an instance.
+    base_cpus: Option<f64>,
+    rise: Rise,
+    burst_until: Option<Nanos>,
+    /// The needs of all instances together, the highest of `calm`.
+    highest: Highest<f64>,
+    changed: Nanos,
+    part: Nanos,
+    instances: Vec<Sized>,
+}
+
+/// What is known of an instance.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sized {
+    id: InstanceId,
+    /// The quota that was asked for last, and when.
+    asked: Option<(f64, Nanos)>,
+    /// Its highest need of the time that it holds a quota.
+    highest: Highest<f64>,
+    part: Nanos,
+}
+
+impl Default for InReal {
+    fn default() -> Self {
+        InReal {
+            goal: Goal::default(),
+            target: None,
+            clear: Nanos::from_millis(100),
+            window: Nanos::from_secs(5),
+            calm: Nanos::from_secs(20),
+            busy_high: None,
+            cpus_max: None,
+            cpus_min: None,
+            state: State::default(),
+        }
+    }
+}
+
+impl InReal {
+    fn target(&self) -> f64 {
+        self.target.unwrap_or(self.goal.target())
+    }
+
+    /// The smallest and the largest size of an instance; [`None`] where instances have no quotas.
+    fn sizes(&self) -> Option<(f64, f64)> {
+        let base = self.state.base_cpus?;
+        let most = self.cpus_max.unwrap_or(base);
+        let least = match self.goal {
+            Goal::Performance => base,
+            Goal::Cpu => LEAST * most,
+        };
+        Some((self.cpus_min.unwrap_or(least).min(most), most))
+    }
+
+    fn known(&self, id: InstanceId) -> Option<&Sized> {
+        self.state.instances.iter().find(|of| of.id == id)
+    }
+
+    /// Its quota, or the last one that was asked for.
+    fn quota_of(&self, instance: &InstanceObservation) -> Option<f64> {
+        let asked = self.known(instance.id).and_then(|of| of.asked);
+        asked.map(|(cpus, _)| cpus).or(instance.cpu_quota)
+    }
+
+    /// The share of the instances' quotas above which the load is a burst.
+    fn ceiling(&self) -> f64 {
+        0.5 + 0.5 * self.target()
+    }
+
+    /// Whether this observation shows that the load rises faster than quotas follow it.
+    fn is_burst(&self, observation: &Observation) -> bool {
+        let active = || {
+            observation
+                .instances
+                .iter()
+                .filter(|i| i.state == InstanceState::Active)
+        };
+        let size = |i: &InstanceObservation| {
+            let grown = self
+                .quota_of(i)
+                .zip(i.cpu_quota)
+                .map(|(asked, has)| asked / has.max(1e-6));
+            finite(i.capacity_pps) * grown.unwrap_or(1.0)
+        };
+        let capacity: f64 = active().map(size).sum();
+        observation.unserved_fast_pps > 0.0
+            || active().any(is_hot)
+            || (capacity > 0.0 && self.state.rise.rising_at_least(observation) > self.ceiling() * capacity)
+    }
+
+    /// The size of all instances, in CPUs, that carries what comes now and clears the rings.
+    fn burst_needs(&self, observation: &Observation) -> f64 {
+        let rise = &self.state.rise;
+        let rising = rise.rising_at_least(observation);
+        let demand = match observation.hot {
+            true => rising.max(rise.now_at_least()),
+            false => rising,
+        };
+        let waiting: u64 = observation.instances.iter().map(|i| i.signals.ring_packets).sum();
+        let per_cpu = self.state.capacity_pps / self.mean_quota(observation);
+        (demand + waiting as f64 / self.clear.as_secs_f64().max(1e-3)) / (per_cpu * self.target()).max(1e-6)
+    }
+
+    /// The mean quota of instances that are used, to which their mean capacity belongs; 1 without quotas.
+    fn mean_quota(&self, observation: &Observation) -> f64 {
+        let quotas = || observation.instances.iter().filter_map(|i| i.cpu_quota);
+        let count = quotas().count();
+        if count == 0 {
+            return self.state.base_cpus.unwrap_or(1.0).max(1e-6);
+        }
+        (quotas().sum::<f64>() / count as f64).max(1e-6)
+    }
+
+    /// What its function says that it takes, in CPUs; 0 where busy time has no effect.
+    fn work(&self, instance: &InstanceObservation) -> f64 {
+        let busy = instance.busy.filter(|busy| busy.is_finite());
+        self.busy_high
+            .zip(busy)
+            .map_or(0.0, |(high, busy)| busy.clamp(0.0, 1.0) / high)
+    }
+
+    /// What an instance's packets take, in CPUs, or in instances where it has no quota.
+    fn need(&self, instance: &InstanceObservation) -> f64 {
+        let per_cpu = finite(instance.capacity_pps) / instance.cpu_quota.unwrap_or(1.0).max(1e-6);
+        let fast = fast_at_least(instance.arrivals_fast_pps);
+        let arrivals = fast.max(finite(instance.arrivals_stable_pps));
+        let backlog = instance.signals.ring_packets as f64 / self.clear.as_secs_f64().max(1e-3);
+        let by_packets = if per_cpu > 0.0 {
+            (arrivals / self.target() + backlog) / per_cpu
+        } else {
+            0.0
+        };
+        by_packets.max(self.work(instance))
+    }
+
+    /// The needs of all instances together. What finds no instance counts as well.
+    fn needs(&self, observation: &Observation) -> f64 {
+        let needs: f64 = observation
+            .instances
+            .iter()
+            .filter(|i| serves(i))
+            .map(|i| self.need(i))
+            .sum();
+        let per_cpu = self.state.capacity_pps / self.mean_quota(observation);
+        let unserved = finite(observation.unserved_fast_pps);
+        needs
+            + if per_cpu > 0.0 {
+                unserved / (self.target() * per_cpu)
+            } else {
+                0.0
+            }
+    }
+
+    /// The size of all instances, in CPUs, that the stable rate needs, or the work of their functions.
+    fn calm_needs(&self, observation: &Observation) -> f64 {
+        let per_cpu = self.state.capacity_pps / self.mean_quota(observation);
+        let by_rate = match per_cpu > 0.0 {
+            true => finite(observation.offered_stable_pps) / (self.target() * per_cpu),
+            false => 0.0,
+        };
+        let work: f64 = observation
+            .instances
+            .iter()
+            .filter(|i| serves(i))
+            .map(|i| self.work(i))
+            .sum();
+        by_rate.max(work)
+    }
+
+    /// Whether most of the Active instances could not clear their rings in time with their largest quota.
+    fn most_stay_behind(&self, observation: &Observation, most: f64) -> bool {
+        let stays = |instance: &&InstanceObservation| {
+            let waiting = instance.signals.ring_packets as f64;
+            let per_cpu = finite(instance.capacity_pps) / instance.cpu_quota.unwrap_or(1.0).max(1e-6);
+            let spare = per_cpu * most - finite(instance.arrivals_fast_pps);
+            waiting > 0.0 && waiting > spare * self.clear.as_secs_f64()
+        };
+        let active = || {
+            observation
+                .instances
+                .iter()
+                .filter(|i| i.state == InstanceState::Active)
+        };
+        let behind = active().filter(stays).count();
+        behind > 0 && 2 * behind >= active().count()
+    }
+
+    /// The quotas that are too small, and those of which a part is not needed. In a burst all get the largest.
+    fn quotas(&self, observation: &Observation, in_burst: bool, now: Nanos) -> Vec<Quota> {
+        let Some((least, most)) = self.sizes() else {
+            return Vec::new();
+        };
+        let change = |instance: &InstanceObservation| {
+            let has = self.quota_of(instance)?;
+            let known = self.known(instance.id);
+            let asked = known.and_then(|of| of.asked).map(|(_, at)| now.since(at));
+            let need = match in_burst {
+                true => most,
+                false => self.need(instance).clamp(least, most),
+            };
+            let waits = |limit: Nanos| asked.is_some_and(|since| since < limit);
+            let cpus = if need > has * (1.0 + vertical::SAME) {
+                (!waits(QUOTA_AGAIN)).then_some(need)?
+            } else {
+                let highest = known
+                    .and_then(|of| of.highest.get())?
+                    .clamp(least, most)
+                    .max(need);
+                // A new instance has not seen its load yet.
+                (highest < (1.0 - QUOTA_LESS) * has && !waits(self.goal.hold())).then_some(highest)?
+            };
+            Some(Quota {
+                instance: instance.id,
+                cpus,
+            })
+        };
+        observation
+            .instances
+            .iter()
+            .filter(|i| serves(i))
+            .filter_map(change)
+            .collect()
+    }
+}
+
+impl Policy for InReal {
+    const NAME: &'static str = "inreal";
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::new(
+            "goal",
+            "\"performance\" or \"cpu\"",
+            "\"performance\"",
+            "Short queues, or few reserved CPUs: sets `target` and `cpus_min`, and how long unneeded quota is held (30 s, 1 s).",
+        ),
+        Parameter::new(
+            "target",
+            "share, above 0 and at most 1",
+            "0.75, with the goal cpu 0.85",
+            "The share of its quota to which an instance is filled.",
+        ),
+        Parameter::new(
+            "clear",
+            "duration above 0",
+            "100ms",
+            "The time in which an instance is to clear its ring.",
+        ),
+        Parameter::new(
+            "window",
+            "duration above 0",
+            "5s",
+            "Averaging window of the stable rate.",
+        ),
+        Parameter::new(
+            "calm",
+            "duration",
+            "20s",
+            "How long fewer instances must have sufficed before one is removed.",
+        ),
+        Parameter::new(
+            "busy_high",
+            "share, above 0 and at most 1",
+            "busy time has no effect",
+            "Share of its quota that an instance's function may be busy, as it tells it.",
+        ),
+        Parameter::new(
+            "cpus_max",
+            "CPUs",
+            "its quota when first seen",
+            "Maximum CPUs per instance.",
+        ),
+        Parameter::new(
+            "cpus_min",
+            "CPUs",
+            "a tenth of the maximum",
+            "Minimum CPUs per instance.",
+        ),
+    ];
+
+    crate::keeps_state!(window);
+
+    fn note(&mut self, observation: &Observation, now: Nanos) {
+        if self.state.noted == Some(now) {
+            return;
+        }
+        if let Some(capacity_pps) = mean_capacity_pps(observation) {
+            self.state.capacity_pps = capacity_pps;
+        }
+        if self.state.base_cpus.is_none() {
+            self.state.base_cpus = vertical::least_quota(observation);
+        }
+        let (hold, calm) = (self.goal.hold(), self.calm);
+        if self.state.noted.is_none() {
+            self.state.highest.reserve(PARTS as usize + 2);
+            // As after a restart: existing instances were needed.
+            let size = self.sizes().map_or(1.0, |(_, most)| most);
+            self.state.highest.add(now, f64::from(observation.wanted) * size);
+        }
+        let span_s = self.state.noted.map(|before| now.since(before).as_secs_f64());
+        self.state.rise.note(observation, span_s);
+        self.state.noted = Some(now);
+        let exists = |id: InstanceId| observation.instances.iter().any(|i| i.id == id && serves(i));
+        self.state.instances.retain(|of| exists(of.id));
+        for instance in observation.instances.iter().filter(|i| serves(i)) {
+            let need = self.need(instance);
+            match self.state.instances.iter_mut().find(|of| of.id == instance.id) {
+                Some(of) => note_highest(&mut of.highest, &mut of.part, need, hold, now),
+                None => {
+                    let mut highest = Highest::default();
+                    highest.reserve(PARTS as usize + 2);
+                    // It keeps its first quota for the whole time.
+                    highest.add(now, instance.cpu_quota.unwrap_or(need));
+                    let (id, asked, part) = (instance.id, None, now);
+                    self.state.instances.push(Sized {
+                        id,
+                        asked,
+                        highest,
+                        part,
+                    });
+                }
+            }
+        }
+        let needs = self.calm_needs(observation);
+        let state = &mut self.state;
+        note_highest(&mut state.highest, &mut state.part, needs, calm, now);
+    }
+
+    fn judge(&self, observation: &Observation, now: Nanos) -> Decision {
+        let current = within_limits(observation.wanted, observation);
+        let most = self.sizes().map_or(1.0, |(_, most)| most);
+        if self.state.capacity_pps <= 0.0 && self.busy_high.is_none() || most <= 0.0 {
+            return Decision::count(current, Reason::new("capacity_unknown"));
+        }
+        let needs = self.needs(observation);
+        let highest = self.state.highest.get().map_or(needs, |of| of.max(needs));
+        let lasts = self.state.burst_until.is_some_and(|until| now < until);
+        let in_burst = self.is_burst(observation);
+        let quotas = self.quotas(observation, in_burst || lasts, now);
+        let needs = if in_burst {
+            needs.max(self.burst_needs(observation))
+        } else {
+            needs
+        };
+        let reason = Reason::new("calm")
+            .with("needed_cpus", needs)
+            .with("highest_cpus", highest)
+            .with("largest_cpus", most)
+            .with("current", f64::from(current))
+            .with("quotas", quotas.len() as f64);
+        let up = share::whole(needs / most);
+        let down = share::whole(highest / (REST * most));
+        let all_work = observation.count(InstanceState::Active) as u32 >= current;
+        let may = now.since(self.state.changed) >= COUNT_AGAIN;
+        let (count, rule) = if up > current {
+            (up, "quota_exhausted")
+        } else if all_work && may && self.most_stay_behind(observation, most) {
+            (current.saturating_add(1), "clears_too_late")
+        } else if down < current && !in_burst && !lasts {
+            (down.max(up), "fewer_suffice")
+        } else if quotas.is_empty() {
+            (current, "calm")
+        } else {
+            (current, "quota")
+        };
+        let desired = within_limits(count, observation);
+        let rule = match desired {
+            desired if desired < count && desired == current => "at_max",
+            desired if desired > count && desired == current => "at_min",
+            _ => rule,
+        };
+        Decision {
+            quotas,
+            ..Decision::count(desired, reason.named(rule))
+        }
+    }
+
+    fn commit(&mut self, observation: &Observation, decision: &Decision, now: Nanos) {
+        for quota in &decision.quotas {
+            let known = self.state.instances.iter_mut().find(|of| of.id == quota.instance);
+            if let Some(of) = known {
+                of.asked = Some((quota.cpus, now));
+            }
+        }
+        if decision.desired != observation.wanted {
+            self.state.changed = now;
+        }
+        if self.is_burst(observation) {
+            self.state.burst_until = Some(now + self.goal.burst());
+        }
+    }
+
+    fn is_overloaded(&self, observation: &Observation) -> bool {
+        self.is_burst(observation)
+    }
+}
+
+/// Whether the instance's ring is filling up or full.
+fn is_hot(instance: &InstanceObservation) -> bool {
+    instance.ring_occupancy >= HOT_OCCUPANCY || instance.ring_drops_fast_pps > 0.0
+}
+
+/// Adds a value to the maximum of a window, at most [`PARTS`] times in its length; a new maximum always.
+fn note_highest(highest: &mut Highest<f64>, part: &mut Nanos, value: f64, window: Nanos, now: Nanos) {
+    if highest.get().is_none_or(|most| value > most) || now.since(*part).0 >= window.0 / PARTS {
+        *part = now;
+        highest.add(now, value);
+        highest.forget(now, window);
+    }
+}
+
+/// Whether it receives packets.
+fn serves(instance: &InstanceObservation) -> bool {
+    matches!(instance.state, InstanceState::Active | InstanceState::Draining)
+}
