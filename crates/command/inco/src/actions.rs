@@ -137,6 +137,7 @@ fn action_in_words(action: &Action) -> &'static str {
         Action::DryRun { on: true, .. } => "begin the dry run",
         Action::DryRun { on: false, .. } => "end the dry run",
         Action::Range { .. } => "bound the number of instances",
+        Action::Resize { .. } => "set the CPU quota",
         Action::Scale { .. }
         | Action::Drain { .. }
         | Action::Exec { .. }
@@ -154,6 +155,10 @@ fn permanent_form(action: &Action) -> Option<String> {
             service,
             instances: Some(instances),
         } => Some(format!("write instances = {instances} into [service.{service}]")),
+        Action::Resize {
+            service,
+            cpus: Some(cpus),
+        } => Some(format!("write cpus = {cpus} into [service.{service}]")),
         Action::Range { service, min, max } if min.is_some() || max.is_some() => {
             let limits = [("min", min), ("max", max)].into_iter();
             let limits: Vec<String> = limits
@@ -260,7 +265,9 @@ fn status_of(end: &CommandEnd) -> u8 {
         "  inco scale firewall 5 --wait --timeout 30\n",
         "  inco scale firewall --auto\n",
         "  inco scale firewall --min 2 --max 6      the autoscaler decides within this range\n",
-        "  inco scale firewall --whole-range        the range of the file holds again\n\n",
+        "  inco scale firewall --whole-range        the range of the file holds again\n",
+        "  inco scale firewall --cpus 0.6           the CPU quota of each instance\n",
+        "  inco scale firewall --file-cpus          the quota of the file holds again\n\n",
         "A range lies within the limits of the file, min and max of `instances`. No flow moves.",
     )
 )]
@@ -268,7 +275,7 @@ pub(crate) struct ScaleArgs {
     /// The service
     service: String,
     /// Number of active instances, within the service's limits
-    #[arg(required_unless_present_any = ["auto", "min", "max", "whole_range"], conflicts_with = "auto")]
+    #[arg(required_unless_present_any = ["auto", "min", "max", "whole_range", "cpus", "file_cpus"], conflicts_with = "auto")]
     instances: Option<u32>,
     /// Let the autoscaler decide again
     #[arg(long, conflicts_with = "wait")]
@@ -282,6 +289,12 @@ pub(crate) struct ScaleArgs {
     /// Undo --min and --max
     #[arg(long, conflicts_with_all = ["instances", "auto", "min", "max"])]
     whole_range: bool,
+    /// CPU quota of each instance from now on, also of new ones; the autoscaler changes no quota meanwhile
+    #[arg(long, conflicts_with_all = ["instances", "auto", "min", "max", "whole_range", "wait"])]
+    cpus: Option<f64>,
+    /// Undo --cpus
+    #[arg(long, conflicts_with_all = ["instances", "auto", "min", "max", "whole_range", "cpus", "wait"])]
+    file_cpus: bool,
     #[command(flatten)]
     wait: WaitArgs,
     #[command(flatten)]
@@ -293,6 +306,9 @@ fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
     let action = if args.whole_range || args.min.is_some() || args.max.is_some() {
         let (min, max) = (args.min, args.max);
         Action::Range { service, min, max }
+    } else if args.file_cpus || args.cpus.is_some() {
+        let cpus = args.cpus;
+        Action::Resize { service, cpus }
     } else {
         let instances = if args.auto { None } else { args.instances };
         Action::Scale { service, instances }

@@ -177,10 +177,10 @@ struct ForwardOptions {
     /// Write the instance's id into the test field of generated packets.
     #[arg(long, env = "INCO_STAMP", conflicts_with_all = ["config", "config_text"])]
     stamp: bool,
-    /// Simulated work per packet, in nanoseconds of spinning.
+    /// Simulated work per packet, in nanoseconds of CPU time.
     #[arg(long, env = "INCO_COST_NS", conflicts_with_all = ["config", "config_text"], default_value_t = 0, value_name = "NS")]
     cost_ns: u64,
-    /// Simulated work per byte of a packet, in nanoseconds of spinning, such as 12.4.
+    /// Simulated work per byte of a packet, in nanoseconds of CPU time, such as 12.4.
     #[arg(long, env = "INCO_COST_NS_PER_BYTE", conflicts_with_all = ["config", "config_text"], default_value_t = 0.0, value_name = "NS", allow_negative_numbers = true)]
     cost_ns_per_byte: f64,
 }

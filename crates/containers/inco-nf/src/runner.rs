@@ -347,12 +347,13 @@ impl Runner {
     }
 }
 
+/// Uses that much CPU time. What passes while a quota or another program has the CPU is no work.
 fn spin(work: Nanos) {
     if work == Nanos::ZERO {
         return;
     }
-    let end = now_ns() + work.0;
-    while now_ns() < end {
+    let end = clock::thread_cpu() + work;
+    while clock::thread_cpu() < end {
         std::hint::spin_loop();
     }
 }

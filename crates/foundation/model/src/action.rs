@@ -28,6 +28,15 @@ pub enum Action {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max: Option<u32>,
     },
+    /// Sets the CPU quota of every instance of a service, also of new ones, or that of the file again. No flow moves.
+    /// While it is set, the autoscaler changes no quota of the service.
+    Resize {
+        /// The service. Its file has `cpus`.
+        service: String,
+        /// CPUs of each instance, 0.001 to 1024; absent: those of the file.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpus: Option<f64>,
+    },
     /// Sets a policy at run time: a scheduler or an autoscaler. No flow moves.
     Policy {
         /// The service.
@@ -156,6 +165,7 @@ impl Action {
         match self {
             Action::Scale { .. } => "scale",
             Action::Range { .. } => "range",
+            Action::Resize { .. } => "resize",
             Action::Policy { .. } => "policy",
             Action::Record { .. } => "record",
             Action::Rollout { .. } => "rollout",
@@ -178,6 +188,7 @@ impl Action {
         match self {
             Action::Scale { service, .. }
             | Action::Range { service, .. }
+            | Action::Resize { service, .. }
             | Action::Policy { service, .. }
             | Action::Record { service, .. }
             | Action::Rollout { service, .. }

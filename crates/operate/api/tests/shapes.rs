@@ -30,6 +30,13 @@ fn actions_have_these_shapes() {
             json!({"action": "range", "service": "web", "min": 2}),
         ),
         (
+            Action::Resize {
+                service: "web".to_owned(),
+                cpus: Some(0.6),
+            },
+            json!({"action": "resize", "service": "web", "cpus": 0.6}),
+        ),
+        (
             Action::Drain {
                 instance: InstanceId(3),
             },

@@ -120,6 +120,18 @@ pub enum CommandError {
         /// Upper limit.
         max: u32,
     },
+    /// No CPU quota can be that large or small.
+    #[error("{cpus} CPUs are no quota of an instance: 0.001 to 1024")]
+    BadQuota {
+        /// The requested quota, in CPUs.
+        cpus: String,
+    },
+    /// The service's instances have no quota.
+    #[error("{service} has no `cpus` in its file: its instances have no quota to change")]
+    NoQuota {
+        /// The service's name.
+        service: String,
+    },
     /// An operator has set the number of instances.
     #[error("the number of instances of {service} is set by an operator")]
     Manual {

@@ -369,7 +369,14 @@ impl Simulation {
                 ids[self.chance.below(ids.len() as u64) as usize]
             };
             let service = ["firewall", "gateway", "unknown"][self.chance.below(3) as usize].to_owned();
-            let action = match self.chance.below(8) {
+            let action = match self.chance.below(9) {
+                8 => Action::Resize {
+                    service,
+                    cpus: self
+                        .chance
+                        .happens(0.7)
+                        .then(|| self.chance.below(8) as f64 / 4.0),
+                },
                 7 => Action::Range {
                     service,
                     min: self.chance.happens(0.5).then(|| self.chance.below(8) as u32),

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::EventKind;
 use serde_json::Value;
@@ -220,4 +220,109 @@ fn every_autoscaler_decides_live_as_it_is_explained() {
     traffic.interrupt();
     let _report = traffic.report();
     inco.stop(&place);
+}
+
+/// More than what one instance processes, for as long as the test goes on.
+const COSTLY: &str = r#"
+tick = "1ms"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "120s"
+flows = 8
+rate_per_flow = "2kpps"
+"#;
+
+/// What all threads of a process have used.
+fn cpu_time(pid: u32) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let used = tasks.map(|task| {
+        let text = std::fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap();
+        text.split(' ').next().unwrap().parse::<u64>().unwrap()
+    });
+    Duration::from_nanos(used.sum())
+}
+
+/// Where packets cost CPU time, throughput follows the quota down and up again (InReal, figure 2c).
+fn throughput_follows_a_quota_set_by_hand(engine: Engine) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::quiet();
+    // 0.3 of a CPU processes 7,500 packets in a second.
+    let configuration = configuration(engine)
+        .replace("\"--stamp\"", "\"--stamp\", \"--cost-ns\", \"40000\"")
+        .replace("cpus = 0.1", "cpus = 0.3")
+        .replace("max = 2", "max = 1")
+        .replace("slots = 8192", "slots = 1024");
+    let inco = place.run(&configuration);
+    let row = inco.settled(1, 0).remove(0);
+    let pid = row.pid.unwrap();
+    let mut traffic = place.traffic(COSTLY);
+    eventually("packets come back", PATIENCE, || {
+        (inco.instances()[0].back_packets > 100).then_some(())
+    });
+    // Packets per second while the quota alone holds the program up, and not what else runs here.
+    let rate = |cpus: f64| {
+        eventually("it uses its whole quota", PATIENCE, || {
+            let (since, used, before) = (Instant::now(), cpu_time(pid), inco.instances()[0].back_packets);
+            std::thread::sleep(Duration::from_millis(1_500));
+            let packets = inco.instances()[0].back_packets - before;
+            let (used, seconds) = (
+                (cpu_time(pid) - used).as_secs_f64(),
+                since.elapsed().as_secs_f64(),
+            );
+            (used >= 0.97 * cpus * seconds).then_some(packets as f64 / seconds)
+        })
+    };
+    let is_set = |cpus: f64| {
+        eventually("the kernel has the quota", PATIENCE, || {
+            cpus_of(pid).filter(|now| (now - cpus).abs() < 1e-3)
+        });
+    };
+    let full = rate(0.3);
+    let said = place.must(&["scale", "forward", "--cpus", "0.18"]);
+    assert!(said.contains("0.180 CPUs for each instance; 1 change"), "{said}");
+    is_set(0.18);
+    let less = rate(0.18);
+    place.must(&["scale", "forward", "--file-cpus"]);
+    is_set(0.3);
+    let again = rate(0.3);
+    println!(
+        "{full:.0}, {less:.0}, {again:.0} packets/s: {:.3} and {:.3}",
+        less / full,
+        less / again
+    );
+    for ratio in [less / full, less / again] {
+        assert!(
+            (ratio - 0.6).abs() <= 0.05,
+            "{full}, {less}, {again}: {}",
+            inco.told()
+        );
+    }
+    assert!(traffic.is_running());
+    let manual =
+        |event: &model::Event| matches!(&event.kind, EventKind::Resized { policy, .. } if policy == "manual");
+    assert_eq!(inco.events().iter().filter(|event| manual(event)).count(), 2);
+    assert_eq!(inco.instances()[0].pid, Some(pid), "no other container");
+    for (wrong, why) in [("5000", "0.001 to 1024"), ("0", "0.001 to 1024")] {
+        let refused = place.output(&["scale", "forward", "--cpus", wrong]);
+        assert!(
+            String::from_utf8_lossy(&refused.stderr).contains(why),
+            "{refused:?}"
+        );
+    }
+    traffic.interrupt();
+    let _report = traffic.report();
+    inco.stop(&place);
+}
+
+#[test]
+fn throughput_follows_a_quota_set_by_hand_oci() {
+    throughput_follows_a_quota_set_by_hand(Engine::Oci);
+}
+
+#[test]
+fn throughput_follows_a_quota_set_by_hand_docker() {
+    throughput_follows_a_quota_set_by_hand(Engine::Docker);
 }

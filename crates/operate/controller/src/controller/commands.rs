@@ -1,6 +1,7 @@
 //! What operators, and a changed configuration, ask for.
 
 use collector::Collector;
+use engine::CpuQuota;
 use model::{Action, EventKind, InstanceId, InstanceState, RolloutState, ServiceId};
 use scheduling::Scheduler;
 use signal::Wish;
@@ -70,6 +71,7 @@ impl Controller {
                 min,
                 max,
             } => self.set_range(service, min, max),
+            Action::Resize { ref service, cpus } => self.set_cpus(service, cpus),
             Action::Rollout { ref service, cancel } => self.set_rollout(service, cancel),
             Action::PauseIn { ref service, on } => {
                 self.hold_back(service, on, "ask for fewer instances", |held| &mut held.pause_in)
@@ -195,6 +197,44 @@ impl Controller {
         let id = service.id;
         self.keep_within_limits(id, reason);
         Ok(format!("{name}: {from} to {to} active instances"))
+    }
+
+    /// Sets the quota of all instances, or that of the file again.
+    fn set_cpus(&mut self, name: &str, cpus: Option<f64>) -> Result<String, CommandError> {
+        let service = self.named(name)?;
+        let in_file = service.settings.container.as_ref().and_then(|spec| spec.cpu);
+        let Some(in_file) = in_file else {
+            return Err(CommandError::NoQuota {
+                service: name.to_owned(),
+            });
+        };
+        if let Some(cpus) = cpus.filter(|cpus| !(0.001..=1024.0).contains(cpus)) {
+            return Err(CommandError::BadQuota {
+                cpus: cpus.to_string(),
+            });
+        }
+        service.cpus = cpus;
+        let to_cpus = cpus.map_or(in_file, CpuQuota::of_cpus).cpus();
+        let (id, mut changed) = (service.id, 0);
+        for at in 0..self.instances.len() {
+            let instance = &mut self.instances[at];
+            if instance.service != id || instance.wanted_cpus == Some(to_cpus) {
+                continue;
+            }
+            changed += 1;
+            let (instance, from_cpus) = (instance.id, instance.wanted_cpus.replace(to_cpus));
+            let kind = EventKind::Resized {
+                from_cpus,
+                to_cpus,
+                policy: "manual".to_owned(),
+                reason: "set by an operator".to_owned(),
+                case: None,
+            };
+            self.event(Some(id), Some(instance), kind);
+        }
+        Ok(format!(
+            "{name}: {to_cpus:.3} CPUs for each instance; {changed} change"
+        ))
     }
 
     /// Brings the wanted count within the service's limits.

@@ -116,7 +116,7 @@ impl Controller {
         let desired = service.held_back.allowed(would, service.wanted);
         let is_held = desired != would;
         service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
-        if !decision.quotas.is_empty() && !service.held_back.dry_run {
+        if !decision.quotas.is_empty() && !service.held_back.dry_run && service.cpus.is_none() {
             self.resize(index, &decision);
         }
         if let Some(would) = decision.shadow.or(is_held.then_some(would)) {
@@ -444,6 +444,7 @@ impl Controller {
             );
             return true;
         };
+        let by_hand = self.services[index].cpus;
         let settings = &self.services[index].settings;
         spec.name.clone_from(&instance.name);
         let mark = self.settings.label();
@@ -472,6 +473,7 @@ impl Controller {
         });
         spec.env
             .push(("INCO_INSTANCE_ID".to_owned(), instance_id.0.to_string()));
+        spec.cpu = by_hand.map(CpuQuota::of_cpus).or(spec.cpu);
         instance.cpus = spec.cpu.map(|quota| quota.cpus());
         instance.wanted_cpus = instance.cpus;
         self.instances.push(instance);

@@ -44,6 +44,8 @@ struct Service {
     /// The limits in the file. A range that an operator has set lies within them.
     limits: (u32, u32),
     range: Option<(u32, u32)>,
+    /// CPUs of each instance, where an operator has set them.
+    cpus: Option<f64>,
     /// The autoscaler's reason for its last change.
     reason: String,
     /// The last count that a restricted autoscaler would have set.
@@ -93,6 +95,7 @@ impl Service {
             manual: false,
             limits: (settings.min, settings.max),
             range: None,
+            cpus: None,
             reason: String::new(),
             shadow: None,
             held_back: HeldBack::default(),
@@ -327,8 +330,8 @@ impl Controller {
             instance.port_kind = port_kind.unwrap_or(instance.port_kind);
             instance.has_served = resumed.live.contains_key(&slot);
             let spec = self.services[service.index()].settings.container.as_ref();
-            instance.cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
-            instance.wanted_cpus = instance.cpus;
+            // The run before may have changed its quota: it gets that of the file.
+            instance.wanted_cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
             instance.decided = None;
             instance.pid = (container.pid != 0).then_some(container.pid);
             instance.started = now;

@@ -440,6 +440,8 @@ fn hint(error: &CommandError) -> &'static str {
         }
         CommandError::OutOfLimits { .. } => "change `instances` in the configuration",
         CommandError::EmptyRange { .. } => "send a min of at most max",
+        CommandError::BadQuota { .. } => "send a number of CPUs such as 0.5",
+        CommandError::NoQuota { .. } => "write `cpus` into the service and reload",
         CommandError::Manual { .. } => "`inco scale SERVICE --auto` lets signals decide again",
         CommandError::HeldBack { .. } => "enable scaling in that direction",
         CommandError::RollsOut { .. } => "wait for it with --wait, or end it with --cancel",
