@@ -55,6 +55,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["openflow-switch"],
         ],
     ),
+    ("actors", &[&["actor-channel"]]),
     (
         "operate",
         &[

@@ -25,6 +25,7 @@ use super::traffic::Ip;
         "  inco bench hop                      a balancer in the switch, against one in a process of its own\n",
         "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
         "  inco bench function firewall        a function of the library, against its peer\n",
+        "  inco bench actors ring              actors: the channel between a card and its host\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
@@ -64,6 +65,8 @@ pub enum BenchCommand {
     Wake(WakeArgs),
     /// A function of the library: packet rate, latency and CPU time per packet, against its peer
     Function(FunctionArgs),
+    /// Actors that move between a card and its host: an experiment of the paper, on one machine
+    Actors(ActorsArgs),
     /// Switch openflow: bursts of new flows, rules at full rate, an interrupted connection, a killed switch
     Openflow(OpenflowArgs),
     /// The process that `steer` measures
@@ -457,6 +460,25 @@ pub struct FunctionArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `inco bench actors`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors ring --json")]
+pub struct ActorsArgs {
+    /// The experiment
+    #[arg(value_enum, value_name = "EXPERIMENT")]
+    pub experiment: ActorsExperiment,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An experiment of `inco bench actors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ActorsExperiment {
+    /// The channel between the two sides: messages per second, and messages torn by reordered writes
+    Ring,
 }
 
 /// Arguments of `inco bench openflow`.
