@@ -29,9 +29,10 @@ impl Declared {
         bytes_per_second: u64::MAX,
     };
 
-    /// The time that so many bytes take to leave, rounded up.
+    /// The time that so many bytes take to leave, rounded to a nanosecond.
     pub fn time_of(self, bytes: u64) -> Nanos {
-        let nanos = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(self.bytes_per_second.max(1)));
+        let rate = u128::from(self.bytes_per_second.max(1));
+        let nanos = (u128::from(bytes) * 1_000_000_000 + rate / 2) / rate;
         Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
@@ -43,8 +44,8 @@ mod tests {
     #[test]
     fn time_is_in_proportion_to_bytes() {
         assert_eq!(Declared::CARD_TO_HOST.time_of(2_100), Nanos(1_000));
-        assert_eq!(Declared::CARD_TO_HOST.time_of(1), Nanos(1));
-        assert_eq!(Declared::AT_ONCE.time_of(0), Nanos(0));
+        assert_eq!(Declared::CARD_TO_HOST.time_of(2), Nanos(1));
+        assert_eq!(Declared::AT_ONCE.time_of(1 << 20), Nanos(0));
         assert_eq!(
             Declared::HOST_TO_CARD.time_of(u64::MAX).0 / 1_000_000_000,
             u64::MAX / 1_400_000_000

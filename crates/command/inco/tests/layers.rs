@@ -55,7 +55,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["openflow-switch"],
         ],
     ),
-    ("actors", &[&["actor-channel"]]),
+    ("actors", &[&["actor-objects", "actor-channel"]]),
     (
         "operate",
         &[

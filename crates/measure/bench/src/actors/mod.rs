@@ -45,14 +45,12 @@ impl Row {
     }
 
     /// Its value must be at least that.
-    #[expect(dead_code, reason = "the experiments that promise something follow")]
     fn at_least(self, limit: f64) -> Row {
         let met = self.value >= limit;
         self.judged(limit, met)
     }
 
     /// Its value must be at most that.
-    #[expect(dead_code, reason = "the experiments that promise something follow")]
     fn at_most(self, limit: f64) -> Row {
         let met = self.value <= limit;
         self.judged(limit, met)
@@ -113,6 +111,13 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
+}
+
+/// A key that no one else knows.
+fn random_key() -> Result<u32> {
+    let mut key = [0; 4];
+    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u32::from_ne_bytes(key))
 }
 
 /// A number with as many digits as say something.
