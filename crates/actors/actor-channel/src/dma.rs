@@ -133,7 +133,13 @@ impl Dma {
             }
             return;
         }
-        while let Some(transfer) = self.transfers.pop_front_if(|transfer| transfer.due <= now) {
+        while let Some(transfer) = self
+            .transfers
+            .front()
+            .filter(|transfer| transfer.due <= now)
+            .copied()
+        {
+            self.transfers.pop_front();
             copy(&self.ring, &self.own, self.completed, transfer.end);
             self.completed = transfer.end;
         }

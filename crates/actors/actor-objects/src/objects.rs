@@ -392,6 +392,14 @@ impl Objects {
             })
     }
 
+    /// The bytes of the object in a place; none if it is free.
+    pub(crate) fn at_place(&self, place: u32) -> &[u8] {
+        let (table, data) = self.region.parts();
+        let row = &table[place as usize];
+        let at = row.at.get() as usize * UNIT;
+        &data[at..at + row.bytes.get() as usize]
+    }
+
     /// Generation and bytes of each place that was ever used.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (u32, u32)> {
         let rows = &self.region.parts().0[..self.fresh as usize];

@@ -64,18 +64,17 @@ pub enum ImportError {
     Long,
 }
 
-/// All objects of an actor, to be sent. The actor does not run meanwhile.
-#[derive(Debug)]
-pub struct Export<'a> {
-    objects: Vec<&'a [u8]>,
-    /// The next object, and how much of it was given.
-    at: usize,
+/// How far all objects of an actor have been sent. The actor does not run meanwhile.
+#[derive(Clone, Debug)]
+pub struct Export {
+    /// The place of the next object, and how much of it was given.
+    place: u32,
     given: usize,
 }
 
 impl Objects {
     /// Head and table of the stream, and the objects behind them.
-    pub fn export(&self) -> (Vec<u8>, Export<'_>) {
+    pub fn export(&self) -> (Vec<u8>, Export) {
         let mut head = Vec::with_capacity(HEAD_BYTES + ROW_BYTES * self.fresh as usize);
         head.extend(MAGIC.to_le_bytes());
         head.extend(VERSION.to_le_bytes());
@@ -86,34 +85,33 @@ impl Objects {
             head.extend(generation.to_le_bytes());
             head.extend(bytes.to_le_bytes());
         }
-        let export = Export {
-            objects: self.iter().map(|(_, bytes)| bytes).collect(),
-            at: 0,
-            given: 0,
-        };
-        (head, export)
+        (head, Export { place: 0, given: 0 })
     }
 }
 
-impl<'a> Export<'a> {
-    /// Fills `parts` with the next bytes: at most `bytes`, in at most `parts_limit` parts. Gives how many bytes they are; 0 at
-    /// the end.
-    pub fn next(&mut self, bytes: usize, parts_limit: usize, parts: &mut Vec<&'a [u8]>) -> usize {
+impl Export {
+    /// Fills `parts` with the next bytes of the objects: at most `bytes`, in at most `parts_limit` parts. Gives how many
+    /// bytes they are; 0 at the end.
+    pub fn next<'a>(
+        &mut self,
+        objects: &'a Objects,
+        bytes: usize,
+        parts_limit: usize,
+        parts: &mut Vec<&'a [u8]>,
+    ) -> usize {
         parts.clear();
         let mut total = 0;
-        while total < bytes && parts.len() < parts_limit {
-            let Some(object) = self.objects.get(self.at) else {
-                break;
-            };
+        while total < bytes && parts.len() < parts_limit && self.place < objects.fresh {
+            let object = objects.at_place(self.place);
             let end = object.len().min(self.given + bytes - total);
-            let part = &object[self.given..end];
-            parts.push(part);
-            total += part.len();
+            if end > self.given {
+                parts.push(&object[self.given..end]);
+            }
+            total += end - self.given;
+            self.given = end;
             if end == object.len() {
-                self.at += 1;
+                self.place += 1;
                 self.given = 0;
-            } else {
-                self.given = end;
             }
         }
         total

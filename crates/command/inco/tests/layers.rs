@@ -55,7 +55,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["openflow-switch"],
         ],
     ),
-    ("actors", &[&["actor-objects", "actor-channel"]]),
+    ("actors", &[&["actor-objects", "actor-channel", "actor-migration"]]),
     (
         "operate",
         &[
@@ -89,6 +89,7 @@ const PURE: &[&str] = &[
     "scheduling",
     "autoscaling",
     "actor-scheduling",
+    "actor-migration",
     "openflow",
     "functions",
 ];

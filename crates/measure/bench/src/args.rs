@@ -25,7 +25,7 @@ use super::traffic::Ip;
         "  inco bench hop                      a balancer in the switch, against one in a process of its own\n",
         "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
         "  inco bench function firewall        a function of the library, against its peer\n",
-        "  inco bench actors ring              actors: the channel between a card and its host\n",
+        "  inco bench actors migrate           an actor moves with its state from a card to its host\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
@@ -464,7 +464,7 @@ pub struct FunctionArgs {
 
 /// Arguments of `inco bench actors`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors ring --json")]
+#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors migrate --json")]
 pub struct ActorsArgs {
     /// The experiment
     #[arg(value_enum, value_name = "EXPERIMENT")]
@@ -479,6 +479,8 @@ pub struct ActorsArgs {
 pub enum ActorsExperiment {
     /// The channel between the two sides: messages per second, and messages torn by reordered writes
     Ring,
+    /// An actor with 32 MiB of objects moves to the host under load: time of each phase, messages lost, its state
+    Migrate,
 }
 
 /// Arguments of `inco bench openflow`.

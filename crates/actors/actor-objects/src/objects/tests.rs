@@ -20,7 +20,7 @@ fn some() -> Objects {
 fn stream(objects: &Objects) -> Vec<u8> {
     let (mut all, mut export) = objects.export();
     let mut parts = Vec::new();
-    while export.next(100, 3, &mut parts) > 0 {
+    while export.next(objects, 100, 3, &mut parts) > 0 {
         all.extend(parts.concat());
     }
     all
@@ -195,7 +195,8 @@ fn a_process_that_ends_in_a_message_leaves_nothing_to_go_on_with() {
 #[test]
 fn a_damaged_region_is_not_opened() {
     type Damage = fn(&mut Objects);
-    let damages: [(Damage, fn(&RegionError) -> bool); 5] = [
+    type Expected = fn(&RegionError) -> bool;
+    let damages: [(Damage, Expected); 5] = [
         (
             |o| o.region.parts_mut().0[1].at.set(0),
             |e| matches!(e, RegionError::Table(1)),

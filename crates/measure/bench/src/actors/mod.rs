@@ -4,6 +4,7 @@
 //!
 //! A new experiment gets a file here with a function `measure`, a word in [`ActorsExperiment`], and a line in [`run`].
 
+mod migrate;
 mod ring;
 
 use anyhow::Result;
@@ -80,6 +81,7 @@ struct Outcome {
 /// Runs the bench.
 pub(super) fn run(args: &ActorsArgs) -> Result<()> {
     let (name, outcome) = match args.experiment {
+        ActorsExperiment::Migrate => ("migrate", migrate::measure()?),
         ActorsExperiment::Ring => ("ring", ring::measure()?),
     };
     let mut rows = outcome.rows;
@@ -111,6 +113,33 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
+}
+
+/// Waits a little for the other thread: it polls, and leaves the CPU to others only if nothing comes for long.
+#[derive(Default)]
+struct Patience {
+    idle: u32,
+}
+
+impl Patience {
+    /// Polls before it leaves the CPU: about a tenth of a millisecond.
+    const POLLS: u32 = 2_000;
+
+    /// Something came.
+    fn reset(&mut self) {
+        self.idle = 0;
+    }
+
+    /// Nothing came.
+    fn wait(&mut self) {
+        self.idle += 1;
+        if self.idle < Patience::POLLS {
+            std::hint::spin_loop();
+        } else {
+            self.idle = 0;
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// A key that no one else knows.

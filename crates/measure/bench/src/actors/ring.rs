@@ -9,7 +9,7 @@ use actor_channel::{Counters, Declared, End, Limits, Order, Side};
 use anyhow::{Context as _, Result, bail, ensure};
 use model::{Nanos, Random};
 
-use super::{Outcome, Row, random_key};
+use super::{Outcome, Patience, Row, random_key};
 use crate::contestant::median;
 
 const NOTE: &str = "MODEL: latency and bandwidth of the DMA engine are declared; its work is done by the sender's core. Two \
@@ -31,7 +31,7 @@ const REORDERED: u64 = 10_000_000;
 /// lies in their place.
 const FALSE_ACCEPT: f64 = 1.0 / (1_u64 << 32) as f64;
 /// A side that waits longer without a message has lost one.
-const PATIENCE: Nanos = Nanos::from_secs(10);
+const LONGEST: Nanos = Nanos::from_secs(10);
 
 /// Measures it.
 pub(super) fn measure() -> Result<Outcome> {
@@ -143,13 +143,15 @@ fn send_all(end: &mut End, is_over: &AtomicBool) -> Result<(Nanos, Nanos)> {
     let cpu = clock::thread_cpu();
     let mut message = [0_u8; MESSAGE_BYTES];
     let mut number = 0_u64;
+    let mut patience = Patience::default();
     while number < ROUND_MESSAGES && !is_over.load(Ordering::Relaxed) {
         for _ in 0..BATCH {
             message[..8].copy_from_slice(&number.to_le_bytes());
             if end.send(&[&message]).is_err() {
-                thread::yield_now();
+                patience.wait();
                 break;
             }
+            patience.reset();
             number += 1;
         }
         end.flush(clock::monotonic());
@@ -168,6 +170,7 @@ fn receive_all(end: &mut End) -> Result<(Nanos, Nanos)> {
     let cpu = clock::thread_cpu();
     let mut number = 0_u64;
     let mut heard = clock::monotonic();
+    let mut patience = Patience::default();
     while number < ROUND_MESSAGES {
         let before = number;
         while let Some(message) = end.receive()? {
@@ -184,9 +187,10 @@ fn receive_all(end: &mut End) -> Result<(Nanos, Nanos)> {
         end.flush(now);
         if number > before {
             heard = now;
+            patience.reset();
         } else {
-            ensure!(now.0 - heard.0 < PATIENCE.0, "no message after {number}");
-            thread::yield_now();
+            ensure!(now.0 - heard.0 < LONGEST.0, "no message after {number}");
+            patience.wait();
         }
     }
     Ok((clock::monotonic(), Nanos(clock::thread_cpu().0 - cpu.0)))
