@@ -55,7 +55,14 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["openflow-switch"],
         ],
     ),
-    ("actors", &[&["actor-objects", "actor-channel", "actor-migration"]]),
+    (
+        "actors",
+        &[
+            &["actor-objects", "actor-channel", "actor-migration"],
+            &["actor-runtime"],
+            &["actor-processes"],
+        ],
+    ),
     (
         "operate",
         &[
