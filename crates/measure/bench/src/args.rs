@@ -72,6 +72,9 @@ pub enum BenchCommand {
     /// The process that `steer` measures
     #[command(hide = true, after_help = "Example: started by inco bench steer")]
     Contestant(ContestantArgs),
+    /// The process of a group of actors that `actors isolation` supervises
+    #[command(hide = true, after_help = "Example: started by inco bench actors isolation")]
+    ActorsGroup,
 }
 
 /// The switch that `inco bench steer` measures.
@@ -464,7 +467,7 @@ pub struct FunctionArgs {
 
 /// Arguments of `inco bench actors`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors migrate --json")]
+#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors scheduler --json")]
 pub struct ActorsArgs {
     /// The experiment
     #[arg(value_enum, value_name = "EXPERIMENT")]
@@ -481,6 +484,14 @@ pub enum ActorsExperiment {
     Ring,
     /// An actor with 32 MiB of objects moves to the host under load: time of each phase, messages lost, its state
     Migrate,
+    /// The schedulers at low and high dispersion: 99th percentiles, simulated and on two threads
+    Scheduler,
+    /// What a message costs the runtime, apart from what its actor does
+    Dispatch,
+    /// A key-value store with the runtime and without: CPU time of a request
+    Overhead,
+    /// Actors that loop, write where they may not, or are flooded: what their neighbours notice
+    Isolation,
 }
 
 /// Arguments of `inco bench openflow`.

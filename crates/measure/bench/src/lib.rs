@@ -55,7 +55,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
     // A contestant ends with its parent; `balance` and `bulk` look at signals themselves.
     if !matches!(
         command,
-        BenchCommand::Contestant(_) | BenchCommand::Balance(_) | BenchCommand::Bulk(_)
+        BenchCommand::Contestant(_) | BenchCommand::ActorsGroup | BenchCommand::Balance(_) | BenchCommand::Bulk(_)
     ) {
         cleanup::on_signals()?;
     }
@@ -77,6 +77,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Wake(args) => wake::run(args),
         BenchCommand::Function(args) => function::run(args),
         BenchCommand::Actors(args) => actors::run(args),
+        BenchCommand::ActorsGroup => actors::serve_group(),
         BenchCommand::Openflow(args) => openflow::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)

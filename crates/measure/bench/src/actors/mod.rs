@@ -4,8 +4,12 @@
 //!
 //! A new experiment gets a file here with a function `measure`, a word in [`ActorsExperiment`], and a line in [`run`].
 
+mod dispatch;
+mod isolation;
 mod migrate;
+mod overhead;
 mod ring;
+mod scheduler;
 
 use anyhow::Result;
 use display::output;
@@ -57,6 +61,12 @@ impl Row {
         self.judged(limit, met)
     }
 
+    /// Its value must be below that.
+    fn below(self, limit: f64) -> Row {
+        let met = self.value < limit;
+        self.judged(limit, met)
+    }
+
     fn judged(self, limit: f64, met: bool) -> Row {
         Row {
             limit: Some(limit),
@@ -78,11 +88,17 @@ struct Outcome {
     note: &'static str,
 }
 
+pub(super) use isolation::serve as serve_group;
+
 /// Runs the bench.
 pub(super) fn run(args: &ActorsArgs) -> Result<()> {
     let (name, outcome) = match args.experiment {
         ActorsExperiment::Migrate => ("migrate", migrate::measure()?),
         ActorsExperiment::Ring => ("ring", ring::measure()?),
+        ActorsExperiment::Scheduler => ("scheduler", scheduler::measure()?),
+        ActorsExperiment::Dispatch => ("dispatch", dispatch::measure()?),
+        ActorsExperiment::Isolation => ("isolation", isolation::measure()?),
+        ActorsExperiment::Overhead => ("overhead", overhead::measure()?),
     };
     let mut rows = outcome.rows;
     for row in &mut rows {
