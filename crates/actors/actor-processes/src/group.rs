@@ -10,7 +10,7 @@ use actor_runtime::{ActorId, Address, BODY_BYTES_LIMIT, MAILBOX_LIMIT, Message, 
 use model::Nanos;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use crate::page::Page;
 use crate::wire::{self, PACKET_BYTES, Packet, Start, StartActor};
@@ -28,6 +28,8 @@ pub const LIMITS: Limits = Limits {
 
 /// Ends of the process that were no actor's, at most, before the group is given up.
 const RESTARTS_LIMIT: u32 = 8;
+/// Times its budget that an actor may run by the clock: longer only if it waits, which it must not.
+const WAITS: u64 = 10;
 /// Packets read in a turn, at most: others wait for theirs.
 const PACKETS_IN_A_TURN: usize = 1_024;
 
@@ -59,7 +61,7 @@ impl Member {
 /// Why an actor was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It ran for longer than its budget: for so long.
+    /// It ran for longer than its budget: so much CPU time, or a tenth of the time by the clock.
     Budget(Nanos),
     /// The process ended with this signal while it ran.
     Signal(i32),
@@ -132,7 +134,8 @@ impl std::fmt::Debug for Group {
 
 impl Group {
     /// Starts the process of a group: `command`, whose standard input is the supervisor's socket, and which calls
-    /// [`serve`](crate::serve). `budget` is how long an actor may run for a message.
+    /// [`serve`](crate::serve). `budget` is how much CPU time an actor may use for a message; by the clock it may take ten
+    /// times as long.
     ///
     /// # Errors
     /// Too many actors; the kernel's.
@@ -325,11 +328,21 @@ impl Group {
 
     /// Kills the process if its actor runs for too long.
     fn over_budget(&mut self, now: Nanos) -> Result<Option<Why>, Error> {
-        let is_over =
-            |running: Option<(usize, Nanos)>| running.filter(|(_, since)| now > *since + self.budget);
-        let (Some(running), Some((child, _))) = (is_over(self.page.1.running()), &self.process) else {
+        let Some((child, _)) = &self.process else {
             return Ok(None);
         };
+        let Some(running) = self.page.1.running() else {
+            return Ok(None);
+        };
+        let wall = now.since(running.since);
+        if wall <= self.budget {
+            return Ok(None);
+        }
+        // A process that does not get the CPU is not over its budget.
+        let used = used_by(child.id()).since(running.used);
+        if used <= self.budget && wall <= Nanos(self.budget.0.saturating_mul(WAITS)) {
+            return Ok(None);
+        }
         // Stopped first: another actor may run by now, whose state must not be left half changed.
         let Some(pid) = Pid::from_raw(child.id() as i32) else {
             return Ok(None);
@@ -337,14 +350,15 @@ impl Group {
         let signal =
             |signal| rustix::process::kill_process(pid, signal).map_err(Error::system("stop a process"));
         signal(Signal::STOP)?;
-        rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED)
-            .map_err(Error::system("stop a process"))?;
+        // It may have ended before: its status is for who reaps it.
+        let changed = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        rustix::process::waitid(WaitId::Pid(pid), changed).map_err(Error::system("stop a process"))?;
         if self.page.1.running() != Some(running) {
             signal(Signal::CONT)?;
             return Ok(None);
         }
         self.kill()?;
-        Ok(Some(Why::Budget(now.since(running.1))))
+        Ok(Some(Why::Budget(used.max(Nanos(wall.0 / WAITS)))))
     }
 
     fn kill(&mut self) -> Result<(), Error> {
@@ -376,7 +390,7 @@ impl Group {
 
     /// Stops the actor that ran; the others go on in a new process.
     fn process_ended(&mut self, why: Why, events: &mut Vec<Event>) -> Result<(), Error> {
-        let ran = self.page.1.running().map(|(slot, _)| slot);
+        let ran = self.page.1.running().map(|running| running.slot);
         self.process = None;
         self.sent.clear();
         for held in &mut self.actors {
@@ -428,6 +442,16 @@ impl Group {
             }
         }
     }
+}
+
+/// CPU time that the threads of a process have used; 0 if it has ended.
+fn used_by(process: u32) -> Nanos {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task"));
+    let used = tasks.into_iter().flatten().flatten().filter_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Nanos(used.sum())
 }
 
 /// What reading from a process gave.

@@ -13,7 +13,7 @@
 //!
 //! What holds:
 //! - No process but its own group's has an actor's region mapped. The supervisor has none mapped.
-//! - An actor that runs for longer than its budget is stopped. So is one that ran when the process ended.
+//! - An actor that uses more CPU time than its budget for a message, or waits, is stopped. So is one that ran when the process ended.
 //! - State changes once for each message. What an actor has sent leaves when its message ends, or not at all. If the
 //!   process is killed from outside between a message's end and that, what it sent is lost, and counted
 //!   ([`Counts::answers_lost`]).

@@ -10,13 +10,26 @@ use shared_memory::OwnMemory;
 
 use crate::ACTORS_LIMIT;
 
-/// Word 0: the place of the actor that runs, plus 1; 0 where none does. Word 1: since when.
+/// Word 0: the place of the actor that runs, plus 1; 0 where none does. Word 1: since when. Word 2: the CPU time that the
+/// process had used then.
 const RUNS: usize = 0;
 const SINCE: usize = 1;
+const USED: usize = 2;
 /// From here on, by place: messages that have ended.
 const ENDED: usize = 8;
 /// From here on, by place: 1 where the actor has prepared its state.
 const PREPARED: usize = ENDED + ACTORS_LIMIT;
+
+/// An actor that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Running {
+    /// Its place.
+    pub(crate) slot: usize,
+    /// Since when.
+    pub(crate) since: Nanos,
+    /// The CPU time that the process had used then.
+    pub(crate) used: Nanos,
+}
 
 /// See the module's text. The process is hostile once an actor of it has written where it may not: what is read here is
 /// only compared, and a place is checked by who uses it.
@@ -33,10 +46,11 @@ impl Page {
         OwnMemory::open(file).map(Page)
     }
 
-    /// An actor runs from now on.
-    pub(crate) fn begin(&self, slot: usize, now: Nanos) {
+    /// An actor runs from now on; the process has used so much CPU time.
+    pub(crate) fn begin(&self, slot: usize, now: Nanos, used: Nanos) {
         let words = self.0.words();
         words[SINCE].store(now.0, Ordering::Relaxed);
+        words[USED].store(used.0, Ordering::Relaxed);
         words[RUNS].store(slot as u64 + 1, Ordering::Release);
     }
 
@@ -59,13 +73,16 @@ impl Page {
         self.0.words()[PREPARED + slot].load(Ordering::Acquire) == 1
     }
 
-    /// The place of the actor that runs, and since when.
-    pub(crate) fn running(&self) -> Option<(usize, Nanos)> {
+    /// The actor that runs.
+    pub(crate) fn running(&self) -> Option<Running> {
         let words = self.0.words();
         let slot = words[RUNS].load(Ordering::Acquire).checked_sub(1)?;
-        let since = Nanos(words[SINCE].load(Ordering::Acquire));
-        // Otherwise another run has begun meanwhile: its time may be the one that was read, which is later.
-        Some((usize::try_from(slot).ok()?, since))
+        // Another run may have begun meanwhile: then its times are later, and nobody is over a budget by them.
+        Some(Running {
+            slot: usize::try_from(slot).ok()?,
+            since: Nanos(words[SINCE].load(Ordering::Acquire)),
+            used: Nanos(words[USED].load(Ordering::Acquire)),
+        })
     }
 
     /// Nobody runs: the process has ended.

@@ -152,7 +152,8 @@ impl Watched {
 
 impl Actor for Watched {
     fn init(&mut self, context: &mut Context<'_>) {
-        self.page.begin(self.slot, clock::monotonic());
+        self.page
+            .begin(self.slot, clock::monotonic(), clock::process_cpu());
         self.inner.init(context);
         self.page.prepared(self.slot);
         // It belongs to no message: the first one that ends takes it along.
@@ -160,7 +161,8 @@ impl Actor for Watched {
     }
 
     fn exec(&mut self, message: &mut Message, context: &mut Context<'_>) -> Progress {
-        self.page.begin(self.slot, clock::monotonic());
+        self.page
+            .begin(self.slot, clock::monotonic(), clock::process_cpu());
         let progress = self.inner.exec(message, context);
         if progress == Progress::Done {
             self.ended += 1;

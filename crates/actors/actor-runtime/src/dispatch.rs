@@ -21,8 +21,8 @@ pub const BATCH_MESSAGES: usize = 32;
 /// batch cannot be served by a free core. Shinjuku's quantum (Kaffes and others, NSDI 2019).
 pub const BATCH_TIME: Nanos = Nanos::from_micros(5);
 
-/// Messages of an actor before its mean run time counts.
-const SAMPLES_ENOUGH: u64 = 8;
+/// Runs of an actor before what they took counts.
+const RUNS_ENOUGH: u64 = 8;
 
 /// What was counted of an actor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,9 +113,23 @@ struct Seat {
     /// Why it is to be stopped, and how many messages its last run left.
     failed: Option<(String, u64)>,
     counts: Counts,
+    /// What a message of it typically runs, and from how many runs that is known.
+    typical: Nanos,
+    runs: u64,
 }
 
 impl Seat {
+    /// Learns from a run. One that took far longer counts for little: its thread may have lost its CPU meanwhile. An
+    /// actor whose messages have become long is known for it after a few.
+    fn learn(&mut self, each: Nanos) {
+        self.runs += 1;
+        let typical = self.typical.0;
+        self.typical = Nanos(match self.runs {
+            1 => each.0,
+            _ => (3 * typical + each.0.min(4 * typical + 100)) / 4,
+        });
+    }
+
     fn can_start(&self) -> bool {
         !self.is_paused && self.failed.is_none() && !self.instances.is_empty()
     }
@@ -175,6 +189,8 @@ impl Dispatch {
             is_paused: false,
             failed: None,
             counts: Counts::default(),
+            typical: Nanos::ZERO,
+            runs: 0,
         });
         Ok(())
     }
@@ -269,8 +285,8 @@ impl Dispatch {
 
     /// What a message of an actor is expected to run.
     fn cost(&self, actor: ActorId) -> Nanos {
-        match self.scheduler.statistics(actor) {
-            Some(of) if of.service().samples() >= SAMPLES_ENOUGH => Nanos(of.service().mean() as u64),
+        match self.seats.get(actor.index()) {
+            Some(Some(seat)) if seat.runs >= RUNS_ENOUGH => seat.typical,
             _ => Nanos(BATCH_TIME.0 + 1),
         }
     }
@@ -358,6 +374,7 @@ impl Dispatch {
             if let Some(seat) = self.seat(actor) {
                 seat.instances.push(instance);
                 seat.running -= 1;
+                seat.learn(each);
                 seat.counts.served += ended as u64;
                 seat.counts.sent += sent;
                 seat.counts.ran = seat.counts.ran + ran;
@@ -614,7 +631,7 @@ mod tests {
     /// Has the run times of all actors known.
     fn learn(dispatch: &mut Dispatch, batch: &mut Batch, each: Nanos) {
         for actor in LINE {
-            for _ in 0..SAMPLES_ENOUGH {
+            for _ in 0..RUNS_ENOUGH {
                 send(dispatch, actor);
                 assert_eq!(take(dispatch, 0, batch), [(actor, 1)], "of unknown length");
                 end(dispatch, 0, batch, each);
@@ -636,6 +653,20 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_run_that_took_long_once_does_not_end_batches_and_many_do() {
+        let (mut dispatch, mut batch) = (dispatch(PolicyName::Fcfs, 1), Batch::default());
+        learn(&mut dispatch, &mut batch, Nanos(100));
+        (0..200).for_each(|_| send(&mut dispatch, 1));
+        let mut sizes = Vec::new();
+        for _ in 0..10 {
+            sizes.push(take(&mut dispatch, 0, &mut batch)[0].1);
+            end(&mut dispatch, 0, &mut batch, Nanos::from_millis(4));
+        }
+        assert_eq!(sizes[..2], [BATCH_MESSAGES, 25]);
+        assert_eq!(sizes[9], 1, "{sizes:?}");
     }
 
     #[test]

@@ -55,7 +55,10 @@ pub fn run(command: &BenchCommand) -> Result<()> {
     // A contestant ends with its parent; `balance` and `bulk` look at signals themselves.
     if !matches!(
         command,
-        BenchCommand::Contestant(_) | BenchCommand::ActorsGroup | BenchCommand::Balance(_) | BenchCommand::Bulk(_)
+        BenchCommand::Contestant(_)
+            | BenchCommand::ActorsGroup
+            | BenchCommand::Balance(_)
+            | BenchCommand::Bulk(_)
     ) {
         cleanup::on_signals()?;
     }
