@@ -202,7 +202,11 @@ fn store(net: &Arc<Net>) -> Result<(Runtime, actor_runtime::Core)> {
         hysteresis: 0.1,
         idle: Idle::Poll,
     };
-    let runtime = Runtime::new(&settings, Box::new(Datagrams(Arc::clone(net))));
+    let datagrams = Datagrams {
+        net: Arc::clone(net),
+        spare: Vec::new(),
+    };
+    let runtime = Runtime::new(&settings, Box::new(datagrams));
     let (_file, objects) = Objects::create(Limits {
         bytes: (2 * KEYS * PACKET_BYTES) as u32,
         objects: 2 * KEYS as u32,
@@ -214,13 +218,19 @@ fn store(net: &Arc<Net>) -> Result<(Runtime, actor_runtime::Core)> {
 }
 
 /// Requests as messages for the store.
-struct Datagrams(Arc<Net>);
+struct Datagrams {
+    net: Arc<Net>,
+    /// Bodies of answers, for the next requests.
+    spare: Vec<Vec<u8>>,
+}
 
 impl Outside for Datagrams {
     fn poll(&mut self, now: Nanos, into: &mut Vec<Message>) {
         for _ in 0..BURST {
-            let mut body = vec![0; PACKET_BYTES];
-            let Some(bytes) = self.0.receive(&mut body) else {
+            let mut body = self.spare.pop().unwrap_or_default();
+            body.resize(PACKET_BYTES, 0);
+            let Some(bytes) = self.net.receive(&mut body) else {
+                self.spare.push(body);
                 return;
             };
             body.truncate(bytes);
@@ -231,7 +241,8 @@ impl Outside for Datagrams {
 
     fn send(&mut self, messages: &mut Vec<Message>) {
         for message in messages.drain(..) {
-            self.0.send(&message.body);
+            self.net.send(&message.body);
+            self.spare.push(message.body);
         }
     }
 }
