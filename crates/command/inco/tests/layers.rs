@@ -56,6 +56,14 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     (
+        "actors",
+        &[
+            &["actor-objects", "actor-channel", "actor-migration"],
+            &["actor-runtime"],
+            &["actor-processes"],
+        ],
+    ),
+    (
         "operate",
         &[
             &["display", "api", "collector", "health"],
@@ -88,6 +96,7 @@ const PURE: &[&str] = &[
     "scheduling",
     "autoscaling",
     "actor-scheduling",
+    "actor-migration",
     "openflow",
     "functions",
 ];

@@ -207,14 +207,7 @@ impl OwnMemory {
     /// # Errors
     /// [`Errno::PERM`] for a file that may shrink; the kernel's.
     pub fn open(file: BorrowedFd<'_>) -> Result<OwnMemory> {
-        if !is_sealed(file) {
-            return Err(Errno::PERM);
-        }
-        let bytes = rustix::fs::fstat(file)?.st_size;
-        let bytes = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
-        if bytes < PAGE {
-            return Err(Errno::INVAL);
-        }
+        let bytes = sealed_bytes(file)?;
         let mapping = if bytes < HUGE_PAGE {
             Mapping::new(file, bytes, true)?
         } else {
@@ -254,9 +247,59 @@ impl OwnMemory {
     }
 }
 
+/// Memory that other processes may read and write at any time: words that are accessed as atomics only.
+#[derive(Debug)]
+pub struct SharedWords {
+    mapping: Mapping,
+}
+
+impl SharedWords {
+    /// Makes it, zeroed: see [`create`]. Gives the file as well.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create(name: &str, bytes: usize) -> Result<(OwnedFd, SharedWords)> {
+        let (file, mapping) = create(name, bytes, false)?;
+        Ok((file, SharedWords { mapping }))
+    }
+
+    /// Opens what another process made.
+    ///
+    /// # Errors
+    /// [`Errno::PERM`] for a file that may shrink; the kernel's.
+    pub fn open(file: BorrowedFd<'_>) -> Result<SharedWords> {
+        Ok(SharedWords {
+            mapping: Mapping::new(file, sealed_bytes(file)?, true)?,
+        })
+    }
+
+    /// All words. Others may change each at any time.
+    #[inline(always)]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping begins at a page, is that long, sealed, and accessed through this slice only.
+        unsafe {
+            std::slice::from_raw_parts(self.mapping.address().as_ptr().cast(), self.mapping.bytes() / 8)
+        }
+    }
+}
+
+/// The size of a file that can never become shorter and has at least a page.
+fn sealed_bytes(file: BorrowedFd<'_>) -> Result<usize> {
+    if !is_sealed(file) {
+        return Err(Errno::PERM);
+    }
+    let bytes = usize::try_from(rustix::fs::fstat(file)?.st_size).map_err(|_| Errno::INVAL)?;
+    if bytes < PAGE {
+        return Err(Errno::INVAL);
+    }
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+    use std::sync::atomic::Ordering;
 
     use super::*;
 
@@ -307,9 +350,19 @@ mod tests {
     }
 
     #[test]
+    fn two_mappings_of_shared_words_are_the_same_memory() {
+        let (file, here) = SharedWords::create("test", 5000).unwrap();
+        let there = SharedWords::open(file.as_fd()).unwrap();
+        assert_eq!(there.words().len(), 2 * PAGE / 8);
+        here.words()[1023].store(7, Ordering::Relaxed);
+        assert_eq!(there.words()[1023].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
     fn what_may_shrink_is_not_opened() {
         let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert_eq!(OwnMemory::open(file.as_fd()).unwrap_err(), Errno::PERM);
+        assert_eq!(SharedWords::open(file.as_fd()).unwrap_err(), Errno::PERM);
     }
 }

@@ -25,6 +25,7 @@ use super::traffic::Ip;
         "  inco bench hop                      a balancer in the switch, against one in a process of its own\n",
         "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
         "  inco bench function firewall        a function of the library, against its peer\n",
+        "  inco bench actors migrate           an actor moves with its state from a card to its host\n",
         "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
@@ -64,11 +65,16 @@ pub enum BenchCommand {
     Wake(WakeArgs),
     /// A function of the library: packet rate, latency and CPU time per packet, against its peer
     Function(FunctionArgs),
+    /// Actors that move between a card and its host: an experiment of the paper, on one machine
+    Actors(ActorsArgs),
     /// Switch openflow: bursts of new flows, rules at full rate, an interrupted connection, a killed switch
     Openflow(OpenflowArgs),
     /// The process that `steer` measures
     #[command(hide = true, after_help = "Example: started by inco bench steer")]
     Contestant(ContestantArgs),
+    /// The process of a group of actors that `actors isolation` supervises
+    #[command(hide = true, after_help = "Example: started by inco bench actors isolation")]
+    ActorsGroup,
 }
 
 /// The switch that `inco bench steer` measures.
@@ -457,6 +463,35 @@ pub struct FunctionArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `inco bench actors`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors scheduler --json")]
+pub struct ActorsArgs {
+    /// The experiment
+    #[arg(value_enum, value_name = "EXPERIMENT")]
+    pub experiment: ActorsExperiment,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An experiment of `inco bench actors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ActorsExperiment {
+    /// The channel between the two sides: messages per second, and messages torn by reordered writes
+    Ring,
+    /// An actor with 32 MiB of objects moves to the host under load: time of each phase, messages lost, its state
+    Migrate,
+    /// The schedulers at low and high dispersion: 99th percentiles, simulated and on two threads
+    Scheduler,
+    /// What a message costs the runtime, apart from what its actor does
+    Dispatch,
+    /// A key-value store with the runtime and without: CPU time of a request
+    Overhead,
+    /// Actors that loop, write where they may not, or are flooded: what their neighbours notice
+    Isolation,
 }
 
 /// Arguments of `inco bench openflow`.

@@ -10,6 +10,7 @@
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod actors;
 mod args;
 mod balance;
 mod blocked;
@@ -54,7 +55,10 @@ pub fn run(command: &BenchCommand) -> Result<()> {
     // A contestant ends with its parent; `balance` and `bulk` look at signals themselves.
     if !matches!(
         command,
-        BenchCommand::Contestant(_) | BenchCommand::Balance(_) | BenchCommand::Bulk(_)
+        BenchCommand::Contestant(_)
+            | BenchCommand::ActorsGroup
+            | BenchCommand::Balance(_)
+            | BenchCommand::Bulk(_)
     ) {
         cleanup::on_signals()?;
     }
@@ -75,6 +79,8 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Hop(args) => hop::run(args),
         BenchCommand::Wake(args) => wake::run(args),
         BenchCommand::Function(args) => function::run(args),
+        BenchCommand::Actors(args) => actors::run(args),
+        BenchCommand::ActorsGroup => actors::serve_group(),
         BenchCommand::Openflow(args) => openflow::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)

@@ -14,6 +14,7 @@
 //! | `translation` | frames whose addresses and ports are translated, and errors that quote such frames | network, containers |
 //! | `functions` | bursts of frames through one of the functions, with time between them | network |
 //! | `state_moves` | messages about moves with state, and states of flows for the functions | containers |
+//! | `actor_objects`, `actor_moves`, `actor_channel` | streams of objects, messages about moves, a channel's memory | the other side of actors |
 //! | `captures` | a file in the pcap format | files |
 //! | `answers` | what instances answer to health checks | containers |
 //! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
@@ -35,6 +36,7 @@
     reason = "a panic is a target's verdict; it runs in tests and under a fuzzer only"
 )]
 
+mod actors;
 mod control_plane;
 mod edits;
 mod files;
@@ -56,6 +58,9 @@ pub const TARGETS: &[Target] = &[
     ("translation", edits::translation),
     ("functions", functions_library::functions),
     ("state_moves", functions_library::state_moves),
+    ("actor_objects", actors::objects),
+    ("actor_moves", actors::moves),
+    ("actor_channel", actors::channel),
     ("captures", network::captures),
     ("answers", network::answers),
     ("signals", network::signals),

@@ -237,8 +237,9 @@ impl Scheduler {
         }
     }
 
-    /// How long a message may run before it is interrupted; its rest then waits behind the other messages of its actor's
-    /// mailbox, in the actor's next turn.
+    /// How long a message may run before it is interrupted; its rest then waits for its actor's next turn. An actor that
+    /// serves its messages in order, as in the runtime, goes on with it; otherwise it waits behind the other messages of
+    /// the mailbox, as in the simulator.
     pub fn slice(&self) -> Option<Nanos> {
         self.policy.slice(&self.settings)
     }

@@ -36,6 +36,11 @@ impl Round {
         }
     }
 
+    /// Whether no actor is in it.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
     /// An actor has its first waiting message.
     pub fn enter(&mut self, actor: ActorId) {
         self.order.push_back(actor);
@@ -43,10 +48,7 @@ impl Round {
 
     /// An actor has left, with all of its messages.
     pub fn leave(&mut self, actor: ActorId) {
-        if self.order.front() == Some(&actor) {
-            self.has_quantum = false;
-        }
-        self.order.retain(|other| *other != actor);
+        self.suspend(actor);
         self.deficits[actor.index()] = 0;
     }
 
@@ -70,6 +72,28 @@ impl Round {
             self.order.rotate_left(1);
             self.has_quantum = false;
         }
+    }
+
+    /// Whether the actor that [`next`](Round::next) has just named can pay for a further message in the same turn; it pays
+    /// for it then, and the caller takes it.
+    pub fn again(&mut self, turn: Turn) -> bool {
+        let Some(actor) = self.order.front() else {
+            return false;
+        };
+        let deficit = &mut self.deficits[actor.index()];
+        let can_pay = *deficit >= turn.cost.0;
+        if can_pay {
+            *deficit -= turn.cost.0;
+        }
+        can_pay
+    }
+
+    /// An actor with waiting messages leaves for as long as it runs elsewhere; it keeps what it has saved.
+    pub fn suspend(&mut self, actor: ActorId) {
+        if self.order.front() == Some(&actor) {
+            self.has_quantum = false;
+        }
+        self.order.retain(|other| *other != actor);
     }
 
     /// The actor that [`next`](Round::next) has just named has no further message: it saves nothing for later.

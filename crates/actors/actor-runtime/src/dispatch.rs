@@ -1,0 +1,705 @@
+//! Who runs which messages next, and what becomes of them: mailboxes, the line, the round, and the scheduler's decisions
+//! carried out. Pure: time is an argument. One lock holds it, which no core has while an actor runs.
+//!
+//! All messages of an actor wait in its mailbox, in order. The line has a token for each message that waits for a core
+//! first come, first served. So an actor that changes its group leaves its messages where they are. An actor without a
+//! free instance (it runs, or is paused) has its tokens set aside; they return to the front of the line.
+
+use std::collections::VecDeque;
+
+use actor_scheduling::{ActorId, ActorStatistics, CoreId, Decision, Ended, Group, Round, Scheduler, Served};
+use model::Nanos;
+
+use crate::error::Error;
+use crate::message::{Address, BODY_BYTES_LIMIT, Message, Refusal};
+use crate::registration::{Instance, Registration};
+
+/// Messages that a core takes at a time, at most.
+pub const BATCH_MESSAGES: usize = 32;
+
+/// What the messages that a core takes at a time are expected to run, at most: a message that waits behind others of a
+/// batch cannot be served by a free core. Shinjuku's quantum (Kaffes and others, NSDI 2019).
+pub const BATCH_TIME: Nanos = Nanos::from_micros(5);
+
+/// Runs of an actor before what they took counts.
+const RUNS_ENOUGH: u64 = 8;
+
+/// What was counted of an actor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages that its mailbox took.
+    pub accepted: u64,
+    /// Messages refused because its mailbox was full.
+    pub mailbox_full: u64,
+    /// Messages that have ended.
+    pub served: u64,
+    /// Times that a message yielded.
+    pub yielded: u64,
+    /// Messages that it sent.
+    pub sent: u64,
+    /// Run time.
+    pub ran: Nanos,
+}
+
+/// An actor and how things stand.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The actor.
+    pub actor: ActorId,
+    /// Its name.
+    pub name: String,
+    /// Where its messages wait.
+    pub group: Group,
+    /// Messages that wait.
+    pub waiting: usize,
+    /// Whether it is paused.
+    pub is_paused: bool,
+    /// Response and run times.
+    pub statistics: ActorStatistics,
+    /// What was counted.
+    pub counts: Counts,
+}
+
+/// An actor that has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// The actor.
+    pub actor: ActorId,
+    /// Its name.
+    pub name: String,
+    /// Why it could not go on.
+    pub reason: String,
+    /// Messages that had not ended: the one that it ran, and those that waited.
+    pub lost: u64,
+}
+
+/// An actor's messages that a core runs one after the other.
+pub(crate) struct Run {
+    pub(crate) actor: ActorId,
+    pub(crate) from: Group,
+    pub(crate) instance: Box<Instance>,
+    pub(crate) messages: Vec<Message>,
+    /// How many of them have ended.
+    pub(crate) ended: usize,
+    /// When the run ended, and how long it took.
+    pub(crate) at: Nanos,
+    pub(crate) ran: Nanos,
+    /// Messages that it sent.
+    pub(crate) sent: u64,
+    /// Why the actor cannot go on.
+    pub(crate) failure: Option<String>,
+}
+
+/// What a core has taken.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) runs: Vec<Run>,
+    /// Empty vectors with room, for the next runs.
+    spare: Vec<Vec<Message>>,
+}
+
+struct Seat {
+    name: String,
+    #[expect(clippy::vec_box, reason = "a core takes one out while it runs")]
+    instances: Vec<Box<Instance>>,
+    /// Instances that run.
+    running: usize,
+    mailbox: VecDeque<Message>,
+    mailbox_limit: usize,
+    /// Tokens that are set aside.
+    held: usize,
+    is_in_round: bool,
+    is_paused: bool,
+    /// Why it is to be stopped, and how many messages its last run left.
+    failed: Option<(String, u64)>,
+    counts: Counts,
+    /// What a message of it typically runs, and from how many runs that is known.
+    typical: Nanos,
+    runs: u64,
+}
+
+impl Seat {
+    /// Learns from a run. One that took far longer counts for little: its thread may have lost its CPU meanwhile. An
+    /// actor whose messages have become long is known for it after a few.
+    fn learn(&mut self, each: Nanos) {
+        self.runs += 1;
+        let typical = self.typical.0;
+        self.typical = Nanos(match self.runs {
+            1 => each.0,
+            _ => (3 * typical + each.0.min(4 * typical + 100)) / 4,
+        });
+    }
+
+    fn can_start(&self) -> bool {
+        !self.is_paused && self.failed.is_none() && !self.instances.is_empty()
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Dispatch {
+    scheduler: Scheduler,
+    round: Round,
+    /// A token for each message of the line.
+    line: VecDeque<ActorId>,
+    seats: Vec<Option<Seat>>,
+    decisions: Vec<Decision>,
+    /// Messages for nobody, and too long ones.
+    pub(crate) undeliverable: u64,
+    pub(crate) stopped: Vec<Stopped>,
+}
+
+impl Dispatch {
+    pub(crate) fn new(settings: actor_scheduling::Settings) -> Dispatch {
+        Dispatch {
+            round: Round::new(settings.actors),
+            seats: (0..settings.actors).map(|_| None).collect(),
+            line: VecDeque::new(),
+            decisions: Vec::new(),
+            undeliverable: 0,
+            stopped: Vec::new(),
+            scheduler: Scheduler::new(settings),
+        }
+    }
+
+    fn seat(&mut self, actor: ActorId) -> Option<&mut Seat> {
+        self.seats.get_mut(actor.index())?.as_mut()
+    }
+
+    /// Registers an actor.
+    pub(crate) fn register(&mut self, actor: ActorId, of: Registration) -> Result<(), Error> {
+        let limit = self.seats.len() as u32;
+        let seat = self
+            .seats
+            .get_mut(actor.index())
+            .ok_or(Error::AboveLimit(actor, limit))?;
+        if seat.is_some() {
+            return Err(Error::Registered(actor));
+        }
+        if of.instances.is_empty() {
+            return Err(Error::NoInstance(actor));
+        }
+        *seat = Some(Seat {
+            name: of.name,
+            instances: of.instances,
+            running: 0,
+            mailbox: VecDeque::new(),
+            mailbox_limit: of.mailbox_limit,
+            held: 0,
+            is_in_round: false,
+            is_paused: false,
+            failed: None,
+            counts: Counts::default(),
+            typical: Nanos::ZERO,
+            runs: 0,
+        });
+        Ok(())
+    }
+
+    /// Has no message of an actor start from now on, or lets them start again. Its mailbox takes messages meanwhile.
+    pub(crate) fn pause(&mut self, actor: ActorId, is_paused: bool) -> Result<(), Error> {
+        let seat = self.seat(actor).ok_or(Error::NotRegistered(actor))?;
+        seat.is_paused = is_paused;
+        if is_paused {
+            self.leave_round(actor);
+        } else {
+            self.return_tokens(actor);
+        }
+        Ok(())
+    }
+
+    /// Whether an actor runs.
+    pub(crate) fn is_running(&self, actor: ActorId) -> bool {
+        self.seats
+            .get(actor.index())
+            .and_then(Option::as_ref)
+            .is_some_and(|seat| seat.running > 0)
+    }
+
+    /// Takes an actor that does not run out of the runtime, with the messages that wait for it.
+    pub(crate) fn remove(&mut self, actor: ActorId) -> Result<(Registration, Vec<Message>), Error> {
+        let seat = self.seat(actor).ok_or(Error::NotRegistered(actor))?;
+        if seat.running > 0 {
+            return Err(Error::Runs(actor));
+        }
+        self.leave_round(actor);
+        self.line.retain(|of| *of != actor);
+        let seat = self.seats[actor.index()]
+            .take()
+            .ok_or(Error::NotRegistered(actor))?;
+        let registration = Registration {
+            name: seat.name,
+            instances: seat.instances,
+            mailbox_limit: seat.mailbox_limit,
+        };
+        Ok((registration, seat.mailbox.into()))
+    }
+
+    /// Puts a message into its receiver's mailbox.
+    pub(crate) fn accept(&mut self, message: Message) -> Result<(), Refusal> {
+        let Address::Actor(actor) = message.to else {
+            self.undeliverable += 1;
+            return Err(Refusal::NoSuchActor);
+        };
+        let group = self.scheduler.group_of(actor);
+        let Some(Some(seat)) = self.seats.get_mut(actor.index()) else {
+            self.undeliverable += 1;
+            return Err(Refusal::NoSuchActor);
+        };
+        if message.body.len() > BODY_BYTES_LIMIT {
+            self.undeliverable += 1;
+            return Err(Refusal::TooLong);
+        }
+        if seat.mailbox.len() >= seat.mailbox_limit {
+            seat.counts.mailbox_full += 1;
+            return Err(Refusal::MailboxFull);
+        }
+        seat.counts.accepted += 1;
+        seat.mailbox.push_back(message);
+        if group == Group::Fcfs {
+            self.line.push_back(actor);
+        } else {
+            self.enter_round(actor);
+        }
+        Ok(())
+    }
+
+    /// How long a message may run before it should yield.
+    pub(crate) fn slice(&self) -> Option<Nanos> {
+        self.scheduler.slice()
+    }
+
+    /// Takes messages for a free core; at least one, if there is one that it may serve. More than one only as long as
+    /// they are expected to end within [`BATCH_TIME`].
+    pub(crate) fn take(&mut self, core: CoreId, batch: &mut Batch) {
+        debug_assert!(batch.runs.is_empty());
+        for &group in self.scheduler.serves(core) {
+            match group {
+                Group::Fcfs => self.take_of_line(batch),
+                Group::Drr => self.take_of_round(batch),
+            }
+            if !batch.runs.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// What a message of an actor is expected to run.
+    fn cost(&self, actor: ActorId) -> Nanos {
+        match self.seats.get(actor.index()) {
+            Some(Some(seat)) if seat.runs >= RUNS_ENOUGH => seat.typical,
+            _ => Nanos(BATCH_TIME.0 + 1),
+        }
+    }
+
+    /// Takes messages of the line, of any actors that can start, as long as they fit.
+    fn take_of_line(&mut self, batch: &mut Batch) {
+        let (mut taken, mut expected) = (0, Nanos::ZERO);
+        while taken < BATCH_MESSAGES
+            && let Some(&actor) = self.line.front()
+        {
+            let cost = self.cost(actor);
+            if taken > 0 && expected + cost > BATCH_TIME {
+                return;
+            }
+            self.line.pop_front();
+            let Some(Some(seat)) = self.seats.get_mut(actor.index()) else {
+                continue;
+            };
+            // Messages of an actor go on in the run that the batch has of it.
+            let run = batch.runs.iter().rposition(|run| run.actor == actor);
+            if run.is_none() && !seat.can_start() {
+                seat.held += 1;
+                continue;
+            }
+            let Some(message) = seat.mailbox.pop_front() else {
+                continue;
+            };
+            match run {
+                Some(run) => batch.runs[run].messages.push(message),
+                None => start(seat, actor, Group::Fcfs, message, batch),
+            }
+            taken += 1;
+            expected = expected + cost;
+        }
+    }
+
+    /// Takes messages of the actor whose turn the round says it is, as long as it can pay and they fit.
+    fn take_of_round(&mut self, batch: &mut Batch) {
+        let scheduler = &self.scheduler;
+        let Some(actor) = self.round.next(|actor| scheduler.turn(actor)) else {
+            return;
+        };
+        let (turn, cost) = (scheduler.turn(actor), self.cost(actor));
+        let Some(Some(seat)) = self.seats.get_mut(actor.index()) else {
+            return;
+        };
+        if let Some(message) = seat.mailbox.pop_front() {
+            start(seat, actor, Group::Drr, message, batch);
+        }
+        let mut expected = cost;
+        while let Some(run) = batch.runs.last_mut()
+            && run.messages.len() < BATCH_MESSAGES
+            && expected + cost <= BATCH_TIME
+            && !seat.mailbox.is_empty()
+            && self.round.again(turn)
+        {
+            run.messages.extend(seat.mailbox.pop_front());
+            expected = expected + cost;
+        }
+        if seat.mailbox.is_empty() {
+            seat.is_in_round = false;
+            self.round.emptied(actor);
+        } else if !seat.can_start() {
+            seat.is_in_round = false;
+            self.round.suspend(actor);
+        }
+    }
+
+    /// Hears what a core has run. Messages that have not ended return to the front of their mailboxes.
+    pub(crate) fn finish(&mut self, core: CoreId, batch: &mut Batch) {
+        for run in batch.runs.drain(..) {
+            let Run {
+                actor,
+                from,
+                instance,
+                mut messages,
+                ended,
+                at,
+                ran,
+                sent,
+                failure,
+            } = run;
+            let has_yielded = ended < messages.len() && failure.is_none();
+            let each = Nanos(ran.0 / (ended + usize::from(has_yielded)).max(1) as u64);
+            if let Some(seat) = self.seat(actor) {
+                seat.instances.push(instance);
+                seat.running -= 1;
+                seat.learn(each);
+                seat.counts.served += ended as u64;
+                seat.counts.sent += sent;
+                seat.counts.ran = seat.counts.ran + ran;
+                seat.counts.yielded += u64::from(has_yielded);
+            }
+            for of in messages.drain(..ended) {
+                self.step(core, from, actor, each, Some(&of), at);
+            }
+            if has_yielded {
+                messages[0].ran = messages[0].ran + each;
+                self.step(core, from, actor, each, None, at);
+                self.put_back(actor, &mut messages);
+            }
+            if let (Some(reason), Some(seat)) = (failure, self.seat(actor)) {
+                seat.failed = Some((reason, messages.len() as u64));
+            }
+            if !self.has_stopped(actor) {
+                self.return_tokens(actor);
+            }
+            messages.clear();
+            batch.spare.push(messages);
+        }
+    }
+
+    /// Ends an actor that has failed, once none of its instances runs; says whether it has failed.
+    fn has_stopped(&mut self, actor: ActorId) -> bool {
+        let Some(seat) = self.seat(actor) else {
+            return true;
+        };
+        let Some((reason, lost)) = seat.failed.clone() else {
+            return false;
+        };
+        if let Ok((registration, messages)) = self.remove(actor) {
+            self.stopped.push(Stopped {
+                actor,
+                name: registration.name,
+                reason,
+                lost: lost + messages.len() as u64,
+            });
+        } else {
+            self.leave_round(actor);
+        }
+        true
+    }
+
+    fn put_back(&mut self, actor: ActorId, messages: &mut Vec<Message>) {
+        let (count, group) = (messages.len(), self.scheduler.group_of(actor));
+        let Some(seat) = self.seat(actor) else { return };
+        for message in messages.drain(..).rev() {
+            seat.mailbox.push_front(message);
+        }
+        if group == Group::Fcfs {
+            seat.held += count;
+        }
+    }
+
+    fn step(
+        &mut self,
+        core: CoreId,
+        from: Group,
+        actor: ActorId,
+        ran: Nanos,
+        ended: Option<&Message>,
+        at: Nanos,
+    ) {
+        let served = Served {
+            core,
+            from,
+            actor,
+            ran,
+            ended: ended.map(|message| Ended {
+                response: at.since(message.arrived),
+                service: message.ran + ran,
+            }),
+        };
+        let decisions = self.scheduler.step(&served, at);
+        if decisions.is_empty() {
+            return;
+        }
+        self.decisions.clear();
+        self.decisions.extend_from_slice(decisions);
+        for place in 0..self.decisions.len() {
+            if let Decision::Actor(actor, group) = self.decisions[place] {
+                self.change_group(actor, group);
+            }
+        }
+    }
+
+    /// Has the waiting messages of an actor go with it.
+    fn change_group(&mut self, actor: ActorId, group: Group) {
+        match group {
+            Group::Drr => {
+                self.line.retain(|of| *of != actor);
+                if let Some(seat) = self.seat(actor) {
+                    seat.held = 0;
+                }
+                self.enter_round(actor);
+            }
+            Group::Fcfs => {
+                self.leave_round(actor);
+                let waiting = self.seat(actor).map_or(0, |seat| seat.mailbox.len());
+                self.line.extend(std::iter::repeat_n(actor, waiting));
+            }
+        }
+    }
+
+    /// Puts an actor into the round, if it has a message that can start.
+    fn enter_round(&mut self, actor: ActorId) {
+        if let Some(Some(seat)) = self.seats.get_mut(actor.index())
+            && !seat.is_in_round
+            && seat.can_start()
+            && !seat.mailbox.is_empty()
+        {
+            seat.is_in_round = true;
+            self.round.enter(actor);
+        }
+    }
+
+    fn leave_round(&mut self, actor: ActorId) {
+        if let Some(Some(seat)) = self.seats.get_mut(actor.index())
+            && std::mem::take(&mut seat.is_in_round)
+        {
+            self.round.leave(actor);
+        }
+    }
+
+    /// Has what waited for an instance of the actor compete for cores again.
+    fn return_tokens(&mut self, actor: ActorId) {
+        if self.scheduler.group_of(actor) == Group::Drr {
+            return self.enter_round(actor);
+        }
+        let Some(Some(seat)) = self.seats.get_mut(actor.index()) else {
+            return;
+        };
+        if seat.can_start() {
+            for _ in 0..std::mem::take(&mut seat.held) {
+                self.line.push_front(actor);
+            }
+        }
+    }
+
+    /// Whether there may be a message that this core can start.
+    pub(crate) fn has_for(&self, core: CoreId) -> bool {
+        self.scheduler.serves(core).iter().any(|group| match group {
+            Group::Fcfs => !self.line.is_empty(),
+            Group::Drr => !self.round.is_empty(),
+        })
+    }
+
+    /// Whether there may be a message that some core can start.
+    pub(crate) fn has_some(&self) -> bool {
+        !self.line.is_empty() || !self.round.is_empty()
+    }
+
+    /// How all actors stand.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let seats = (0..).map(ActorId).zip(&self.seats);
+        seats
+            .filter_map(|(actor, seat)| {
+                let seat = seat.as_ref()?;
+                Some(Row {
+                    actor,
+                    name: seat.name.clone(),
+                    group: self.scheduler.group_of(actor),
+                    waiting: seat.mailbox.len(),
+                    is_paused: seat.is_paused,
+                    statistics: self.scheduler.statistics(actor).copied().unwrap_or_default(),
+                    counts: seat.counts,
+                })
+            })
+            .collect()
+    }
+}
+
+/// Begins a run of a batch with its first message; the seat has a free instance.
+fn start(seat: &mut Seat, actor: ActorId, from: Group, message: Message, batch: &mut Batch) {
+    let Some(instance) = seat.instances.pop() else {
+        debug_assert!(false, "{actor} has no free instance");
+        return;
+    };
+    seat.running += 1;
+    let mut messages = batch.spare.pop().unwrap_or_default();
+    messages.push(message);
+    batch.runs.push(Run {
+        actor,
+        from,
+        instance,
+        messages,
+        ended: 0,
+        at: Nanos::ZERO,
+        ran: Nanos::ZERO,
+        sent: 0,
+        failure: None,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use actor_scheduling::PolicyName;
+
+    use super::*;
+    use crate::actor::{Actor, Context, Progress};
+
+    struct Nothing;
+
+    impl Actor for Nothing {
+        fn exec(&mut self, _: &mut Message, _: &mut Context<'_>) -> Progress {
+            Progress::Done
+        }
+    }
+
+    const LINE: [u32; 3] = [0, 1, 2];
+
+    fn dispatch(policy: PolicyName, cores: u16) -> Dispatch {
+        let mut dispatch = Dispatch::new(actor_scheduling::Settings {
+            policy,
+            cores,
+            actors: 3,
+            quantum: Nanos::from_micros(20),
+            tail_threshold: Nanos::from_micros(200),
+            hysteresis: 0.1,
+        });
+        for actor in LINE {
+            let of = Registration::new("nothing", Box::new(Nothing));
+            dispatch.register(ActorId(actor), of).unwrap();
+        }
+        dispatch
+    }
+
+    fn send(dispatch: &mut Dispatch, actor: u32) {
+        let to = Address::Actor(ActorId(actor));
+        dispatch
+            .accept(Message::new(to, Address::Outside(0), 0, Vec::new(), Nanos::ZERO))
+            .unwrap();
+    }
+
+    /// Takes a batch; returns its runs: actors, and how many messages each has.
+    fn take(dispatch: &mut Dispatch, core: u16, batch: &mut Batch) -> Vec<(u32, usize)> {
+        dispatch.take(CoreId(core), batch);
+        let runs = batch.runs.iter();
+        runs.map(|run| (run.actor.0, run.messages.len())).collect()
+    }
+
+    /// Ends a batch in which each message ran for so long.
+    fn end(dispatch: &mut Dispatch, core: u16, batch: &mut Batch, each: Nanos) {
+        for run in &mut batch.runs {
+            run.ended = run.messages.len();
+            run.ran = Nanos(each.0 * run.messages.len() as u64);
+            run.at = Nanos::from_millis(1);
+        }
+        dispatch.finish(CoreId(core), batch);
+    }
+
+    /// Has the run times of all actors known.
+    fn learn(dispatch: &mut Dispatch, batch: &mut Batch, each: Nanos) {
+        for actor in LINE {
+            for _ in 0..RUNS_ENOUGH {
+                send(dispatch, actor);
+                assert_eq!(take(dispatch, 0, batch), [(actor, 1)], "of unknown length");
+                end(dispatch, 0, batch, each);
+            }
+        }
+    }
+
+    #[test]
+    fn short_messages_are_taken_together_and_long_ones_alone() {
+        for policy in [PolicyName::Fcfs, PolicyName::Drr] {
+            for (each, many) in [(100, BATCH_MESSAGES), (1_000, 5), (6_000, 1)] {
+                let (mut dispatch, mut batch) = (dispatch(policy, 1), Batch::default());
+                learn(&mut dispatch, &mut batch, Nanos(each));
+                (0..40).for_each(|_| send(&mut dispatch, 1));
+                assert_eq!(
+                    take(&mut dispatch, 0, &mut batch),
+                    [(1, many)],
+                    "{policy:?} {each}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_that_took_long_once_does_not_end_batches_and_many_do() {
+        let (mut dispatch, mut batch) = (dispatch(PolicyName::Fcfs, 1), Batch::default());
+        learn(&mut dispatch, &mut batch, Nanos(100));
+        (0..200).for_each(|_| send(&mut dispatch, 1));
+        let mut sizes = Vec::new();
+        for _ in 0..10 {
+            sizes.push(take(&mut dispatch, 0, &mut batch)[0].1);
+            end(&mut dispatch, 0, &mut batch, Nanos::from_millis(4));
+        }
+        assert_eq!(sizes[..2], [BATCH_MESSAGES, 25]);
+        assert_eq!(sizes[9], 1, "{sizes:?}");
+    }
+
+    #[test]
+    fn a_batch_of_the_line_has_one_run_of_each_actor() {
+        let (mut dispatch, mut batch) = (dispatch(PolicyName::Fcfs, 2), Batch::default());
+        learn(&mut dispatch, &mut batch, Nanos(100));
+        for _ in 0..4 {
+            LINE.iter().for_each(|actor| send(&mut dispatch, *actor));
+        }
+        assert_eq!(take(&mut dispatch, 0, &mut batch), [(0, 4), (1, 4), (2, 4)]);
+        // While they run, another core has nothing to do with them; what came meanwhile is first when they have.
+        send(&mut dispatch, 2);
+        let mut other = Batch::default();
+        assert_eq!(take(&mut dispatch, 1, &mut other), []);
+        assert!(!dispatch.has_some());
+        end(&mut dispatch, 0, &mut batch, Nanos(100));
+        send(&mut dispatch, 0);
+        assert_eq!(take(&mut dispatch, 1, &mut other), [(2, 1), (0, 1)]);
+    }
+
+    #[test]
+    fn an_actor_that_runs_leaves_the_round_and_keeps_what_it_saved() {
+        let (mut dispatch, mut batch) = (dispatch(PolicyName::Drr, 2), Batch::default());
+        learn(&mut dispatch, &mut batch, Nanos::from_micros(6));
+        (0..5).for_each(|_| send(&mut dispatch, 0));
+        send(&mut dispatch, 1);
+        // 20 us pay for three messages of 6.
+        let mut other = Batch::default();
+        assert_eq!(take(&mut dispatch, 0, &mut batch), [(0, 1)]);
+        assert_eq!(take(&mut dispatch, 1, &mut other), [(1, 1)]);
+        end(&mut dispatch, 1, &mut other, Nanos::from_micros(6));
+        assert_eq!(take(&mut dispatch, 1, &mut other), []);
+        end(&mut dispatch, 0, &mut batch, Nanos::from_micros(6));
+        assert_eq!(take(&mut dispatch, 1, &mut other), [(0, 1)]);
+    }
+}
