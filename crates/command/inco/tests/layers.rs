@@ -43,7 +43,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "policy",
         &[
-            &["scheduling", "autoscaling", "actor-scheduling"],
+            &["scheduling", "autoscaling", "actor-scheduling", "path-costs"],
             &["configuration"],
         ],
     ),
@@ -66,7 +66,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "measure",
         &[
-            &["traffic", "fuzz-targets"],
+            &["traffic", "fuzz-targets", "rate-search"],
             &["simulation", "testbed"],
             &["demo", "bench", "soak"],
         ],
@@ -88,6 +88,8 @@ const PURE: &[&str] = &[
     "scheduling",
     "autoscaling",
     "actor-scheduling",
+    "path-costs",
+    "rate-search",
     "openflow",
     "functions",
 ];
