@@ -191,9 +191,12 @@ fn pt14(outcome: &Outcome) -> Finding {
             .collect();
         let texts: Vec<String> = few
             .iter()
-            .map(|(streams, ratio)| format!("{ratio:.2} with {streams} streams"))
+            .map(|(streams, ratio)| format!("{ratio:.2} ({streams})"))
             .collect();
-        let text = format!("ebpf (stand-in) ÷ bridge in Gbit/s: {}.", texts.join(", "));
+        let text = format!(
+            "ebpf (stand-in) ÷ bridge in Gbit/s (by streams): {}.",
+            texts.join(", ")
+        );
         (!few.is_empty()).then(|| (text, few.iter().all(|(_, ratio)| *ratio < 1.0 - NOISE)))
     };
     seen(

@@ -96,7 +96,7 @@ fn shortened(text: &str) -> String {
         .lines()
         .map(|line| line.trim().chars().take(REASON_LIMIT).collect());
     let first: String = lines.next().unwrap_or_default();
-    match lines.last() {
+    match lines.next_back() {
         Some(last) => format!("{first} {last}"),
         None => first,
     }
