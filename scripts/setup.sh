@@ -9,6 +9,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/.." && pwd)
 schemathesis=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/inco/schemathesis/bin/schemathesis
+mlrsearch=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/inco/mlrsearch/bin/python3
 declare -a packages=() reasons=()
 need_rust=no
 
@@ -80,6 +81,9 @@ for part in "$@"; do
         has nft || want nftables 'a peer of the web demo, which tests run'
         has ethtool || want ethtool 'sets offloads of interfaces in tests'
         has docker-registry || want docker-registry 'a registry of images, for tests that pull'
+        has iperf3 || want iperf3 'TCP between two ends, in the test of the bench of paths'
+        [ -x "$mlrsearch" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||
+            want python3-venv 'runs mlrsearch, with which tests compare the search for rates'
         ;;
     api)
         has schemathesis || [ -x "$schemathesis" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||
@@ -112,6 +116,10 @@ for part in "$@"; do
         [ -x /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk ] ||
             want openvswitch-switch-dpdk 'OVS-DPDK: the peer of the soft switch in the bench'
         has nft || want nftables 'a peer of functions in the bench'
+        has iperf3 || want iperf3 'TCP over each path, in the bench of paths'
+        has wrk || want wrk 'requests over each path'
+        has nginx || [ -x /usr/sbin/nginx ] || want nginx-light 'the web server that they ask'
+        has ethtool || want ethtool 'sets offloads of interfaces for Open vSwitch'
         has pkg-config && pkg-config --exists libcrypto 2>/dev/null || want libssl-dev 'OpenSSL: a peer of the function ipsec'
         [ "$(uname -m)" != x86_64 ] || [ -e /usr/include/hs/hs.h ] ||
             want libhyperscan-dev 'Hyperscan: the peer of the function ids'
@@ -224,12 +232,10 @@ if [ ${#packages[@]} -gt 0 ]; then
     fi
 fi
 
-fetch_schemathesis() { # Debian has no package of it
-    local folder=${schemathesis%/bin/*}
-    say 'fetching schemathesis from the Python package index: it tests the API'
-    python3 -m venv "$folder" &&
-        "$folder/bin/pip" --quiet --disable-pip-version-check install 'schemathesis==4.32.5' && return
-    rm -rf "$folder"
+fetch() { # package with its version, folder, why; Debian has no package of these
+    say "fetching ${1%%=*} from the Python package index: $3"
+    python3 -m venv "$2" && "$2/bin/pip" --quiet --disable-pip-version-check install "$1" && return
+    rm -rf "$2"
     return 1
 }
 
@@ -251,9 +257,12 @@ for part in "$@"; do
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip'
         has valgrind || say 'valgrind is missing: the tests that count instructions will say so and skip'
         has ovs-vswitchd || say 'Open vSwitch is missing: the tests that need it will say so and skip'
+        [ -x "$mlrsearch" ] ||
+            fetch 'mlrsearch==1.2.1' "${mlrsearch%/bin/*}" 'tests compare the search for rates with it' ||
+            say 'mlrsearch could not be fetched: the test of the search for rates with it will say so and skip'
         ;;
     api)
-        has schemathesis || [ -x "$schemathesis" ] || fetch_schemathesis ||
+        has schemathesis || [ -x "$schemathesis" ] || fetch 'schemathesis==4.32.5' "${schemathesis%/bin/*}" 'it tests the API' ||
             say 'schemathesis could not be fetched: the test of the API with it will say so and skip'
         ;;
     browser)

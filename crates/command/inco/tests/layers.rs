@@ -43,7 +43,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "policy",
         &[
-            &["scheduling", "autoscaling", "actor-scheduling"],
+            &["scheduling", "autoscaling", "actor-scheduling", "path-costs"],
             &["configuration"],
         ],
     ),
@@ -74,7 +74,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "measure",
         &[
-            &["traffic", "fuzz-targets"],
+            &["traffic", "fuzz-targets", "rate-search"],
             &["simulation", "testbed"],
             &["demo", "bench", "soak"],
         ],
@@ -97,6 +97,8 @@ const PURE: &[&str] = &[
     "autoscaling",
     "actor-scheduling",
     "actor-migration",
+    "path-costs",
+    "rate-search",
     "openflow",
     "functions",
 ];

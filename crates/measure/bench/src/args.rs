@@ -26,7 +26,8 @@ use super::traffic::Ip;
         "  inco bench wake                     a signal wakes a sleeping instance, another one sends it back\n",
         "  inco bench function firewall        a function of the library, against its peer\n",
         "  inco bench actors migrate           an actor moves with its state from a card to its host\n",
-        "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n\n",
+        "  inco bench openflow                 scaling, rules and restarts with the switch openflow\n",
+        "  inco bench paths                    the same traffic over each path of this machine\n\n",
         "Needs two CPUs, and root for hugepages. docs/benchmarks.md explains each figure.",
     )
 )]
@@ -69,6 +70,8 @@ pub enum BenchCommand {
     Actors(ActorsArgs),
     /// Switch openflow: bursts of new flows, rules at full rate, an interrupted connection, a killed switch
     Openflow(OpenflowArgs),
+    /// Each path between two containers of this machine: Gbit/s, requests/s, packets/s and CPU time, in turns
+    Paths(PathsArgs),
     /// The process that `steer` measures
     #[command(hide = true, after_help = "Example: started by inco bench steer")]
     Contestant(ContestantArgs),
@@ -536,6 +539,106 @@ pub struct OpenflowArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `inco bench paths`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  sudo inco bench paths\n",
+        "  sudo inco bench paths --path bridge,ebpf --work tcp --json\n",
+        "  sudo inco bench paths --scope across --duration 10 --html paths.html --costs paths.toml\n\n",
+        "Needs root, and iperf3, nginx, wrk, nftables, ethtool and Open vSwitch for what each of them measures. A path\n",
+        "that this machine lacks is listed with the reason. docs/paths.md explains each path and figure. Stops cleanly\n",
+        "with Ctrl-C.",
+    )
+)]
+pub struct PathsArgs {
+    /// Only between containers of one host, or only across hosts; default: both
+    #[arg(long, value_enum, value_name = "SCOPE")]
+    pub scope: Option<PathScope>,
+    /// Only these paths
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
+    pub path: Vec<PathName>,
+    /// Only this work; default: all
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WORK")]
+    pub work: Vec<PathWork>,
+    /// Numbers of TCP connections at a time, each measured separately
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N",
+        default_values_t = [1, 4, 12],
+        value_parser = clap::value_parser!(u32).range(1..=32)
+    )]
+    pub streams: Vec<u32>,
+    /// Also 24 and 32 connections at a time
+    #[arg(long)]
+    pub many_streams: bool,
+    /// Duration of a turn, in seconds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub duration: u64,
+    /// Rounds; the result is their median, with the range
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// File for all turns
+    #[arg(long, value_name = "FILE", default_value = "bench-paths.csv")]
+    pub csv: PathBuf,
+    /// File for the report, an HTML page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// File for the costs that policies read, in TOML
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the ends of a path are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum PathScope {
+    /// Two containers of one host
+    Local,
+    /// Containers of two hosts: network namespaces with an uplink between them
+    Across,
+}
+
+/// What is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum PathWork {
+    /// Bulk data: iperf3, a process for each connection
+    Tcp,
+    /// HTTP requests: wrk and nginx
+    Requests,
+    /// Packets of 64 bytes: the highest rates without loss (NDR) and with 0.5 % of loss (PDR)
+    Packets,
+}
+
+/// A path between two containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum PathName {
+    /// veth pairs on a bridge of the kernel
+    Bridge,
+    /// veth pairs, routed, with rules of nftables that translate the service's address
+    Nftables,
+    /// Programs of the driver ebpf
+    Ebpf,
+    /// inco's own switch with interfaces of the kernel
+    SoftKernel,
+    /// inco's own switch with an uplink over AF_XDP
+    AfXdp,
+    /// inco's own switch with memif
+    Memif,
+    /// Open vSwitch, in userspace
+    Ovs,
+    /// A tunnel of VXLAN by the kernel
+    Vxlan,
+    /// A tunnel of VXLAN by Open vSwitch, in userspace
+    OvsVxlan,
+    /// A tunnel of ESP by the function ipsec
+    Esp,
 }
 
 /// Arguments of a contestant's process.

@@ -30,6 +30,7 @@ mod native;
 mod observed;
 mod openflow;
 mod ovs;
+mod paths;
 mod programs;
 mod raw;
 mod react;
@@ -52,13 +53,14 @@ pub use args::{BenchArgs, BenchCommand};
 /// # Errors
 /// Returns an error if a contestant cannot be started or fails a check.
 pub fn run(command: &BenchCommand) -> Result<()> {
-    // A contestant ends with its parent; `balance` and `bulk` look at signals themselves.
+    // A contestant ends with its parent; `balance`, `bulk` and `paths` look at signals themselves.
     if !matches!(
         command,
         BenchCommand::Contestant(_)
             | BenchCommand::ActorsGroup
             | BenchCommand::Balance(_)
             | BenchCommand::Bulk(_)
+            | BenchCommand::Paths(_)
     ) {
         cleanup::on_signals()?;
     }
@@ -82,6 +84,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Actors(args) => actors::run(args),
         BenchCommand::ActorsGroup => actors::serve_group(),
         BenchCommand::Openflow(args) => openflow::run(args),
+        BenchCommand::Paths(args) => paths::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)
         }

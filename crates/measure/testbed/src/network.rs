@@ -1,6 +1,7 @@
 //! Network namespaces and links, made with iproute2 and removed with everything in them.
 
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -31,6 +32,48 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
 }
 
+/// A network in which programs can run: a namespace, or that of a process.
+#[derive(Clone, Debug)]
+pub struct Network(PathBuf);
+
+impl Network {
+    /// The network of a process: of a container by the process id of its program.
+    pub fn of_process(pid: u32) -> Network {
+        Network(PathBuf::from(format!("/proc/{pid}/ns/net")))
+    }
+
+    /// A command that runs in it. The file systems stay as they are.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.0.display())).arg(program);
+        command
+    }
+
+    /// The same for a program that lasts: it is killed when the thread that starts it ends, also by SIGKILL.
+    pub fn server(&self, program: &str) -> Command {
+        let mut command = self.command("setpriv");
+        command.args(["--pdeathsig", "KILL", program]);
+        command
+    }
+
+    /// Does something in it, on a thread of its own. Threads that are started there stay there.
+    ///
+    /// # Errors
+    /// The kernel refuses it, or what was done failed.
+    pub fn within<T: Send>(&self, run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let network = std::fs::File::open(&self.0)?;
+                move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+                    .context("cannot enter a network namespace")?;
+                run()
+            });
+            let panicked = |_| anyhow::anyhow!("a thread in a network namespace panicked");
+            thread.join().map_err(panicked)?
+        })
+    }
+}
+
 /// A network namespace. Dropping it removes it with all its interfaces.
 #[derive(Debug)]
 pub struct Namespace(String);
@@ -47,21 +90,17 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Does something in it, on a thread of its own. Threads that are started there stay there.
+    /// Does something in it, as [`Network::within`].
     ///
     /// # Errors
     /// The kernel refuses it, or what was done failed.
     pub fn within<T: Send>(&self, run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let namespace = std::fs::File::open(format!("/run/netns/{}", self.0))?;
-                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                    .context("cannot enter a network namespace")?;
-                run()
-            });
-            let panicked = |_| anyhow::anyhow!("a thread in a network namespace panicked");
-            thread.join().map_err(panicked)?
-        })
+        self.network().within(run)
+    }
+
+    /// The network, for what runs in it. It ends with the namespace.
+    pub fn network(&self) -> Network {
+        Network(PathBuf::from(format!("/run/netns/{}", self.0)))
     }
 
     /// Its name.
@@ -71,9 +110,7 @@ impl Namespace {
 
     /// A command that runs in it. The file systems stay as they are.
     pub fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", self.0)).arg(program);
-        command
+        self.network().command(program)
     }
 
     /// Runs `ip` in it.

@@ -1,5 +1,5 @@
-//! A private Open vSwitch that does not affect one of the machine: a database and a switch with DPDK, in a directory
-//! next to inco's. Both end when it is dropped.
+//! A private Open vSwitch that does not affect one of the machine: a database and a switch, with DPDK or with interfaces
+//! of a namespace alone, in a directory next to inco's. Both end when it is dropped.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+
+use crate::network::{Namespace, Network};
 
 /// Path of Debian's build with DPDK.
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
@@ -41,6 +43,8 @@ const LOG_LINES: usize = 4;
 #[derive(Debug)]
 pub struct OpenVSwitch {
     folder: PathBuf,
+    /// Where its interfaces are, without DPDK.
+    network: Option<Network>,
     database: Option<Child>,
     switch: Mutex<Option<Child>>,
 }
@@ -63,9 +67,23 @@ impl OpenVSwitch {
     /// Returns an error if it is not installed or does not start.
     pub fn start(folder: PathBuf) -> Result<OpenVSwitch> {
         OpenVSwitch::check_installed()?;
+        OpenVSwitch::start_with(folder, None)
+    }
+
+    /// Starts one without DPDK in `folder`, for bridges in userspace (`datapath_type=netdev`) with interfaces of a
+    /// namespace.
+    ///
+    /// # Errors
+    /// It is not installed or does not start.
+    pub fn start_in(namespace: &Namespace, folder: PathBuf) -> Result<OpenVSwitch> {
+        OpenVSwitch::start_with(folder, Some(namespace.network()))
+    }
+
+    fn start_with(folder: PathBuf, network: Option<Network>) -> Result<OpenVSwitch> {
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut of = OpenVSwitch {
             folder,
+            network,
             database: None,
             switch: Mutex::new(None),
         };
@@ -76,7 +94,11 @@ impl OpenVSwitch {
                 .arg(SCHEMA),
         )?;
         let socket = of.database();
-        let mut database = Command::new("ovsdb-server");
+        let program = "ovsdb-server";
+        let mut database = match &of.network {
+            Some(network) => network.server(program),
+            None => Command::new(program),
+        };
         database
             .arg(format!("--remote=punix:{}", socket.display()))
             .arg(format!("--unixctl={}", of.path("db.ctl").display()))
@@ -86,6 +108,11 @@ impl OpenVSwitch {
         wait_until("the database of Open vSwitch", || {
             UnixStream::connect(&socket).is_ok()
         })?;
+        if of.network.is_some() {
+            of.configure(&["--no-wait", "init"])?;
+            of.start_switch()?;
+            return Ok(of);
+        }
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         of.run_checked(
             of.vsctl()
@@ -109,18 +136,24 @@ impl OpenVSwitch {
 
     /// Starts the switch and waits until it answers.
     fn start_switch(&self) -> Result<()> {
-        // Under this name inco finds its control socket: by its process id, next to the database.
-        let program = self.path(PROGRAM);
-        if !program.exists() {
-            std::os::unix::fs::symlink(SWITCH, &program)
-                .with_context(|| format!("cannot make {}", program.display()))?;
-        }
-        // A higher priority: a poller that waits for the CPU delays every packet. A network namespace of its own: the
-        // datapath has an interface with a fixed name, which another Open vSwitch of the machine may use.
-        let mut switch = Command::new("unshare");
+        let mut switch = match &self.network {
+            Some(network) => network.server(PROGRAM),
+            None => {
+                // Under this name inco finds its control socket: by its process id, next to the database.
+                let program = self.path(PROGRAM);
+                if !program.exists() {
+                    std::os::unix::fs::symlink(SWITCH, &program)
+                        .with_context(|| format!("cannot make {}", program.display()))?;
+                }
+                // A higher priority: a poller that waits for the CPU delays every packet. A network namespace of its
+                // own: the datapath has an interface with a fixed name, which another Open vSwitch of the machine may
+                // use.
+                let mut command = Command::new("unshare");
+                command.args(["--net", "nice", "-n", "-20"]).arg(program);
+                command
+            }
+        };
         switch
-            .args(["--net", "nice", "-n", "-20"])
-            .arg(program)
             .arg(format!("unix:{}", self.database().display()))
             .arg("--pidfile")
             .arg(format!("--log-file={}", self.path("switch.log").display()));
@@ -144,12 +177,23 @@ impl OpenVSwitch {
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
-    /// Whether it answers and DPDK is initialised; it answers briefly before that too.
+    /// Runs `ovs-vsctl` with these arguments. Returns what it said.
+    ///
+    /// # Errors
+    /// It refused them, or the switch did not follow.
+    pub fn configure(&self, arguments: &[&str]) -> Result<String> {
+        self.run_checked(self.vsctl().arg("--timeout=10").args(arguments))
+    }
+
+    /// Whether it answers and DPDK, if it has it, is initialised; it answers briefly before that too.
     fn answers(&self) -> bool {
         let asked = Command::new("ovs-appctl")
             .env("OVS_RUNDIR", &self.folder)
             .arg(format!("--target={PROGRAM}"))
-            .arg("dpdk/log-list")
+            .arg(match self.network {
+                Some(_) => "version",
+                None => "dpdk/log-list",
+            })
             .stdin(Stdio::null())
             .output();
         asked.is_ok_and(|output| output.status.success())

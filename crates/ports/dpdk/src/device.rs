@@ -23,6 +23,9 @@ const AF_PACKET_BLOCK_BYTES: usize = 65_536;
 /// AF_PACKET's default frame size in bytes.
 const AF_PACKET_FRAME_BYTES: usize = 2048;
 
+/// AF_XDP's frame room in bytes at least: the kernel refuses memory whose chunks, an mbuf each, have less than 2048.
+const AF_XDP_FRAME_BYTES: usize = 2048;
+
 /// Size of one of AF_PACKET's rings in bytes: 4,096 usual frames, enough while a worker sleeps.
 const AF_PACKET_RING_BYTES: usize = 8 << 20;
 
@@ -246,9 +249,13 @@ impl DeviceArgs {
     }
 
     /// Room in bytes that an mbuf needs for a frame of `bytes` bytes of this device: AF_PACKET needs a whole
-    /// ring slot.
+    /// ring slot, AF_XDP a chunk that the kernel takes.
     pub fn frame_bytes(&self, bytes: usize) -> usize {
         match &self.kind {
+            Kind::Virtual {
+                driver: "net_af_xdp", ..
+            } => bytes.max(AF_XDP_FRAME_BYTES),
+            Kind::Named(name) if name.starts_with("net_af_xdp") => bytes.max(AF_XDP_FRAME_BYTES),
             Kind::Virtual {
                 driver: "net_af_packet",
                 ..
@@ -371,6 +378,10 @@ mod tests {
             assert!(text.ends_with(told), "{text}");
         }
         assert_eq!(device.frame_bytes(1522), 2048);
+        for device in ["xdp:eth1", "net_af_xdp0,iface=eth1"] {
+            let device = from_shorthand(device).unwrap();
+            assert_eq!((device.frame_bytes(1522), device.frame_bytes(3000)), (2048, 3000));
+        }
         let capture = from_shorthand("pcap:a.pcap").unwrap();
         assert_eq!(capture.clone().with(9022, 1), capture);
         assert_eq!(capture.interface(), None);

@@ -37,8 +37,9 @@ fn real_parts(engine: &str) -> bool {
             ))
 }
 
-struct Demo {
-    child: Child,
+/// A demo or a bench that runs.
+pub(crate) struct Demo {
+    pub(crate) child: Child,
     directory: tempfile::TempDir,
 }
 
@@ -48,7 +49,7 @@ impl Demo {
     }
 
     /// Another command, in a place of its own likewise.
-    fn of(command: &str, arguments: &[&str]) -> Demo {
+    pub(crate) fn of(command: &str, arguments: &[&str]) -> Demo {
         // Short, since sockets below it have paths of at most 107 bytes.
         let directory = tempfile::Builder::new()
             .prefix("inco-d")
@@ -70,15 +71,15 @@ impl Demo {
         Demo { child, directory }
     }
 
-    fn said(&self, name: &str) -> String {
+    pub(crate) fn said(&self, name: &str) -> String {
         std::fs::read_to_string(self.directory.path().join(name)).unwrap()
     }
 
-    fn wait(&mut self) -> Option<i32> {
+    pub(crate) fn wait(&mut self) -> Option<i32> {
         self.wait_for_so_long(PATIENCE)
     }
 
-    fn wait_for_so_long(&mut self, limit: Duration) -> Option<i32> {
+    pub(crate) fn wait_for_so_long(&mut self, limit: Duration) -> Option<i32> {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -95,7 +96,7 @@ impl Demo {
     }
 
     /// Waits until standard error or output has that text.
-    fn wait_for(&mut self, text: &str) {
+    pub(crate) fn wait_for(&mut self, text: &str) {
         let since = Instant::now();
         while !self.said("out").contains(text) && !self.said("err").contains(text) {
             assert!(
@@ -122,7 +123,7 @@ impl Demo {
     }
 
     /// Processes, control groups and files of it.
-    fn left(&self) -> Vec<String> {
+    pub(crate) fn left(&self) -> Vec<String> {
         let run_dir = self.run_dir();
         let mut left = Vec::new();
         let text = run_dir.display().to_string();
@@ -571,7 +572,7 @@ fn the_bench_of_functions_has_a_row_for_each_case() {
 }
 
 /// Whether these programs are there, and the engine for containers.
-fn servers(programs: &[&str]) -> bool {
+pub(crate) fn servers(programs: &[&str]) -> bool {
     let lacks = |program: &&str| {
         let paths = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
         (!paths.iter().any(|path| Path::new(path).join(program).exists()))

@@ -40,6 +40,8 @@ mod openflow_tls;
 mod operations;
 mod packet_capture;
 mod page;
+#[cfg(feature = "dpdk")]
+mod paths;
 mod policies;
 mod pool;
 mod port_kinds;

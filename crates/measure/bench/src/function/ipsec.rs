@@ -15,6 +15,7 @@ use super::session::{Case, Peer, Session};
 use super::side::{Part, Side, Work, timed};
 use super::through::{Through, chain, read};
 use super::turns::Turns;
+use crate::contestant::median;
 use crate::native;
 use crate::steer::Folder;
 
@@ -31,6 +32,8 @@ const SCALAR: &str = "openssl scalar";
 const SOURCE: &str = include_str!("../../native/esp.c");
 /// Bytes of a packet on the wire that a tunnel does not protect: the Ethernet header and the check sequence.
 const UNPROTECTED: usize = 18;
+/// CPU time of a turn of [`speed_up`].
+const SPEED_UP_TURN: Nanos = Nanos::from_millis(40);
 /// Bytes of layer 3 of a packet in a tunnel: all sizes fit.
 const MTU: usize = 9000;
 
@@ -62,6 +65,12 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
 pub(super) fn served() -> Result<Served> {
     let frames = vec![packet(SIZES[0])?; RECEIVED_LIMIT];
     Ok(Served::of(configuration(GCM, 1), 1, frames))
+}
+
+/// The configuration of a gateway with AES-GCM: of side 1, which protects packets from 10.1.0.0/16 to 10.2.0.0/16, or of
+/// side 2, which takes them out of the tunnel.
+pub(crate) fn tunnel(side: u8) -> String {
+    configuration(GCM, side)
 }
 
 /// A packet from one network to the other.
@@ -131,16 +140,32 @@ const fn protected(size: usize) -> usize {
 
 /// OpenSSL without the processor's instructions.
 fn scalar_peer<'p>(program: &Result<impl AsRef<Path>>, suite: &str, size: usize) -> Peer<'p> {
-    let start = || match program {
-        Ok(program) => {
-            let mut command = Command::new(program.as_ref());
-            command.arg(suite).arg(protected(size).to_string());
-            command.env("OPENSSL_ia32cap", "0:0");
-            Turns::start(command)
-        }
+    let side = match program {
+        Ok(program) => start_scalar(program.as_ref(), suite, size),
         Err(error) => Err(anyhow!("{error:#}")),
     };
-    Peer::of(SCALAR, start())
+    Peer::of(SCALAR, side)
+}
+
+fn start_scalar(program: &Path, suite: &str, size: usize) -> Result<Turns> {
+    let mut command = Command::new(program);
+    command.arg(suite).arg(protected(size).to_string());
+    command.env("OPENSSL_ia32cap", "0:0");
+    Turns::start(command)
+}
+
+/// How many times as many packets of full size enter a tunnel as OpenSSL encrypts without the processor's instructions,
+/// per CPU time: the median of so many rounds.
+pub(crate) fn speed_up(rounds: u32) -> Result<f64> {
+    let folder = Folder::new()?;
+    let program = native::compile(&folder.path, "esp", SOURCE, "libcrypto", "libssl-dev")?;
+    let [.., size] = SIZES;
+    let mut scalar = start_scalar(&program, GCM, size)?;
+    let frames = vec![packet(size)?; RECEIVED_LIMIT];
+    let mut ours = Through::new(Some(gateway(GCM, 1)?), &frames)?;
+    let ratios =
+        (0..rounds).map(|_| Ok(ours.turn(SPEED_UP_TURN)?.mpps() / scalar.turn(SPEED_UP_TURN)?.mpps()));
+    Ok(median(ratios.collect::<Result<Vec<f64>>>()?))
 }
 
 /// `ring`'s AES-GCM.

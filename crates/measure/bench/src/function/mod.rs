@@ -11,7 +11,7 @@ mod firewall;
 mod forward;
 mod frames;
 mod ids;
-mod ipsec;
+pub(super) mod ipsec;
 mod limiter;
 mod monitor;
 mod nat;
