@@ -153,7 +153,7 @@ fn configuration(engine: Engine, function: &Function, arms: Arms) -> String {
          }}\n{second}[[uplink]]\nname = \"lan\"\ndevice = \"kernel:eth1\"\n[service.function]\nmatch = {{ src = \
          \"10.0.0.0/15\" }}\nuplinks = {uplinks}\nimage = \"{IMAGE}\"\ncommand = {command:?}\nmemory = \"256MiB\"\nring = \
          {{ slots = 8192 }}\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \"fixed\"\nscheduler = {{ policy = \
-         \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\n",
+         \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
         engine.toml(),
     )
 }
@@ -522,7 +522,7 @@ fn answering(engine: Engine, name: &str, configuration: &str, vip: &str) -> Stri
         "{}[switch]\ndriver = \"soft\"\ntimeouts = {{ udp = \"500ms\" }}\n[[uplink]]\nname = \"wan\"\ndevice = \
          \"kernel:eth1\"\n[service.function]\nvip = {{ {vip} }}\nport = \"memif\"\nimage = \"{IMAGE}\"\ncommand = \
          {command:?}\nmemory = \"256MiB\"\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \
-         \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\n",
+         \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
         engine.toml(),
     )
 }
