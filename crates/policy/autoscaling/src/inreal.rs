@@ -67,11 +67,11 @@ impl Goal {
 ///
 /// - **When.** The need of each instance, in CPUs, is what its arrivals and the packets that wait in its ring take of a
 ///   CPU, over `target`; with `busy_high` also what its function says of its busy time. An instance is short of CPU time if
-///   its need exceeds its quota; the packets in its ring and its drops raise the need.
+///   its need exceeds its quota.
 /// - **How, growing.** Quota first: it helps flows that are pinned, at once. More instances if the needs of all
 ///   together exceed the instances' largest size, or if most of them could not clear their rings within `clear` even with
 ///   it.
-/// - **Bursts.** Where rings fill, or the load rises above the quotas faster than they follow, all instances get their
+/// - **Bursts.** Where rings fill or drop packets, or the load rises above the quotas faster than they follow, all instances get their
 ///   largest size at once, and the count follows the rate of the last milliseconds.
 /// - **How, shrinking.** The reverse: instances go if the highest need of `calm` fits the others' largest size. Then quotas
 ///   follow the highest need of the last half minute, or with the goal `cpu` of the last second.
@@ -98,8 +98,10 @@ pub struct InReal {
     #[serde(deserialize_with = "share::positive_or_unset")]
     pub busy_high: Option<f64>,
     /// Maximum CPUs per instance; unset, its quota when first seen.
+    #[serde(deserialize_with = "share::above_zero_or_unset")]
     pub cpus_max: Option<f64>,
     /// Minimum CPUs per instance; unset, its quota when first seen, and with the goal `cpu` a tenth of the maximum.
+    #[serde(deserialize_with = "share::above_zero_or_unset")]
     pub cpus_min: Option<f64>,
 
     #[serde(skip)]

@@ -24,6 +24,19 @@ pub(crate) fn positive_or_unset<'de, D: Deserializer<'de>>(deserializer: D) -> R
     Ok(Option::<Share>::deserialize(deserializer)?.map(|share| share.0))
 }
 
+/// A number above 0, or left out.
+pub(crate) fn above_zero_or_unset<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<f64>, D::Error> {
+    let value = Option::<f64>::deserialize(deserializer)?;
+    match value {
+        Some(value) if !(value.is_finite() && value > 0.0) => Err(serde::de::Error::custom(format_args!(
+            "{value} is not a number above 0"
+        ))),
+        value => Ok(value),
+    }
+}
+
 /// A share from 0 to 1.
 pub(crate) fn any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(deserializer)?;

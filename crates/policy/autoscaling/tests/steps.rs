@@ -535,3 +535,13 @@ fn inreal_changes_the_count_alone_where_there_are_no_quotas() {
         decision.reason
     );
 }
+
+#[test]
+fn inreal_refuses_sizes_that_are_none() {
+    for wrong in [0.0, -1.0] {
+        for key in ["cpus_max", "cpus_min"] {
+            let refused = Autoscaler::with_parameters("inreal", serde_json::json!({key: wrong})).unwrap_err();
+            assert!(refused.to_string().contains("above 0"), "{refused}");
+        }
+    }
+}
