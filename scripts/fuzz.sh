@@ -42,10 +42,16 @@ longest() {
 build() {
   local program=target
   [ "$1" != table ] || program=table
-  (cd fuzz && INCO_FUZZ_TARGET=$1 RUSTFLAGS="--cfg fuzzing $counters -Ccodegen-units=1" \
-    cargo build --release --quiet --target "$triple" --bin "$program")
   mkdir -p "$binaries/targets"
-  cp "$binaries/$program" "$binaries/targets/$1"
+  (
+    # All programs but one have the same name until they are copied.
+    flock 9
+    cd fuzz
+    INCO_FUZZ_TARGET=$1 RUSTFLAGS="--cfg fuzzing $counters -Ccodegen-units=1" \
+      cargo build --release --quiet --target "$triple" --bin "$program" 9>&-
+    cd ..
+    cp "$binaries/$program" "$binaries/targets/$1"
+  ) 9>>"$effort.lock"
 }
 
 # Prints the inputs and the seconds that a target has run.
