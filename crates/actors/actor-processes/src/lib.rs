@@ -1,25 +1,29 @@
-//! Native actors in processes of their own, by group: what iPipe's cards do with paging and timers (section 3.4). A
-//! supervisor holds each actor's region and the messages that have not ended. A fault or an endless loop ends the process
-//! of its group only. The actor that ran then is stopped; the others of the group start again in a new process, from
-//! their regions, and get again what had not ended.
+//! Native actors in groups, each group in a process of its own. iPipe's cards do the same with paging and timers
+//! (SIGCOMM 2019, section 3.4). A supervisor holds each actor's region and the messages that have not ended. A fault
+//! or an endless loop ends the process of its group only. The actor that ran at that time is stopped. The other
+//! actors of the group start again in a new process, with their regions, and get the messages again that had not
+//! ended.
 //!
-//! Key types: [`Group`] (the supervisor's side), [`Member`] (an actor of it), [`Event`] (what happened), [`serve`] (the
-//! process).
+//! Key types: [`Group`] (the supervisor's side), [`Member`] (an actor of it), [`Event`] (what happened), [`serve`]
+//! (what the process calls).
 //!
 //! 1. [`Group::start`] starts a process and gives it the regions of its actors.
-//! 2. [`Group::deliver`] takes a message for an actor; [`Group::turn`] passes messages on, takes what actors have sent,
-//!    and looks after the process. It never blocks.
-//! 3. In the process, [`serve`] runs the actors one at a time, and notes in a shared page who runs.
+//! 2. [`Group::deliver`] takes a message for an actor. [`Group::turn`] passes messages to the process, collects what
+//!    actors have sent, and supervises the process. It never blocks.
+//! 3. In the process, [`serve`] runs the actors one at a time. It notes in a shared page which actor runs.
 //!
 //! What holds:
-//! - No process but its own group's has an actor's region mapped. The supervisor has none mapped.
-//! - An actor that uses more CPU time than its budget for a message, or waits, is stopped. So is one that ran when the process ended.
-//! - State changes once for each message. What an actor has sent leaves when its message ends, or not at all. If the
-//!   process is killed from outside between a message's end and that, what it sent is lost, and counted
+//! - Only the process of an actor's group has the actor's region mapped. The supervisor maps no region.
+//! - An actor is stopped if it uses more CPU time for a message than its budget, if it takes ten times the budget by
+//!   the clock, or if the process ends while it runs.
+//! - Each message changes the state once. What an actor sends while it handles a message leaves when the message
+//!   ends, or not at all. If the process is killed from outside between the two, these messages are lost and counted
 //!   ([`Counts::answers_lost`]).
-//! - A mailbox that is full refuses, and counts: here, so that a process that hangs holds back nobody.
+//! - A full mailbox refuses messages and counts them. Mailboxes are in the supervisor, so a process that hangs delays
+//!   no other group.
+//! - A group whose process ends more than eight times while no actor runs is given up ([`Event::GivenUp`]).
 //!
-//! What does not hold: actors of one group can write to each other's regions. Those that do not trust each other belong
+//! What does not hold: actors of one group can write to each other's regions. Put actors that do not trust each other
 //! in different groups.
 
 mod group;

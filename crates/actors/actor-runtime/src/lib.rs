@@ -1,20 +1,21 @@
-//! Actors at work on the cores of one side: receivers of messages with private state, after iPipe (Liu and others,
-//! SIGCOMM 2019, section 3). It carries out what `actor-scheduling` decides, with real threads and clocks. It never
-//! opens a socket or a file: what comes from outside and leaves is an [`Outside`] that the caller gives.
+//! Runs the actors of one side on threads, called cores. An actor is a receiver of messages with private state, after
+//! iPipe (Liu and others, SIGCOMM 2019, section 3). The runtime carries out what `actor-scheduling` decides, with
+//! real threads and clocks. It never opens a socket or a file: the caller gives an [`Outside`] for what arrives and
+//! leaves.
 //!
-//! Key types: [`Actor`] (what an author implements), [`Context`] (what an actor sees), [`Message`], [`Registration`] (an
-//! actor as the runtime takes it), [`Runtime`] (a side's actors), [`Core`] (what a thread calls).
+//! Key types: [`Actor`] (what an author implements), [`Context`] (what an actor sees), [`Message`], [`Registration`]
+//! (an actor, as the runtime takes it), [`Runtime`] (the actors of a side), [`Core`] (what a thread calls).
 //!
-//! 1. [`Runtime::new`], and [`Runtime::register`] for each actor.
-//! 2. [`Runtime::start`] starts a thread for each core; or a caller's thread calls [`Core::turn`].
-//! 3. In a turn a free core delivers what has come from outside. It takes up to [`BATCH_MESSAGES`] messages, runs their
-//!    actors, and says what was done. No lock is held while an actor runs.
-//! 4. [`Runtime::actors`] says how actors stand. [`Runtime::pause`], [`Runtime::is_running`] and [`Runtime::remove`] are
-//!    the steps by which an actor leaves for another side. [`Runtime::take_stopped`] tells of actors that have failed.
+//! 1. Call [`Runtime::new`], and [`Runtime::register`] for each actor.
+//! 2. [`Runtime::start`] starts a thread for each core. Instead, threads of the caller can call [`Core::turn`].
+//! 3. In a turn a free core delivers what has arrived from outside. It takes up to [`BATCH_MESSAGES`] messages and
+//!    runs their actors. It holds no lock while an actor runs.
+//! 4. [`Runtime::actors`] lists the actors with their counts. An actor leaves for another side by [`Runtime::pause`],
+//!    [`Runtime::is_running`] and [`Runtime::remove`]. [`Runtime::take_stopped`] returns the actors that have failed.
 //!
 //! What holds: an actor with one instance runs on one core at a time, and its messages end in the order in which its
-//! mailbox took them. A mailbox that is full refuses, and counts. Each message that was taken ends once, or is given back
-//! by [`Runtime::remove`], or is counted as lost with an actor that has failed.
+//! mailbox took them. A full mailbox refuses messages and counts them. Each message that a mailbox took ends once, or
+//! is returned by [`Runtime::remove`], or is counted as lost with an actor that has failed.
 #![forbid(unsafe_code)]
 
 mod actor;

@@ -1,17 +1,18 @@
-//! The search for the highest rates that a system forwards with given losses: MLRsearch (multiple loss ratio search) of
-//! the FD.io project, as the draft `draft-ietf-bmwg-mlrsearch` describes it. It is a state machine: it says which trial
-//! to measure next and hears of its result. It reads no clock and sends no packet.
+//! The search for the highest rates that a system forwards with given losses: MLRsearch (multiple loss ratio search)
+//! of the FD.io project, as the draft `draft-ietf-bmwg-mlrsearch` describes it. It is a state machine: it names the
+//! next trial, and the caller records its result. It reads no clock and sends no packet.
 //!
-//! Key types: [`Config`] with its [`Goal`]s, [`Search`], [`Step`] (what is next), [`Found`] (the result of a goal).
+//! Key types: [`Config`] with its [`Goal`]s, [`Search`], [`Step`] (the next trial, or the end), [`Found`] (the result
+//! of a goal).
 //!
 //! 1. [`Search::new`] checks the configuration.
-//! 2. [`Search::step`] names a [`Trial`]: a rate and a duration. The caller measures it and gives the packets to
-//!    [`Search::record`].
-//! 3. At the end, [`Search::step`] returns what was found, by goal.
+//! 2. [`Search::step`] names a [`Trial`]: a rate and a duration. The caller measures it, and passes the numbers of
+//!    packets to [`Search::record`].
+//! 3. At the end, [`Search::step`] returns the result of each goal.
 //!
-//! A goal is searched in several targets. The first has short trials and is coarse, the last has the goal's own
-//! durations and width. Trials of one goal count for all goals. For a target, a rate is a lower bound, an upper bound
-//! or undecided (section 6 of the draft, here `Target::classify`).
+//! A goal is searched in several targets, one after the other. The first target has short trials and a coarse width,
+//! the last one the goal's own durations and width. Trials of one goal count for all goals. For a target, a rate is a
+//! lower bound, an upper bound or undecided (section 6 of the draft, here `Target::classify`).
 #![forbid(unsafe_code)]
 
 mod search;

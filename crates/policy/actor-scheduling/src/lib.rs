@@ -1,15 +1,17 @@
-//! Which core runs which actor next: the scheduler of iPipe (Liu and others, SIGCOMM 2019, section 3.2 and algorithms 1
-//! and 2) and its peers, as pure code. It reads no clock and holds no message: time and what has happened are arguments.
+//! Which core runs which actor next: the scheduler of iPipe (Liu and others, SIGCOMM 2019, section 3.2 and algorithms
+//! 1 and 2) and its peers, as pure code. It reads no clock and holds no message: the time and what happened are
+//! arguments.
 //!
-//! Actors are messages' receivers. Those of the group [`Group::Fcfs`] share one line, first come, first served; the
-//! cores of that group serve it. Each of the group [`Group::Drr`] has a mailbox; the cores of that group share one round
-//! of them ([`Round`], deficit round-robin). A policy says which actors and cores are in which group.
+//! Actors receive messages. Actors of the group [`Group::Fcfs`] share one line, first come, first served; the cores
+//! of that group serve it. Each actor of the group [`Group::Drr`] has a mailbox; the cores of that group share one
+//! round of these mailboxes ([`Round`], deficit round-robin). A policy decides which actors and cores are in which
+//! group.
 //!
 //! Use, by a runtime or a simulator:
-//! 1. A free core asks [`Scheduler::serves`] what it may serve, and takes a message of the line, or of the mailbox that
-//!    [`Round::next`] names. It runs for [`Scheduler::slice`] at most, where there is one.
-//! 2. When it has run, [`Scheduler::step`] hears of it, and answers with decisions: an actor changes its group, and its
-//!    waiting messages go with it; or a core does.
+//! 1. A free core asks [`Scheduler::serves`] what it may serve. It takes a message of the line, or of the mailbox
+//!    that [`Round::next`] names. If [`Scheduler::slice`] returns a time, the message runs for that time at most.
+//! 2. When the message has run, the core calls [`Scheduler::step`], which returns decisions: an actor changes its
+//!    group, together with its waiting messages, or a core changes its group.
 //!
 //! To add a policy: one file with a type that implements [`Policy`], its `mod`, and a line in [`PolicyName`] and in
 //! [`PolicyName::policy`].

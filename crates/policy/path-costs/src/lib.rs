@@ -1,5 +1,5 @@
-//! What packets cost on each path of a machine: the file that `inco bench paths --costs` writes and that policies read.
-//! The crate reads and writes text; it opens no file and measures nothing.
+//! What packets cost on each path of a machine: the file that `inco bench paths --costs` writes and that policies
+//! read. The crate reads and writes text; it opens no file and measures nothing.
 //!
 //! ```toml
 //! version = 1
@@ -14,8 +14,8 @@
 //! gbps = { median = 31.2, low = 30.1, high = 31.9 }
 //! cpu_s_per_gbit = { median = 0.06, low = 0.058, high = 0.063 }
 //! ```
-//! Each figure is the median of the rounds with the least and the greatest of them. Policies compare paths of one file:
-//! figures of two machines, or of two runs, say little about each other.
+//! Each figure is the median of the rounds, with the least and the greatest value. Policies compare paths of one
+//! file: figures of two machines, or of two runs, say little about each other.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
