@@ -1,5 +1,5 @@
-//! What packets cost on each path of a machine: the file that `inco bench paths --costs` writes and that policies
-//! read. The crate reads and writes text; it opens no file and measures nothing.
+//! What packets cost on each path of a machine: the file that `inco bench paths --costs` writes, for policies
+//! to read. The crate reads and writes text; it opens no file and measures nothing.
 //!
 //! ```toml
 //! version = 1
