@@ -1,8 +1,12 @@
 //! `inco upgrade`.
 
+use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -12,6 +16,7 @@ use clap::Args;
 use display::event::event_sentence;
 use display::output;
 use model::{Action, Event, EventKind};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::cli::ActionArgs;
 use crate::client_commands::connect;
@@ -102,13 +107,12 @@ fn program(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 fn check_configuration(program: &Path, running: &Status) -> anyhow::Result<()> {
     // Its path may be relative to where inco was started.
     let folder = format!("/proc/{}/cwd", running.pid);
-    let checked = output_of(
-        Command::new(program)
-            .args(["check", "-f", &running.file])
-            .env("INCO_RUN_DIR", run_dir::run_dir())
-            .current_dir(folder),
-        program,
-    )?;
+    let mut check = Command::new(program);
+    check
+        .args(["check", "-f", &running.file])
+        .env("INCO_RUN_DIR", run_dir::run_dir())
+        .current_dir(folder);
+    let checked = in_network_of(running.pid, || output_of(&mut check, program))?;
     if checked.status.success() {
         return Ok(());
     }
@@ -118,6 +122,21 @@ fn check_configuration(program: &Path, running: &Status) -> anyhow::Result<()> {
         program.display()
     );
     Err(Refusal::new(refused, "nothing has changed").into())
+}
+
+/// Runs something in the network namespace of a process, which has the interfaces that its configuration names.
+fn in_network_of<T: Send>(pid: u32, run: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    let path = format!("/proc/{pid}/ns/net");
+    let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+    // What a thread starts is in the thread's namespace.
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .with_context(|| format!("cannot enter {path}"))?;
+            run()
+        });
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 fn output_of(command: &mut Command, program: &Path) -> anyhow::Result<Output> {
@@ -149,6 +168,6 @@ fn events_after(client: &Client, newest: u64, limit: Duration) -> anyhow::Result
         if since.elapsed() > limit {
             bail!("inco does not answer after {} s: see its log", limit.as_secs());
         }
-        std::thread::sleep(LOOK);
+        thread::sleep(LOOK);
     }
 }

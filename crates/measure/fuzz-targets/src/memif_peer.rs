@@ -36,6 +36,8 @@ impl Peer {
         let path = scratch("memif.sock");
         let config = ServerConfig {
             max_region_bytes: 1 << 20,
+            // A fuzzer may run in idle time only.
+            handshake_timeout: Duration::from_secs(3_600),
             ..ServerConfig::new("fuzz")
         };
         let mut listener = Listener::bind(&path, config).unwrap();

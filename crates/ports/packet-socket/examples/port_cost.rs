@@ -8,9 +8,7 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use packet_socket::{Config, PacketSocket};
@@ -68,39 +66,6 @@ fn by_packet_socket(here: &mut PacketSocket, there: Option<&mut PacketSocket>, l
     }
     assert!(there.is_none() || sum == len * BURST * BURSTS);
     (ns_per_frame(cpu() - began - taking), ns_per_frame(taking))
-}
-
-/// The same where another thread calls the kernel: the CPU time of this thread, and of that one.
-fn by_helper(here: &mut PacketSocket, len: usize) -> (u128, u128) {
-    let frame = frame(len);
-    let (is_over, spent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let file = here.as_fd().try_clone_to_owned().unwrap();
-    let helper = std::thread::spawn({
-        let (is_over, spent) = (Arc::clone(&is_over), Arc::clone(&spent));
-        move || {
-            while !is_over.load(Ordering::Acquire) {
-                std::thread::park();
-                rustix::net::send(&file, &[], rustix::net::SendFlags::DONTWAIT).unwrap();
-            }
-            spent.store(cpu().as_nanos() as u64, Ordering::Release);
-        }
-    });
-    let began = cpu();
-    for _ in 0..BURSTS {
-        let (_, sender) = here.rings();
-        for _ in 0..BURST {
-            while sender.put(&frame).is_err() {
-                std::thread::yield_now();
-            }
-        }
-        helper.thread().unpark();
-    }
-    let own = cpu() - began;
-    is_over.store(true, Ordering::Release);
-    helper.thread().unpark();
-    helper.join().unwrap();
-    let helper = Duration::from_nanos(spent.load(Ordering::Acquire));
-    (ns_per_frame(own), ns_per_frame(helper))
 }
 
 /// A TAP interface of this thread's network.
@@ -168,8 +133,6 @@ fn main() {
         let (_, from) = by_packet_socket(&mut there, Some(&mut here), len);
         println!("packet socket                 {len:>5}  {to:>16}  {from:>7}");
         drop(there);
-        let (own, helper) = by_helper(&mut here, len);
-        println!("the same with a helper thread {len:>5}  {own:>6} + {helper:>7}");
         let mut other = open(&container, "t0");
         let (to, from) = by_tap(&mut tap, &mut other, len);
         println!("TAP with vnet_hdr             {len:>5}  {to:>16}  {from:>7}");

@@ -2,14 +2,14 @@
 //! network, behind one address.
 
 use std::collections::BTreeMap;
-use std::net::UdpSocket;
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
 use api::types::FlowPage;
 use model::InstanceId;
 
-use crate::support::{Engine, Network, PATIENCE, Place, available, eventually};
+use crate::support::{Engine, Network, PATIENCE, Place, available, eventually, within_network_of};
 use crate::upgrade::copy_of_inco;
 
 /// Clients, each with one flow.
@@ -101,10 +101,11 @@ fn a_function_over_memif_is_replaced_by_a_server_with_the_kernels_network() {
     assert_eq!(before.len(), usize::from(CLIENTS));
     assert!(before.values().all(|id| memif.contains(id)), "{before:?}");
 
-    // The next inco makes instances of the other kind; those that are there keep theirs, and their flows.
+    // The next inco makes instances of the other kind; those that are there keep theirs, and their flows. Who asks for it
+    // need not be in the network that has the uplink.
     place.file("inco.toml", &server);
     let program = copy_of_inco(&place, "next");
-    let said = network.as_machine(|| place.must(&["upgrade", "--program", program.to_str().unwrap()]));
+    let said = place.must(&["upgrade", "--program", program.to_str().unwrap()]);
     assert!(said.contains("adopted 2 containers"), "{said}");
     ask_all(&clients, 1);
     assert_eq!(pins(&place), before, "{}", inco.told());
@@ -149,6 +150,18 @@ fn a_function_over_memif_is_replaced_by_a_server_with_the_kernels_network() {
         before.iter().all(|(flow, id)| after.get(flow) == Some(id)),
         "{before:?} {after:?}"
     );
+    // What stays opens connections of its own as before.
+    let listener = network.as_client(|| TcpListener::bind("10.0.0.2:0").unwrap());
+    let outside = listener.local_addr().unwrap();
+    for row in inco.settled(4, 0) {
+        let here = within_network_of(row.pid.unwrap(), || {
+            TcpStream::connect_timeout(&outside, PATIENCE)
+                .unwrap()
+                .local_addr()
+                .unwrap()
+        });
+        assert_eq!(listener.accept().unwrap().1, here);
+    }
     place.must(&["rollout", "dns", "--wait"]);
     inco.settled(4, 0);
     ask_all(&clients, 7);

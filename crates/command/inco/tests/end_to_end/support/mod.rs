@@ -26,7 +26,7 @@ pub(crate) use dockerd::PrivateDockerd;
 pub(crate) use function::{FileFunction, Function};
 pub(crate) use keys::{ApiOverTls, Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
-pub(crate) use namespace::{Namespace, Sniffer};
+pub(crate) use namespace::{Namespace, Sniffer, within_network_of};
 pub(crate) use network::{Network, Session};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};

@@ -49,16 +49,7 @@ impl Namespace {
 
     /// Does something in it, on a thread of its own. Programs that are started there stay there.
     pub(crate) fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let namespace = File::open(self.path()).unwrap();
-                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-                run()
-            });
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        within_network_of(self.pid(), run)
     }
 
     /// A program in it, not started yet.
@@ -91,6 +82,20 @@ impl Drop for Namespace {
         let _gone = self.holder.kill();
         let _status = self.holder.wait();
     }
+}
+
+/// Does something in the network namespace of a process, on a thread of its own.
+pub(crate) fn within_network_of<T: Send>(pid: u32, run: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let namespace = File::open(format!("/proc/{pid}/ns/net")).unwrap();
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            run()
+        });
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Every frame of the namespace that it was made in, as it leaves an interface and as it comes in.
