@@ -181,6 +181,11 @@ impl<R> Residence<R> {
         matches!(self.state, State::Here | State::Leaving(_) | State::Draining)
     }
 
+    /// What this side has noted last.
+    pub fn record(&self) -> Record {
+        self.record
+    }
+
     /// Whether the actor is lost.
     pub fn is_lost(&self) -> bool {
         self.state == State::Lost

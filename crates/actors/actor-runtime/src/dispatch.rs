@@ -21,6 +21,9 @@ pub const BATCH_MESSAGES: usize = 32;
 /// batch cannot be served by a free core. Shinjuku's quantum (Kaffes and others, NSDI 2019).
 pub const BATCH_TIME: Nanos = Nanos::from_micros(5);
 
+/// Messages for actors that are elsewhere, which nobody has fetched yet, at most.
+pub const DIVERTED_LIMIT: usize = 1 << 16;
+
 /// Runs of an actor before what they took counts.
 const RUNS_ENOUGH: u64 = 8;
 
@@ -142,8 +145,12 @@ pub(crate) struct Dispatch {
     /// A token for each message of the line.
     line: VecDeque<ActorId>,
     seats: Vec<Option<Seat>>,
+    /// Whether the messages for an actor leave, whoever sends them.
+    is_diverted: Vec<bool>,
+    /// Those that have not left yet.
+    pub(crate) diverted: VecDeque<Message>,
     decisions: Vec<Decision>,
-    /// Messages for nobody, and too long ones.
+    /// Messages for nobody, too long ones, and diverted ones beyond the limit.
     pub(crate) undeliverable: u64,
     pub(crate) stopped: Vec<Stopped>,
 }
@@ -154,6 +161,8 @@ impl Dispatch {
             round: Round::new(settings.actors),
             seats: (0..settings.actors).map(|_| None).collect(),
             line: VecDeque::new(),
+            is_diverted: vec![false; settings.actors as usize],
+            diverted: VecDeque::new(),
             decisions: Vec::new(),
             undeliverable: 0,
             stopped: Vec::new(),
@@ -234,8 +243,60 @@ impl Dispatch {
         Ok((registration, seat.mailbox.into()))
     }
 
-    /// Puts a message into its receiver's mailbox.
+    /// Has messages for an actor leave from now on.
+    pub(crate) fn divert(&mut self, actor: ActorId) -> Result<(), Error> {
+        let limit = self.seats.len() as u32;
+        let is_diverted = self.is_diverted.get_mut(actor.index());
+        *is_diverted.ok_or(Error::AboveLimit(actor, limit))? = true;
+        Ok(())
+    }
+
+    /// Has messages for an actor go to its mailbox again; first those that have not left.
+    pub(crate) fn stop_diverting(&mut self, actor: ActorId) {
+        if let Some(is_diverted) = self.is_diverted.get_mut(actor.index()) {
+            *is_diverted = false;
+        }
+        for message in std::mem::take(&mut self.diverted) {
+            if message.to == Address::Actor(actor) {
+                // A refusal is counted.
+                let _refused = self.accept_here(message);
+            } else {
+                self.diverted.push_back(message);
+            }
+        }
+    }
+
+    /// Whether an actor neither runs nor has a message that waits.
+    pub(crate) fn is_quiet(&self, actor: ActorId) -> bool {
+        let seat = self.seats.get(actor.index()).and_then(Option::as_ref);
+        seat.is_none_or(|seat| seat.running == 0 && seat.mailbox.is_empty())
+    }
+
+    /// Puts a message into its receiver's mailbox, or has it leave.
     pub(crate) fn accept(&mut self, message: Message) -> Result<(), Refusal> {
+        if let Address::Actor(actor) = message.to
+            && self.is_diverted.get(actor.index()) == Some(&true)
+        {
+            return self.accept_diverted(message);
+        }
+        self.accept_here(message)
+    }
+
+    fn accept_diverted(&mut self, message: Message) -> Result<(), Refusal> {
+        let refusal = if message.body.len() > BODY_BYTES_LIMIT {
+            Refusal::TooLong
+        } else if self.diverted.len() >= DIVERTED_LIMIT {
+            Refusal::MailboxFull
+        } else {
+            self.diverted.push_back(message);
+            return Ok(());
+        };
+        self.undeliverable += 1;
+        Err(refusal)
+    }
+
+    /// Puts a message into its receiver's mailbox, also if others leave.
+    pub(crate) fn accept_here(&mut self, message: Message) -> Result<(), Refusal> {
         let Address::Actor(actor) = message.to else {
             self.undeliverable += 1;
             return Err(Refusal::NoSuchActor);

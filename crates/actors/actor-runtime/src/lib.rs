@@ -10,8 +10,8 @@
 //! 2. [`Runtime::start`] starts a thread for each core. Instead, threads of the caller can call [`Core::turn`].
 //! 3. In a turn a free core delivers what has arrived from outside. It takes up to [`BATCH_MESSAGES`] messages and
 //!    runs their actors. It holds no lock while an actor runs.
-//! 4. [`Runtime::actors`] lists the actors with their counts. An actor leaves for another side by [`Runtime::pause`],
-//!    [`Runtime::is_running`] and [`Runtime::remove`]. [`Runtime::take_stopped`] returns the actors that have failed.
+//! 4. [`Runtime::actors`] lists the actors with their counts. An actor leaves for another side by [`Runtime::divert`],
+//!    [`Runtime::is_quiet`] and [`Runtime::remove`]. [`Runtime::take_stopped`] returns the actors that have failed.
 //!
 //! What holds: an actor with one instance runs on one core at a time, and its messages end in the order in which its
 //! mailbox took them. A full mailbox refuses messages and counts them. Each message that a mailbox took ends once, or
@@ -27,7 +27,7 @@ mod runtime;
 
 pub use actor::{Actor, Context, Progress};
 pub use actor_scheduling::{ActorId, CoreId, Group, PolicyName};
-pub use dispatch::{BATCH_MESSAGES, BATCH_TIME, Counts, Row, Stopped};
+pub use dispatch::{BATCH_MESSAGES, BATCH_TIME, Counts, DIVERTED_LIMIT, Row, Stopped};
 pub use error::Error;
 pub use message::{Address, BODY_BYTES_LIMIT, Message, Refusal};
 pub use registration::{MAILBOX_LIMIT, Registration};

@@ -82,6 +82,13 @@ struct CoreState {
     served: AtomicU64,
     batches: AtomicU64,
     ran: AtomicU64,
+    /// Whose messages to the outside it has not handed over yet: a bit for each actor, modulo 64.
+    leaving: AtomicU64,
+}
+
+/// The bit of an actor in [`CoreState::leaving`].
+fn bit(actor: ActorId) -> u64 {
+    1 << (actor.0 % 64)
 }
 
 struct Shared {
@@ -227,6 +234,43 @@ impl Runtime {
         taken
     }
 
+    /// Puts a message into its receiver's mailbox, also if that actor's messages are [diverted](Runtime::divert).
+    ///
+    /// # Errors
+    /// As [`deliver`](Runtime::deliver).
+    pub fn deliver_here(&self, message: Message) -> Result<(), Refusal> {
+        lock(&self.shared.dispatch).accept_here(message)?;
+        self.shared.wake();
+        Ok(())
+    }
+
+    /// Has messages for an actor leave from now on, whoever sends them: [`take_diverted`](Runtime::take_diverted) has
+    /// them, at most [`DIVERTED_LIMIT`](crate::DIVERTED_LIMIT) of all such actors. It need not be registered.
+    ///
+    /// # Errors
+    /// The number is above the limit.
+    pub fn divert(&self, actor: ActorId) -> Result<(), Error> {
+        lock(&self.shared.dispatch).divert(actor)
+    }
+
+    /// Has messages for an actor go to its mailbox again. Those that nobody has taken yet go first.
+    pub fn stop_diverting(&self, actor: ActorId) {
+        lock(&self.shared.dispatch).stop_diverting(actor);
+        self.shared.wake();
+    }
+
+    /// Takes the messages for actors that are diverted, in order.
+    pub fn take_diverted(&self, into: &mut Vec<Message>) {
+        into.extend(lock(&self.shared.dispatch).diverted.drain(..));
+    }
+
+    /// Whether an actor neither runs nor has a message that waits, and all that it has sent is where it goes. That stays so
+    /// if its messages are diverted.
+    pub fn is_quiet(&self, actor: ActorId) -> bool {
+        let has_left = |core: &CoreState| core.leaving.load(Ordering::Acquire) & bit(actor) == 0;
+        lock(&self.shared.dispatch).is_quiet(actor) && self.shared.cores.iter().all(has_left)
+    }
+
     /// How all actors stand.
     pub fn actors(&self) -> Vec<Row> {
         lock(&self.shared.dispatch).rows()
@@ -237,7 +281,7 @@ impl Runtime {
         std::mem::take(&mut lock(&self.shared.dispatch).stopped)
     }
 
-    /// Messages for nobody, and too long ones.
+    /// Messages for nobody, too long ones, and diverted ones beyond the limit.
     pub fn undeliverable(&self) -> u64 {
         lock(&self.shared.dispatch).undeliverable
     }
@@ -334,6 +378,14 @@ fn accept_all(dispatch: &mut Dispatch, outbox: &mut Vec<Message>, leaving: &mut 
     }
 }
 
+/// The bits of the actors that have sent these.
+fn senders(messages: &[Message]) -> u64 {
+    messages.iter().fold(0, |bits, message| match message.from {
+        Address::Actor(actor) => bits | bit(actor),
+        Address::Outside(_) => bits,
+    })
+}
+
 /// The threads of a runtime; dropped, they end after what they run.
 pub struct Threads {
     shared: Arc<Shared>,
@@ -390,7 +442,8 @@ impl Core {
                 Idle::Poll => std::hint::spin_loop(),
                 Idle::Sleep(limit) => {
                     let dispatch = lock(&self.shared.dispatch);
-                    if !dispatch.has_for(self.core) && !self.shared.ends.load(Ordering::Relaxed) {
+                    let has_some = dispatch.has_for(self.core) || !dispatch.diverted.is_empty();
+                    if !has_some && !self.shared.ends.load(Ordering::Relaxed) {
                         self.shared.sleepers.fetch_add(1, Ordering::Relaxed);
                         let _woken = self.shared.delivered.wait_timeout(dispatch, limit);
                         self.shared.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -430,6 +483,9 @@ impl Core {
         dispatch.finish(self.core, &mut self.batch);
         accept_all(&mut dispatch, &mut self.outbox, &mut self.leaving);
         let has_more = dispatch.has_some();
+        let leaving = &shared.cores[self.core.index()].leaving;
+        // Seen by whoever sees, by the lock, that the actors do not run any more.
+        leaving.store(senders(&self.leaving), Ordering::Release);
         drop(dispatch);
         if has_more {
             shared.wake();
@@ -437,6 +493,7 @@ impl Core {
         if !self.leaving.is_empty() {
             lock(&shared.outside).send(&mut self.leaving);
             self.leaving.clear();
+            leaving.store(0, Ordering::Release);
         }
         ended
     }

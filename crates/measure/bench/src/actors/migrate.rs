@@ -1,17 +1,22 @@
 //! An actor with 32 MiB of objects moves from the card to the host, under load.
 
-use std::collections::VecDeque;
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use actor_channel::{Declared, End, Limits, Order, SendError, Side};
-use actor_migration::{Effect, Input, Message, Outcome as Moved, Residence, decode, encode};
-use actor_objects::{Export, Import, ObjectId, Objects};
-use anyhow::{Context as _, Result, bail, ensure};
+use actor_channel::{Declared, End, Limits, Order, Side};
+use actor_migration::Outcome as Moved;
+use actor_objects::{ObjectId, Objects};
+use actor_runtime::{
+    Actor, ActorId, Address, Context, Idle, Outside, PolicyName, Progress, Settings, Threads,
+};
+use actor_side::{ActorSide, Begin, Event, EventKind, Member};
+use anyhow::{Context as _, Result, ensure};
 use model::{Nanos, Random};
 
-use super::{Outcome, Patience, Row, random_key};
+use super::{Outcome, Row, random_key};
 use crate::contestant::median;
 
 const NOTE: &str = "MODEL: latency and bandwidth of the DMA engine are declared. Two threads of one machine stand in for card and \
@@ -28,19 +33,15 @@ const LOAD: f64 = 0.9;
 /// Messages of a round; the move begins after a third.
 const MESSAGES: u64 = 30_000;
 const ROUNDS: usize = 3;
-/// Bytes of objects in a message of the channel, and parts that it is gathered from.
-const PIECE_BYTES: usize = 64 << 10;
-const PIECE_PARTS: usize = 128;
-/// Messages that are held during a move, at most.
-const HELD: usize = 1 << 20;
+/// Messages that wait for the actor, or are held during a move, at most.
+const WAITING: usize = 1 << 20;
 /// The paper's time for objects of 32 MB.
 const PAPER_MS: f64 = 35.8;
 /// A round that takes longer stands still.
-const LONGEST: Nanos = Nanos::from_secs(12);
-/// The actor's number.
-const ACTOR: u32 = 1;
-/// Messages that a side takes from the channel before it does something else.
-const TAKEN: usize = 64;
+const LONGEST: Duration = Duration::from_secs(60);
+const ACTOR: ActorId = ActorId(0);
+/// How often the move is looked at.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// Measures it.
 pub(super) fn measure() -> Result<Outcome> {
@@ -119,13 +120,11 @@ fn filled() -> Result<(Objects, Vec<ObjectId>)> {
 /// What the actor does with a message: it notes it in an object. The first one has the number of the last message. Gives
 /// whether the message is the next one.
 fn handle(objects: &mut Objects, ids: &[ObjectId], number: u64) -> Result<bool> {
-    objects.begin();
     let last = objects.get_mut(ids[0])?;
     let is_next = last.starts_with(&(number - 1).to_le_bytes());
     last[..8].copy_from_slice(&number.to_le_bytes());
     let at = 1 + (Random::new(number).bits() % (ids.len() as u64 - 1)) as usize;
     objects.write(ids[at], 16, &number.to_le_bytes())?;
-    objects.complete();
     Ok(is_next)
 }
 
@@ -138,225 +137,112 @@ fn digest(objects: &Objects) -> Vec<u8> {
     context.finish().as_ref().to_vec()
 }
 
-/// How far objects were sent.
-struct Sending {
-    attempt: u32,
-    /// The head of the stream with its table, and how much of it was sent.
-    table: Vec<u8>,
-    table_sent: usize,
-    export: Export,
+/// What both sides have done.
+#[derive(Default)]
+struct Done {
+    handled: AtomicU64,
+    wrong: AtomicU64,
 }
 
-/// One side with its actor.
-struct Party<'a> {
-    end: End,
-    residence: Residence<Vec<u8>>,
-    ids: &'a [ObjectId],
-    objects: Option<Objects>,
-    import: Option<Import>,
-    runs: bool,
-    stops: bool,
-    mailbox: VecDeque<Vec<u8>>,
-    /// Messages for which the channel had no room.
-    outbox: VecDeque<Message<Vec<u8>>>,
-    sends: Option<Sending>,
-    effects: Vec<Effect<Vec<u8>>>,
-    inputs: VecDeque<Input<Vec<u8>>>,
-    wrong: u64,
-    refused: u64,
-    held: usize,
-    outcome: Option<Moved>,
-    /// When each phase began, and when the move ended.
+/// The actor. Its objects are as [`filled`] makes them.
+struct Notes {
+    ids: Arc<Vec<ObjectId>>,
+    done: Arc<Done>,
+}
+
+impl Actor for Notes {
+    fn exec(&mut self, message: &mut actor_runtime::Message, context: &mut Context<'_>) -> Progress {
+        let begin = clock::monotonic();
+        let number = message
+            .body
+            .first_chunk()
+            .map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let is_next = context
+            .objects()
+            .is_some_and(|objects| handle(objects, &self.ids, number).unwrap_or(false));
+        self.done.wrong.fetch_add(u64::from(!is_next), Ordering::Relaxed);
+        // The rest of its work.
+        while clock::monotonic().0 < begin.0 + SERVICE.0 {
+            std::hint::spin_loop();
+        }
+        self.done.handled.fetch_add(1, Ordering::Relaxed);
+        Progress::Done
+    }
+}
+
+/// The card's network: messages come as the CPU time of the card's thread goes by, so that other programs do not add to
+/// its load.
+struct Arrivals {
     times: Vec<Nanos>,
+    next: usize,
+    start: Option<Nanos>,
+    come: Arc<AtomicUsize>,
 }
 
-impl<'a> Party<'a> {
-    fn new(end: End, is_here: bool, objects: Objects, ids: &'a [ObjectId]) -> Party<'a> {
-        Party {
-            end,
-            residence: Residence::new(is_here, HELD),
-            ids,
-            objects: Some(objects),
-            import: None,
-            runs: is_here,
-            stops: false,
-            mailbox: VecDeque::new(),
-            outbox: VecDeque::new(),
-            sends: None,
-            effects: Vec::new(),
-            inputs: VecDeque::new(),
-            wrong: 0,
-            refused: 0,
-            held: 0,
-            outcome: None,
-            times: Vec::new(),
+impl Outside for Arrivals {
+    fn poll(&mut self, now: Nanos, into: &mut Vec<actor_runtime::Message>) {
+        let cpu = clock::thread_cpu();
+        let since = cpu.since(*self.start.get_or_insert(cpu));
+        while self.times.get(self.next).is_some_and(|at| *at <= since) {
+            self.next += 1;
+            let body = (self.next as u64).to_le_bytes().to_vec();
+            let from = Address::Outside(0);
+            into.push(actor_runtime::Message::new(
+                Address::Actor(ACTOR),
+                from,
+                0,
+                body,
+                now,
+            ));
         }
+        self.come.store(self.next, Ordering::Relaxed);
     }
 
-    fn objects(&mut self) -> Result<&mut Objects> {
-        self.objects.as_mut().context("a region is under way")
-    }
-
-    /// Takes an input, and does what follows.
-    fn take(&mut self, input: Input<Vec<u8>>) -> Result<()> {
-        self.inputs.push_back(input);
-        while let Some(input) = self.inputs.pop_front() {
-            let before = self.residence.phase();
-            let mut effects = std::mem::take(&mut self.effects);
-            self.residence.step(input, &mut effects);
-            if self.residence.phase() != before {
-                self.times.push(clock::monotonic());
-            }
-            self.held = self.held.max(self.residence.held());
-            for effect in effects.drain(..) {
-                self.perform(effect)?;
-            }
-            self.effects = effects;
-        }
-        Ok(())
-    }
-
-    fn perform(&mut self, effect: Effect<Vec<u8>>) -> Result<()> {
-        match effect {
-            Effect::Deliver(request) => self.mailbox.push_back(request),
-            Effect::Send(message) => self.outbox.push_back(message),
-            Effect::Stop => self.stops = true,
-            Effect::GoOn => (self.runs, self.stops) = (true, false),
-            Effect::TakeRegion => {
-                self.import = Some(Import::new(self.objects.take().context("no region")?)?);
-                self.inputs.push_back(Input::Region(true));
-            }
-            Effect::SendObjects(attempt) => {
-                let (head, export) = self.objects()?.export();
-                self.sends = Some(Sending {
-                    attempt,
-                    table: head,
-                    table_sent: 0,
-                    export,
-                });
-            }
-            Effect::StopSending => self.sends = None,
-            Effect::FinishImport => {
-                self.objects = Some(self.import.take().context("nothing came")?.finish()?);
-                self.inputs.push_back(Input::Imported(true));
-            }
-            Effect::DropImport => self.objects = self.import.take().map(Import::cancel),
-            Effect::Note(record) => self.objects()?.set_mark(record.to_bits()),
-            Effect::Start => self.runs = true,
-            Effect::FreeObjects => self.objects()?.clear(),
-            Effect::Refuse(_) => self.refused += 1,
-            Effect::Report(outcome) => self.outcome = Some(outcome),
-        }
-        Ok(())
-    }
-
-    /// Everything but arrivals: what came, a message to the actor, what is to be sent. Gives whether it did something.
-    fn turn(&mut self) -> Result<bool> {
-        let mut is_busy = self.receive()?;
-        if self.runs
-            && let Some(request) = self.mailbox.pop_front()
-        {
-            let begin = clock::monotonic();
-            let number = u64::from_le_bytes(request.as_slice().try_into()?);
-            let ids = self.ids;
-            let is_next = handle(self.objects()?, ids, number)?;
-            self.wrong += u64::from(!is_next);
-            // The rest of its work.
-            while clock::monotonic().0 < begin.0 + SERVICE.0 {
-                std::hint::spin_loop();
-            }
-            is_busy = true;
-        }
-        if self.stops && self.mailbox.is_empty() {
-            (self.runs, self.stops) = (false, false);
-            self.take(Input::Quiet)?;
-        }
-        self.send()?;
-        self.end.flush(clock::monotonic());
-        Ok(is_busy)
-    }
-
-    fn receive(&mut self) -> Result<bool> {
-        for taken in 0..TAKEN {
-            let Some(bytes) = self.end.receive()? else {
-                return Ok(taken > 0);
-            };
-            let (actor, message) = decode(bytes)?;
-            ensure!(actor == ACTOR, "a message for actor {actor}");
-            if let Message::Objects(attempt, part) = message {
-                if self.residence.expects_objects(attempt) {
-                    self.import.as_mut().context("no region")?.push(part)?;
-                }
-                continue;
-            }
-            let message = owned(message);
-            self.take(Input::Received(message))?;
-        }
-        Ok(true)
-    }
-
-    /// Sends what waits, then objects, as far as there is room.
-    fn send(&mut self) -> Result<()> {
-        while let Some(message) = self.outbox.front() {
-            let head = encode(ACTOR, message);
-            let bytes = match message {
-                Message::Request(bytes) | Message::Forward(_, bytes) => bytes.as_slice(),
-                _ => &[],
-            };
-            match self.end.send(&[&head, bytes]) {
-                Ok(()) => self.outbox.pop_front(),
-                Err(SendError::Full) => return Ok(()),
-                Err(error) => bail!(error),
-            };
-        }
-        let Some(sending) = &mut self.sends else {
-            return Ok(());
-        };
-        let head = encode(ACTOR, &Message::Objects(sending.attempt, ()));
-        let objects = self.objects.as_ref().context("no objects")?;
-        // A transfer of a few pieces at a time, so that the engine begins early.
-        for _ in 0..4 {
-            let mut next = sending.export.clone();
-            let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + PIECE_PARTS);
-            let table = &sending.table[sending.table_sent..];
-            let table = &table[..table.len().min(PIECE_BYTES)];
-            if !table.is_empty() {
-                parts.push(table);
-            } else if next.next(objects, PIECE_BYTES, PIECE_PARTS, &mut parts) == 0 {
-                self.sends = None;
-                return self.take(Input::ObjectsSent);
-            }
-            parts.insert(0, &head);
-            match self.end.send(&parts) {
-                Ok(()) => {
-                    sending.table_sent += table.len();
-                    sending.export = next;
-                }
-                Err(SendError::Full) => return Ok(()),
-                Err(error) => bail!(error),
-            }
-        }
-        Ok(())
-    }
+    fn send(&mut self, _: &mut Vec<actor_runtime::Message>) {}
 }
 
-fn owned(message: Message<&[u8]>) -> Message<Vec<u8>> {
-    match message {
-        Message::Request(bytes) => Message::Request(bytes.to_vec()),
-        Message::Forward(attempt, bytes) => Message::Forward(attempt, bytes.to_vec()),
-        Message::Objects(attempt, bytes) => Message::Objects(attempt, bytes.to_vec()),
-        Message::Prepare(attempt) => Message::Prepare(attempt),
-        Message::Prepared(attempt) => Message::Prepared(attempt),
-        Message::Refused(attempt) => Message::Refused(attempt),
-        Message::ObjectsEnd(attempt) => Message::ObjectsEnd(attempt),
-        Message::Complete(attempt) => Message::Complete(attempt),
-        Message::Failed(attempt) => Message::Failed(attempt),
-        Message::Start(attempt) => Message::Start(attempt),
-        Message::Started(attempt) => Message::Started(attempt),
-        Message::ForwardEnd(attempt) => Message::ForwardEnd(attempt),
-        Message::Cleaned(attempt) => Message::Cleaned(attempt),
-        Message::Abort(attempt) => Message::Abort(attempt),
-    }
+/// The host has no network.
+struct Nobody;
+
+impl Outside for Nobody {
+    fn poll(&mut self, _: Nanos, _: &mut Vec<actor_runtime::Message>) {}
+
+    fn send(&mut self, _: &mut Vec<actor_runtime::Message>) {}
+}
+
+/// A side with the actor or with an empty region for it, on a core of its own.
+fn side(
+    end: End,
+    which: Side,
+    network: Box<dyn Outside>,
+    objects: Objects,
+    actor: impl Fn() -> Notes + Send + 'static,
+) -> Result<(ActorSide, Threads)> {
+    let settings = Settings {
+        policy: PolicyName::Fcfs,
+        cores: 1,
+        actors_limit: 1,
+        quantum: Nanos::from_micros(50),
+        tail_threshold: Nanos::MAX,
+        hysteresis: 0.1,
+        idle: Idle::Poll,
+    };
+    let make = move |_: &str, _| Some(Box::new(actor()) as Box<dyn Actor>);
+    let side = ActorSide::new(which, &settings, network, Box::new(make));
+    let member = Member {
+        mailbox_limit: WAITING,
+        held_limit: WAITING,
+        ..Member::new(ACTOR, "notes")
+    };
+    let begin = if which == Side::Card {
+        Begin::Here
+    } else {
+        Begin::Away
+    };
+    side.add(member, objects, begin)?;
+    side.attach(end)?;
+    let threads = side.runtime().start(|_| ())?;
+    Ok((side, threads))
 }
 
 /// Moves the actor while messages come.
@@ -366,39 +252,65 @@ fn move_once(seed: u64, messages: u64) -> Result<Round> {
     let (file, end) = End::create(limits, Side::Card, Order::Declared(Declared::CARD_TO_HOST), key)?;
     let other = End::attach(file.as_fd(), Side::Host, Order::Declared(Declared::HOST_TO_CARD))?;
     let (objects, ids) = filled()?;
-    let mut card = Party::new(end, true, objects, &ids);
-    let mut host = Party::new(other, false, region()?, &ids);
-    let arrivals = arrivals(seed, messages);
-    let (is_done, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let (card_result, host_result) = thread::scope(|scope| {
-        let card = scope.spawn(|| {
-            let result = card_side(&mut card, &arrivals, &is_done);
-            is_over.store(true, Ordering::Relaxed);
-            result
-        });
-        let host_result = host_side(&mut host, messages, &is_done, &is_over);
-        is_done.store(true, Ordering::Relaxed);
-        (card.join(), host_result)
-    });
-    card_result.ok().context("the card ended")??;
-    host_result?;
-    ensure!(card.outcome == Some(Moved::Moved), "the actor did not move");
-    let phases_ms: Vec<f64> = card
-        .times
+    let (ids, done, come) = (
+        Arc::new(ids),
+        Arc::new(Done::default()),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let actor = || {
+        let (ids, done) = (Arc::clone(&ids), Arc::clone(&done));
+        move || Notes {
+            ids: Arc::clone(&ids),
+            done: Arc::clone(&done),
+        }
+    };
+    let arrivals = Arrivals {
+        times: arrivals(seed, messages),
+        next: 0,
+        start: None,
+        come: Arc::clone(&come),
+    };
+    let host = side(other, Side::Host, Box::new(Nobody), region()?, actor())?;
+    let card = side(end, Side::Card, Box::new(arrivals), objects, actor())?;
+    let (begin, mut events, mut held, mut moves) = (Instant::now(), Vec::new(), 0, false);
+    let is_moved = |events: &[Event]| {
+        let end = EventKind::Ended(Moved::Moved);
+        events.iter().any(|event| event.kind == end)
+    };
+    while done.handled.load(Ordering::Relaxed) < messages || !is_moved(&events) {
+        thread::sleep(LOOK);
+        if !moves && come.load(Ordering::Relaxed) >= messages as usize / 3 {
+            card.0.move_away(ACTOR)?;
+            moves = true;
+        }
+        events.extend(card.0.take_events());
+        held = held.max(card.0.rows().iter().map(|row| row.held).max().unwrap_or(0));
+        ensure!(
+            begin.elapsed() < LONGEST,
+            "{} of {messages} messages; the move: {events:?}",
+            done.handled.load(Ordering::Relaxed)
+        );
+    }
+    drop((card.1, host.1));
+    let phases_ms: Vec<f64> = events
         .windows(2)
-        .map(|times| (times[1].0 - times[0].0) as f64 / 1e6)
+        .map(|events| events[1].at.since(events[0].at).0 as f64 / 1e6)
         .collect();
     let (mut alone, _) = filled()?;
     for number in 1..=messages {
+        alone.begin();
         handle(&mut alone, &ids, number)?;
+        alone.complete();
     }
-    let moved = host.objects()?;
+    let (mut registration, _) = host.0.runtime().remove(ACTOR)?;
+    let moved = registration.take_objects().context("the actor has no objects")?;
+    let refused = card.0.counts().refused + host.0.counts().refused;
     Ok(Round {
         phases_ms: phases_ms.try_into().ok().context("a move has four phases")?,
-        held: card.held,
+        held,
         lost: messages.saturating_sub(moved.completed()),
-        is_equal: digest(moved) == digest(&alone),
-        wrong: card.wrong + host.wrong + card.refused + host.refused,
+        is_equal: digest(&moved) == digest(&alone),
+        wrong: done.wrong.load(Ordering::Relaxed) + refused,
     })
 }
 
@@ -412,51 +324,6 @@ fn arrivals(seed: u64, messages: u64) -> Vec<Nanos> {
         Nanos(at as u64)
     };
     (0..messages).map(next).collect()
-}
-
-/// The card, until the host has all messages and the move is over.
-fn card_side(card: &mut Party<'_>, arrivals: &[Nanos], is_done: &AtomicBool) -> Result<()> {
-    // Messages come as the CPU time of this side goes by: other programs do not add to its load.
-    let start = clock::thread_cpu();
-    let mut next = 0;
-    let mut patience = Patience::default();
-    while !is_done.load(Ordering::Relaxed) || card.outcome.is_none() {
-        let now = Nanos(clock::thread_cpu().0 - start.0);
-        while arrivals.get(next).is_some_and(|at| *at <= now) {
-            next += 1;
-            card.take(Input::Request((next as u64).to_le_bytes().to_vec()))?;
-            if next == arrivals.len() / 3 {
-                card.take(Input::Move)?;
-            }
-        }
-        if card.turn()? {
-            patience.reset();
-        } else {
-            patience.wait();
-        }
-        ensure!(
-            now < LONGEST,
-            "in phase {:?} after {next} messages",
-            card.residence.phase()
-        );
-    }
-    Ok(())
-}
-
-/// The host, until the card is at its end.
-fn host_side(host: &mut Party<'_>, messages: u64, is_done: &AtomicBool, is_over: &AtomicBool) -> Result<()> {
-    let mut patience = Patience::default();
-    while !is_over.load(Ordering::Relaxed) {
-        if host.turn()? {
-            patience.reset();
-        } else {
-            if host.runs && host.mailbox.is_empty() && host.objects()?.completed() >= messages {
-                is_done.store(true, Ordering::Relaxed);
-            }
-            patience.wait();
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
