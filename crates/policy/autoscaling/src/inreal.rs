@@ -20,6 +20,8 @@ const COUNT_AGAIN: Nanos = Nanos::from_millis(20);
 const REST: f64 = 0.9;
 /// Parts of a window that keep one value each.
 const PARTS: u64 = 20;
+/// The share of its quota to which an instance is filled.
+const TARGET: f64 = 0.75;
 /// The smallest quota, as a share of the largest, where no other is set.
 const LEAST: f64 = 0.1;
 
@@ -31,19 +33,11 @@ pub enum Goal {
     /// half a minute.
     #[default]
     Performance,
-    /// Few reserved CPUs: instances are filled to 85 % and give back within a second what they do not need.
+    /// Few reserved CPUs: instances are filled to 75 % as well, and give back within a second what they do not need.
     Cpu,
 }
 
 impl Goal {
-    /// The share of its quota to which an instance is filled.
-    const fn target(self) -> f64 {
-        match self {
-            Goal::Performance => 0.75,
-            Goal::Cpu => 0.75,
-        }
-    }
-
     /// How long an instance keeps a quota that it does not need.
     const fn hold(self) -> Nanos {
         match self {
@@ -155,7 +149,7 @@ impl Default for InReal {
 
 impl InReal {
     fn target(&self) -> f64 {
-        self.target.unwrap_or(self.goal.target())
+        self.target.unwrap_or(TARGET)
     }
 
     /// The smallest and the largest size of an instance; [`None`] where instances have no quotas.
@@ -347,12 +341,12 @@ impl Policy for InReal {
             "goal",
             "\"performance\" or \"cpu\"",
             "\"performance\"",
-            "Short queues, or few reserved CPUs: sets `target` and `cpus_min`, and how long unneeded quota is held (30 s, 1 s).",
+            "Short queues, or few reserved CPUs: sets `cpus_min`, and how long unneeded quota is held (30 s, 1 s).",
         ),
         Parameter::new(
             "target",
             "share, above 0 and at most 1",
-            "0.75, with the goal cpu 0.85",
+            "0.75",
             "The share of its quota to which an instance is filled.",
         ),
         Parameter::new(
@@ -388,7 +382,7 @@ impl Policy for InReal {
         Parameter::new(
             "cpus_min",
             "CPUs",
-            "a tenth of the maximum",
+            "its quota when first seen, with the goal cpu a tenth of the maximum",
             "Minimum CPUs per instance.",
         ),
     ];
