@@ -801,8 +801,12 @@ fn remove_leftovers(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()>
     if args.keep {
         return Err(error);
     }
-    let Some(containers) = leftovers::remove(&run_dir::run_dir())? else {
-        return Err(error);
+    let run_dir = run_dir::run_dir();
+    let Some(containers) = leftovers::remove(&run_dir)? else {
+        let place = run_dir.display();
+        anyhow::bail!(
+            "nothing to stop: no inco runs with the run directory {place}, and none has left containers"
+        );
     };
     let containers = match containers {
         1 => "1 container".to_owned(),

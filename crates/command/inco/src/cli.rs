@@ -547,7 +547,7 @@ pub(crate) struct TopArgs {
         "Examples:\n",
         "  inco explain scheduler --input case.json\n",
         "  inco explain autoscaler --input case.json\n",
-        "  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler \
+        "  inco events --json | jq -c 'select(.event == \"scaled\") | .case // empty' | tail -n 1 | inco explain autoscaler \
          --input -\n",
         "  inco policy firewall --record 1 && inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 \
          | inco explain scheduler --input -",

@@ -278,7 +278,6 @@ fn without_a_running_inco_the_commands_say_how_to_start_it() {
         &["instances"],
         &["events", "--follow"],
         &["drain", "3"],
-        &["stop"],
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -292,6 +291,12 @@ fn without_a_running_inco_the_commands_say_how_to_start_it() {
         );
         assert_eq!(said.lines().count(), 1, "{said}");
     }
+    let output = run(&["stop"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        err(&output),
+        "inco: nothing to stop: no inco runs with the run directory /nonexistent/inco, and none has left containers\n"
+    );
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub enum EngineError {
     },
     /// No image of that name.
     #[error(
-        "there is no image {image}: get it by `inco image pull {image}`, `inco image import` or `inco image build`"
+        "there is no image {image}: get it by `inco image pull {image}`, `inco image import` or `inco image build`; `inco image list` shows those that are there"
     )]
     ImageMissing {
         /// The image asked for.

@@ -588,7 +588,7 @@ pub struct PathsArgs {
     /// File for the report, an HTML page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// File for the costs that policies read, in TOML
+    /// File for the costs of each path, for policies, in TOML
     #[arg(long, value_name = "FILE")]
     pub costs: Option<PathBuf>,
     /// Print JSON

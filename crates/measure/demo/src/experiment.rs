@@ -42,7 +42,7 @@ const OVERLOAD_COST_NS: u64 = 16_000;
 const OVERLOAD_FIT: f64 = 0.9;
 /// Time with all flows there.
 const OVERLOAD_PEAK: Duration = Duration::from_secs(10);
-/// Flows (INCO-31: SmartINCO §4.2).
+/// Flows (SmartINCO §4.2).
 pub(super) const FLOWS: u32 = 32;
 /// Flows that continue to the end.
 const KEPT_FLOWS: u32 = 4;

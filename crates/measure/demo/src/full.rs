@@ -20,7 +20,7 @@ use testbed::{Environment, Service, Session};
 const STEPS: [f64; 8] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0];
 /// Figures 7 and 10: offered rate ÷ sustained rate of all instances. Above 1, so that they reach their maximum.
 const SATURATION: f64 = 1.3;
-/// Packet sizes in bytes (INCO-30), and the bytes of preamble and gap per frame on the wire.
+/// Packet sizes in bytes (SmartINCO §4.2), and the bytes of preamble and gap per frame on the wire.
 const SIZES: [u16; 3] = [64, 512, 1500];
 const WIRE_OVERHEAD: f64 = 20.0;
 /// Sending time of each step.

@@ -248,7 +248,7 @@ impl ControlLoop {
             // Threads it starts later, for a fit or a link's handshake, may run for long.
             Ok(()) => {
                 if let Err(error) = cpu_slice::keep_priority_to_this_thread() {
-                    tracing::warn!(%error, "threads of the control loop run in real time as it does");
+                    tracing::warn!(%error, "threads that the control loop starts run in real time, too: they may delay workers");
                 }
             }
             Err(error) => tracing::debug!(?error, "no real-time priority for the control loop"),
@@ -463,7 +463,7 @@ impl ControlLoop {
             .iter()
             .map(|of| {
                 let (acknowledged, newest) = (self.gather.reading.acknowledged, controller.plan().generation);
-                tracing::error!(instance = ?of, ?acknowledged, ?newest, "left behind");
+                tracing::error!(instance = ?of, ?acknowledged, ?newest, "inco stops, but still waits for this instance");
                 format!("{} ({}: {})", of.name(), of.state().name(), of.reason())
             })
             .collect();

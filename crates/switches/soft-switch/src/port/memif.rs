@@ -376,7 +376,7 @@ impl UplinkListener {
             let again = ::memif::Listener::resume(file, &self.socket, self.server.clone());
             again
                 .inspect_err(|error| {
-                    tracing::warn!(uplink = self.name, %error, "it begins to listen anew");
+                    tracing::warn!(uplink = self.name, %error, "its socket is opened anew: peers connect again");
                     if let Some(keep) = &self.keep {
                         keep.keeper().forget(&format!("listener/{}", self.name));
                         // After an answer it is closed there.
