@@ -1,9 +1,10 @@
 //! The flows that are known: which end is the client, what was marked, and the streams of TCP.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 
-use model::{Direction, FlowKey, Nanos};
+use flow_table::FlowHasher;
+use model::{Direction, FlowKey, Nanos, mix};
 use packet::TcpFlags;
 use siphasher::sip::SipHasher13;
 
@@ -31,6 +32,52 @@ impl BuildHasher for Keyed {
 impl Keyed {
     pub(super) fn new(seed: u64) -> Keyed {
         Keyed(seed)
+    }
+}
+
+/// A flow's key with the hash by which the index has it: keyed, and of whole words. A derived one takes a key's fields one
+/// by one.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    hash: u64,
+    key: FlowKey,
+}
+
+impl PartialEq for Known {
+    #[inline]
+    fn eq(&self, other: &Known) -> bool {
+        self.key == other.key
+    }
+}
+
+impl Eq for Known {}
+
+impl Hash for Known {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes a hash as it is.
+#[derive(Clone, Copy, Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    #[inline]
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
@@ -118,7 +165,8 @@ impl Flow {
 /// All flows.
 #[derive(Debug)]
 pub(super) struct Flows {
-    index: HashMap<FlowKey, usize, Keyed>,
+    hasher: FlowHasher,
+    index: HashMap<Known, usize, BuildHasherDefault<AsItIs>>,
     slots: Vec<Option<Flow>>,
     free: Vec<usize>,
     hand: usize,
@@ -129,7 +177,8 @@ pub(super) struct Flows {
 impl Flows {
     pub(super) fn new(limit: usize, seed: u64) -> Flows {
         Flows {
-            index: HashMap::with_capacity_and_hasher(limit, Keyed::new(seed)),
+            hasher: FlowHasher::new([1, 2, 3, 4].map(|number| mix(seed ^ number))),
+            index: HashMap::with_capacity_and_hasher(limit, BuildHasherDefault::default()),
             slots: Vec::with_capacity(limit),
             free: Vec::with_capacity(limit),
             hand: 0,
@@ -147,6 +196,14 @@ impl Flows {
         std::mem::take(&mut self.freed)
     }
 
+    #[inline]
+    fn known(&self, key: FlowKey) -> Known {
+        Known {
+            hash: self.hasher.hash(&key),
+            key,
+        }
+    }
+
     /// Another limit. With a lower one, flows that are there stay until they end.
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
@@ -154,7 +211,8 @@ impl Flows {
 
     /// The flow with that key; a new one begins it. [`None`] if there is no room for a new one.
     pub(super) fn get(&mut self, key: FlowKey, flags: TcpFlags, now: Nanos) -> Option<&mut Flow> {
-        let at = match self.index.get(&key) {
+        let known = self.known(key);
+        let at = match self.index.get(&known) {
             Some(at) => {
                 let flow = self.slots.get_mut(*at)?.as_mut()?;
                 // Its ends use their ports again.
@@ -179,7 +237,7 @@ impl Flows {
                         self.slots.len() - 1
                     }
                 };
-                self.index.insert(key, at);
+                self.index.insert(known, at);
                 at
             }
         };
@@ -196,7 +254,7 @@ impl Flows {
                 return;
             };
             if let Some(flow) = slot.take_if(|flow| flow.is_over(now, idle)) {
-                self.index.remove(&flow.key);
+                self.index.remove(&self.known(flow.key));
                 self.free.push(self.hand);
                 ended(flow);
             }

@@ -49,8 +49,8 @@ impl Prefilter {
             .max()
             .unwrap_or(0);
         let has = |bytes: usize| move |(pattern, _): &(&[u8], u32)| pattern.len() >= bytes;
-        let (long, shorter): (Vec<_>, Vec<_>) = patterns.into_iter().partition(has(Windows::<2>::BYTES));
-        let (middle, short): (Vec<_>, Vec<_>) = shorter.into_iter().partition(has(Windows::<1>::BYTES));
+        let (long, shorter): (Vec<_>, Vec<_>) = patterns.into_iter().partition(has(Windows::<2>::SPAN));
+        let (middle, short): (Vec<_>, Vec<_>) = shorter.into_iter().partition(has(Windows::<1>::SPAN));
         let (short, short_rules): (Vec<_>, Vec<_>) = short.into_iter().unzip();
         let short = (!short.is_empty())
             .then(|| {
