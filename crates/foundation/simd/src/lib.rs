@@ -38,6 +38,25 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     }
 }
 
+/// The place of the last of sixteen ascending bytes that is not above `value`; 0 if all are.
+///
+/// ```
+/// let mut starts = [255; 16];
+/// starts[..3].copy_from_slice(&[0, 10, 20]);
+/// assert_eq!(simd::last_not_above(&starts, 19), 1);
+/// ```
+#[inline(always)]
+pub fn last_not_above(bytes: &[u8; 16], value: u8) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        x86_64::last_not_above(bytes, value)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        scalar::last_not_above(bytes, value)
+    }
+}
+
 /// Which of four rows of lower bounds a row of values reaches: bit `i` is set if every value is at least its bound in
 /// `bounds[i]`. An upper bound becomes a lower one when it and its value are complemented.
 ///
@@ -182,12 +201,13 @@ pub fn prefetch_at<T>(places: &[T], index: usize) {
 mod x86_64 {
     use core::arch::x86_64::{
         __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_cmpeq_epi16, _mm_cmpeq_epi32, _mm_loadu_si128,
-        _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32, _mm_prefetch, _mm_set1_epi8, _mm_setzero_si128,
-        _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi128_si256,
-        _mm256_castsi256_ps, _mm256_i32gather_epi32, _mm256_inserti128_si256, _mm256_loadu_si256,
-        _mm256_movemask_ps, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_set1_epi32, _mm256_sllv_epi32,
-        _mm256_srli_epi32, _mm256_storeu_si256, _mm256_testz_si256, _mm256_unpackhi_epi32,
-        _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+        _mm_min_epu8, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32, _mm_prefetch, _mm_set1_epi8,
+        _mm_setzero_si128, _mm_subs_epu16, _mm256_add_epi64, _mm256_and_si256, _mm256_andnot_si256,
+        _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_i32gather_epi32, _mm256_inserti128_si256,
+        _mm256_loadu_si256, _mm256_movemask_ps, _mm256_or_si256, _mm256_permute2x128_si256,
+        _mm256_set1_epi32, _mm256_sllv_epi32, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_testz_si256,
+        _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+        _mm256_xor_si256,
     };
 
     /// Four words in a register. Exists only in kernels run by `run_avx2`: no other code can name the type.
@@ -345,6 +365,18 @@ mod x86_64 {
         };
         // `movemask` fills the low 16 bits, one per byte.
         mask as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn last_not_above(bytes: &[u8; 16], value: u8) -> usize {
+        // SAFETY: the load reads the 16 bytes borrowed by `bytes` and needs no alignment; every x86-64 has SSE2.
+        let mask = unsafe {
+            let vector = _mm_loadu_si128(bytes.as_ptr().cast::<__m128i>());
+            let least = _mm_min_epu8(vector, _mm_set1_epi8(value.cast_signed()));
+            _mm_movemask_epi8(_mm_cmpeq_epi8(vector, least))
+        };
+        // Bit `i` is set if byte `i` is not above. Without any, the first place.
+        ((mask | 1).ilog2() & 15) as usize
     }
 
     #[inline(always)]
@@ -575,6 +607,17 @@ mod tests {
         #[test]
         fn a_kernel_gives_the_same_result_on_every_level(words in prop::collection::vec(any::<u32>(), 0..100)) {
             prop_assert_eq!(Level::detect().run(Sum(&words)), Level::Every.run(Sum(&words)));
+        }
+
+        #[test]
+        fn last_not_above_matches_the_scalar_twin(mut bytes: [u8; 16], value: u8, at in 0_usize..16) {
+            bytes.sort_unstable();
+            for value in [value, bytes[at]] {
+                let place = last_not_above(&bytes, value);
+                prop_assert_eq!(place, scalar::last_not_above(&bytes, value));
+                prop_assert!(bytes[place] <= value || place == 0);
+                prop_assert!(bytes.get(place + 1).is_none_or(|next| *next > value));
+            }
         }
 
         #[test]

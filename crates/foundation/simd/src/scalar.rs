@@ -14,6 +14,16 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     mask
 }
 
+/// As [`last_not_above`](crate::last_not_above).
+#[inline]
+pub fn last_not_above(bytes: &[u8; 16], value: u8) -> usize {
+    let mut above = 0;
+    for &byte in bytes {
+        above += usize::from(byte > value);
+    }
+    (bytes.len() - above).saturating_sub(1)
+}
+
 /// As [`reached`](crate::reached).
 #[inline]
 pub fn reached(bounds: &[[u16; 8]; 4], values: &[u16; 8]) -> u8 {
