@@ -62,8 +62,8 @@ pub(super) enum Content {
     Malformed,
 }
 
-/// Reads a frame.
-#[inline]
+/// Reads a frame. It is compiled into its caller: a packet's fields would be written and read again otherwise.
+#[inline(always)]
 pub(super) fn frame(frame: &[u8]) -> Content {
     let mut at = 14;
     let mut kind = be16(frame, 12);
@@ -73,17 +73,22 @@ pub(super) fn frame(frame: &[u8]) -> Content {
         at += 4;
         tags += 1;
     }
-    let ip = match kind {
-        Some(packet::ethertype::IPV4) => ipv4(frame, at),
-        Some(packet::ethertype::IPV6) => ipv6(frame, at),
-        Some(_) => return Content::Other,
-        None => None,
-    };
-    ip.map_or(Content::Malformed, Content::Ip)
+    match kind {
+        Some(packet::ethertype::IPV4) => match ipv4(frame, at) {
+            Some(ip) => Content::Ip(ip),
+            None => Content::Malformed,
+        },
+        Some(packet::ethertype::IPV6) => match ipv6(frame, at) {
+            Some(ip) => Content::Ip(ip),
+            None => Content::Malformed,
+        },
+        Some(_) => Content::Other,
+        None => Content::Malformed,
+    }
 }
 
 /// Reads the IPv4 packet that begins at a byte of a frame.
-#[inline]
+#[inline(always)]
 pub(super) fn ipv4(frame: &[u8], at: usize) -> Option<Ip> {
     let packet = frame.get(at..)?;
     let h = packet.first_chunk::<IPV4>()?;

@@ -176,7 +176,9 @@ impl Ipsec {
 
     #[inline]
     fn handle(&mut self, packet: &mut Packet<'_>, now: Nanos, port: u8) -> Outcome {
-        let ip = match headers::frame(packet.frame()) {
+        let content = headers::frame(packet.frame());
+        // Not moved out: its fields would be copied in larger pieces than they were just written in.
+        let ip = match &content {
             Content::Ip(ip) => ip,
             Content::Other => {
                 self.counters.passed += 1;
@@ -190,16 +192,16 @@ impl Ipsec {
                     return Outcome::Drop(Why::Fragment);
                 }
                 let len = ip.at + ip.len - ip.transport;
-                return self.out_of_tunnel(packet, &ip, ip.transport, len);
+                return self.out_of_tunnel(packet, ip, ip.transport, len);
             }
             UDP_NUMBER if !ip.is_fragment && (self.own(ip.is_v6, ip.dst) || self.own(ip.is_v6, ip.src)) => {
-                if let Some(outcome) = self.own_udp(packet, &ip) {
+                if let Some(outcome) = self.own_udp(packet, ip) {
                     return outcome;
                 }
             }
             _ => {}
         }
-        self.by_policy(packet, &ip, now, port)
+        self.by_policy(packet, ip, now, port)
     }
 
     /// UDP packets to and from the gateway itself; [`None`] for those that the policies decide about.

@@ -175,9 +175,11 @@ impl Keys {
     /// The nonce of a packet, and what AES-GCM authenticates besides the payload: SPI and sequence number.
     #[inline]
     fn nonce(&self, esp: &[u8], high: Option<u32>) -> Option<([u8; NONCE], [u8; HEADER + 4], usize)> {
-        let [s0, s1, s2, s3] = self.salt;
         let header = esp.first_chunk::<TEXT>()?;
-        let [i0, i1, i2, i3, i4, i5, i6, i7] = *header.last_chunk::<IV>()?;
+        // As one number: what is stored in smaller pieces than it is read in would have to be in the cache before.
+        let vector = u64::from_le_bytes(*header.last_chunk::<IV>()?);
+        let nonce = u128::from(u32::from_le_bytes(self.salt)) | u128::from(vector) << (8 * SALT);
+        let nonce = *nonce.to_le_bytes().first_chunk::<NONCE>()?;
         let mut additional = [0; HEADER + 4];
         let len = match high {
             None => {
@@ -195,7 +197,7 @@ impl Keys {
                 HEADER + 4
             }
         };
-        Some(([s0, s1, s2, s3, i0, i1, i2, i3, i4, i5, i6, i7], additional, len))
+        Some((nonce, additional, len))
     }
 
     /// Applies the key stream: its blocks are counted from 1 (RFC 3686, section 4).

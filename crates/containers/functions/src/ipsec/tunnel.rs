@@ -10,7 +10,7 @@ use model::protocol::UDP as UDP_NUMBER;
 
 use super::headers::{self, DUMMY, ECN, ESP, IN_IPV4, IN_IPV6, IPV4, IPV6, Ip, UDP, be16, be32};
 use super::replay::{Refused, Window};
-use super::suite::{CHECK_LIMIT, Keys, Suite, TEXT};
+use super::suite::{CHECK_LIMIT, HEADER, IV, Keys, Suite, TEXT};
 use crate::burst::Packet;
 
 /// Bytes of the longest Ethernet header.
@@ -69,17 +69,19 @@ impl Ends {
         let udp_at = match (self.src, self.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let header = packet.first_chunk_mut::<IPV4>()?;
-                let [l0, l1] = u16::try_from(len).ok()?.to_be_bytes();
-                let [i0, i1] = identification.to_be_bytes();
-                let flags = if dont_fragment { 0x40 } else { 0 };
-                let ([s0, s1, s2, s3], [d0, d1, d2, d3]) = (src.octets(), dst.octets());
-                let hops = self.hop_limit;
-                *header = [
-                    0x45, class, l0, l1, i0, i1, flags, 0, hops, protocol, 0, 0, s0, s1, s2, s3, d0, d1, d2,
-                    d3,
+                let flags = if dont_fragment { 0x4000 } else { 0 };
+                let mut words = [
+                    0x4500_0000 | u32::from(class) << 16 | u32::from(u16::try_from(len).ok()?),
+                    u32::from(identification) << 16 | flags,
+                    u32::from(self.hop_limit) << 24 | u32::from(protocol) << 16,
+                    src.to_bits(),
+                    dst.to_bits(),
                 ];
-                let sum = checksum::internet(header);
-                [header[10], header[11]] = sum.to_be_bytes();
+                // Of the words: a sum over what was just stored would wait until that is in the cache.
+                words[2] |= u32::from(!checksum::sum_of_words(words));
+                for (to, word) in header.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                    *to = word.to_be_bytes();
+                }
                 IPV4
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -261,10 +263,11 @@ impl Outbound {
         self.ends
             .write(packet, class, dont_fragment, self.sequence as u16)?;
         let esp = packet.get_mut(outer..)?;
-        let [s0, s1, s2, s3] = self.spi.to_be_bytes();
-        let [n0, n1, n2, n3] = (self.sequence as u32).to_be_bytes();
-        let [i0, i1, i2, i3, i4, i5, i6, i7] = (self.sequence ^ self.mask).to_be_bytes();
-        *esp.first_chunk_mut::<TEXT>()? = [s0, s1, s2, s3, n0, n1, n2, n3, i0, i1, i2, i3, i4, i5, i6, i7];
+        // Two stores of eight bytes, as they are read again: smaller ones would have to be in the cache before.
+        let number = u64::from(self.spi) << 32 | u64::from(self.sequence as u32);
+        let (header, rest) = esp.split_first_chunk_mut::<HEADER>()?;
+        *header = number.to_be_bytes();
+        *rest.first_chunk_mut::<IV>()? = (self.sequence ^ self.mask).to_be_bytes();
         let high = self.is_extended.then_some((self.sequence >> 32) as u32);
         self.keys.seal(esp, high).then_some(())?;
         self.ends.write_checksum(packet)
