@@ -3,7 +3,7 @@
 //!
 //! Until the destination has acknowledged the state, the flow stays pinned to the source, also in the kept table: a run
 //! that begins after a crash finds it where its state is. A slot from which flows move has no lane, so that its packets
-//! take the slow path, where those of moving flows are held.
+//! take the slow path, where those of moving flows are held; nor has one to which held packets are on their way.
 
 use std::collections::VecDeque;
 
@@ -114,12 +114,16 @@ impl<F> StateMoves<F> {
         !self.moves.is_empty() || !self.forgets.is_empty() || searches()
     }
 
-    /// Whether flows move from that slot.
-    pub(crate) fn is_source(&self, slot: Slot) -> bool {
+    /// Whether packets of flows of that slot are held, or may have to be: flows move from it, or have moved to it and their
+    /// held packets are not all there yet.
+    pub(crate) fn holds_for(&self, slot: Slot) -> bool {
         self.emptying
             .iter()
             .any(|of| of.place.slot == slot && of.cursor.is_some())
-            || self.moves.iter().any(|of| of.from.slot == slot)
+            || self
+                .moves
+                .iter()
+                .any(|of| of.from.slot == slot || of.has_moved && of.to.slot == slot)
     }
 
     fn place(&self, key: &FlowKey, hash: u64) -> Option<usize> {

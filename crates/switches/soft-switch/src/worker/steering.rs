@@ -122,7 +122,7 @@ impl<M: FrameMemory> Worker<M> {
         if self.egress.lanes_are_stale {
             let table = &self.lookup.table;
             let moves = &self.state_moves;
-            let is_usable = |slot| table.is_slot_usable(slot) && !moves.is_source(slot);
+            let is_usable = |slot| table.is_slot_usable(slot) && !moves.holds_for(slot);
             self.egress.draw_lanes(&self.cx, is_usable);
         }
         // The lists are taken out and put back, so that their memory is used again.
