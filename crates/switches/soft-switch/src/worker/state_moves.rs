@@ -426,7 +426,8 @@ impl<M: FrameMemory> Worker<M> {
             return;
         };
         let figures = &self.cx.counters.figures;
-        match end.cancelled {
+        let source = &self.cx.counters.slots[of.from.slot];
+        let cancelled = match end.cancelled {
             None => {
                 of.has_moved = true;
                 figures.state_moves.add(1);
@@ -434,18 +435,27 @@ impl<M: FrameMemory> Worker<M> {
                 if let Some(entry) = self.lookup.table.lookup(&of.key, hash) {
                     self.lookup.table.set_pins(entry, [of.to.slot; 2], self.cx.now);
                 }
+                None
             }
-            Some(Cancelled::Limit) => figures.state_moves_at_limit.add(1),
-            Some(Cancelled::Refused(_)) => figures.state_moves_refused.add(1),
-            Some(Cancelled::NoRoom) => figures.state_moves_without_room.add(1),
-            Some(Cancelled::Gone(_) | Cancelled::FlowEnded) => figures.state_moves_gone.add(1),
+            Some(Cancelled::Limit) => Some((&figures.state_moves_at_limit, &source.stayed_at_limit)),
+            Some(Cancelled::Refused(_)) => Some((&figures.state_moves_refused, &source.stayed_refused)),
+            Some(Cancelled::NoRoom) => Some((&figures.state_moves_without_room, &source.stayed_without_room)),
+            Some(Cancelled::Gone(_) | Cancelled::FlowEnded) => {
+                Some((&figures.state_moves_gone, &source.stayed_gone))
+            }
+        };
+        if let Some((of_worker, of_source)) = cancelled {
+            of_worker.add(1);
+            of_source.add(1);
         }
-        if let Some(party) = end.forgets
-            && self.state_moves.forgets.len() < FORGETS_LIMIT
-        {
+        if let Some(party) = end.forgets {
             let place = if party == Party::Source { of.from } else { of.to };
             let (number, flow) = (of.number, of.flow);
-            self.state_moves.forgets.push(Forget { place, number, flow });
+            if self.state_moves.forgets.len() < FORGETS_LIMIT {
+                self.state_moves.forgets.push(Forget { place, number, flow });
+            } else {
+                figures.state_forgets_lost.add(1);
+            }
         }
     }
 
