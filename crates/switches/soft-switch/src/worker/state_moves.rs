@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use flow_table::DumpCursor;
-use model::{DropReason, FlowKey, InstanceId, InstanceState, Nanos, Slot, Tuple};
+use model::{DropReason, FlowKey, InstanceId, InstanceState, Nanos, Slot, Tuple, key_bits};
 use state_moves::{Cancelled, End, HELD_LIMIT, Input, Message, Party, Request, Step, TIME_LIMIT, Transfer};
 use switch::Plan;
 
@@ -209,7 +209,11 @@ impl<M: FrameMemory> Worker<M> {
         if moves.place(key, hash).is_some() {
             return true;
         }
-        let flow = key.tuple(table.opener(entry));
+        let mut flow = key.tuple(table.opener(entry));
+        // A packet that carries nothing has its own flow, as its function sees it.
+        if flow.vlan & (key_bits::OF_CONTENT | key_bits::LABEL) == key_bits::OF_CONTENT {
+            flow.vlan &= !key_bits::OF_CONTENT;
+        }
         let ports = service.uplinks.len() as u8;
         let moves = &mut *self.state_moves;
         // Above all numbers of earlier runs.

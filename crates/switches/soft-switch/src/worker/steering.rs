@@ -390,7 +390,8 @@ impl<M: FrameMemory> Worker<M> {
         let decision = match self.lookup.find_again(&info, hash, &self.cx) {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => {
-                let decision = self.set_up_packet(&info, hash, missed, (uplink, None));
+                let of = self.place_of_content(&info.key);
+                let decision = self.set_up_packet(&info, hash, missed, (uplink, of));
                 if missed.entry.is_some() && matches!(decision, Decision::Instance { .. }) {
                     self.cx.counters.figures.held_moves.add(1);
                 }
