@@ -71,7 +71,8 @@ impl Past {
                 | EventKind::Failure { .. }
                 | EventKind::Health { takes: false, .. }
                 | EventKind::Hot { .. }
-                | EventKind::Overcommitted { .. } => &mut past.failures,
+                | EventKind::Overcommitted { .. }
+                | EventKind::Stayed { .. } => &mut past.failures,
                 _ => &mut past.events,
             };
             kind.push(event);

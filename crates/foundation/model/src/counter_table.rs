@@ -76,6 +76,14 @@ macro_rules! slot_counters {
             weight: gauge => weight: u64 "instance_weight";
             /// Load given to the instance in the last period of the scheduler `weighted`: its metric times seconds. A gauge.
             period_load: gauge => period_load: u64 "instance_period_load";
+            /// Moves of its flows with their state that were cancelled at a limit.
+            stayed_at_limit: counter;
+            /// Such moves that a function refused.
+            stayed_refused: counter;
+            /// Such moves for whose messages there was no room.
+            stayed_without_room: counter;
+            /// Such moves that ended with an instance or with the flow.
+            stayed_gone: counter;
         }
         others {
             /// Time in which the instance could not run: throttled by its quota, or waiting for a CPU.
@@ -198,6 +206,8 @@ macro_rules! worker_counters {
             state_moves_gone: counter => state_moves_gone: u64 "worker_state_moves_gone";
             /// Messages of instances about moves that nobody had asked for, or that came too late.
             state_messages_refused: counter => state_messages_refused: u64 "worker_state_messages_refused";
+            /// Copies of flows' states that an instance was not told to drop, because too many had to be told.
+            state_forgets_lost: counter => state_forgets_lost: u64 "worker_state_forgets_lost";
             /// Fragments that wait for the first fragment. A gauge.
             fragments_waiting: gauge => fragments_waiting: u64 "worker_waiting_fragments";
             /// Events lost because the queue to the control plane was full.

@@ -178,6 +178,17 @@ kinds! {
         /// Number of such flows since the last such event.
         flows: u64,
     },
+    /// Moves of an instance's flows with their state were cancelled since the last such event: these flows stay there.
+    Stayed = "stayed" {
+        /// They took too long, or too many packets had to be held.
+        at_limit: u64,
+        /// A function refused.
+        refused: u64,
+        /// A ring or the memory of frames had no room for a message.
+        without_room: u64,
+        /// The other instance, or the flow, has ended.
+        gone: u64,
+    },
     /// A function took another configuration, refused one, or ended: what it had done by then, by its own account.
     Function = "function" {
         /// Its name.

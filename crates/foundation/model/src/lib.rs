@@ -42,8 +42,8 @@ pub use port_block::{External, ExternalError, NoPortBlock, PortBlock, Sought};
 pub use random::{Random, mix};
 pub use rollout::{Rollout, RolloutState};
 pub use service::{
-    AffinityKey, CAPABILITIES, Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter, Prefix, Ready,
-    StandbyMode, TableFull, Timeouts, Vip, VipMode,
+    AffinityKey, Association, CAPABILITIES, Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter,
+    Prefix, Ready, Selector, StandbyMode, TableFull, Timeouts, Vip, VipMode,
 };
 pub use switch::{Capabilities, CapturePoint, EditKind, FlowSetup, Polling, PortKind, UplinkKind};
 pub use time::Nanos;

@@ -410,6 +410,47 @@ impl Prefix {
     }
 }
 
+/// A security association that has one instance for as long as it is listed, also while it has no packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Association {
+    /// Its index, as its packets carry it.
+    pub spi: u32,
+    /// The destination of its packets.
+    pub to: IpAddr,
+    /// The packets without protection that enter it; [`None`] where the other end protects.
+    pub protects: Option<Selector>,
+}
+
+impl Association {
+    /// Entries of a service's list, at most: a packet is compared with one after the other.
+    pub const LIMIT: usize = 256;
+    /// Prefixes of each list of a [`Selector`], at most.
+    pub const PREFIXES_LIMIT: usize = 64;
+    /// Smaller indices are reserved (RFC 4303, section 2.1).
+    pub const SPI_MIN: u32 = 256;
+}
+
+/// Packets by their addresses and protocol. An empty list stands for all addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// Sources.
+    pub sources: Vec<Prefix>,
+    /// Destinations.
+    pub destinations: Vec<Prefix>,
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+}
+
+impl Selector {
+    /// Whether a packet with these addresses and that protocol is meant.
+    pub fn has(&self, src: IpAddr, dst: IpAddr, protocol: u8) -> bool {
+        let has = |list: &[Prefix], address| list.is_empty() || list.iter().any(|of| of.contains(address));
+        self.protocol.is_none_or(|of| of == protocol)
+            && has(&self.sources, src)
+            && has(&self.destinations, dst)
+    }
+}
+
 /// Which packets are a service's. An empty match is all IP packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {

@@ -3,10 +3,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use model::{AffinityKey, FlowKey, Tuple, key_bits, protocol};
+use model::{AffinityKey, Direction, FlowKey, Tuple, key_bits, protocol};
 
 use crate::headers::{self, IPV6_LEN, LinkHeader, be16, ethertype};
-use crate::parse::{PacketInfo, Parsed, UDP_LEN, parse_ip};
+use crate::parse::{PacketInfo, Parsed, TcpFlags, UDP_LEN, parse_ip};
 
 /// The UDP port of GTP-U (3GPP TS 29.281).
 const GTP_U: u16 = 2152;
@@ -90,26 +90,84 @@ fn udp_data<'f>(frame: &'f [u8], info: &PacketInfo) -> Option<(&'f [u8], std::op
     Some((frame.get(start..end)?, start..end))
 }
 
-/// The flow of a number that packets to the destination carry.
-fn label(info: &PacketInfo, number: u32, protocol: u8) -> Parsed {
-    let dst = info.key.tuple(info.direction).dst;
+/// The key of a number that packets to that destination carry, and their direction.
+fn label_key(number: u32, dst: IpAddr, protocol: u8, vlan: u16) -> (FlowKey, Direction) {
     let src = match dst {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::from(number)),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from(u128::from(number))),
     };
-    let (key, direction) = FlowKey::new(&Tuple {
+    FlowKey::new(&Tuple {
         src,
         dst,
         src_port: 0,
         dst_port: 0,
         protocol,
-        vlan: info.vlan | key_bits::OF_CONTENT | key_bits::LABEL,
-    });
+        vlan: vlan | key_bits::OF_CONTENT | key_bits::LABEL,
+    })
+}
+
+/// The flow of a number that packets to the destination carry.
+fn label(info: &PacketInfo, number: u32, protocol: u8) -> Parsed {
+    let dst = info.key.tuple(info.direction).dst;
+    let (key, direction) = label_key(number, dst, protocol, info.vlan);
     Parsed::Flow(PacketInfo {
         key,
         direction,
         ..*info
     })
+}
+
+/// The key of the security association with that index and destination, whatever the VLAN of its packets, and their
+/// direction.
+#[must_use]
+pub fn association_key(spi: u32, to: IpAddr) -> (FlowKey, Direction) {
+    label_key(spi, to, protocol::ESP, 0)
+}
+
+/// The index and the destination of the security association of which that is the flow, as
+/// [`parse_content`] or [`association_key`] makes it.
+#[must_use]
+pub fn association_of(flow: &Tuple) -> Option<(u32, IpAddr)> {
+    const BITS: u16 = key_bits::OF_CONTENT | key_bits::LABEL;
+    if flow.vlan & BITS != BITS || flow.protocol != protocol::ESP {
+        return None;
+    }
+    let spi = match flow.src {
+        IpAddr::V4(number) => u32::from(number),
+        IpAddr::V6(number) => u32::try_from(u128::from(number)).ok()?,
+    };
+    Some((spi, flow.dst))
+}
+
+/// The packet as one of that security association. It counts as any packet of it, whatever it is without protection:
+/// neither as an ICMP error nor as a part of a TCP connection.
+#[must_use]
+pub fn as_association(info: &PacketInfo, spi: u32, to: IpAddr) -> PacketInfo {
+    let (key, direction) = association_key(spi, to);
+    PacketInfo {
+        key,
+        direction,
+        is_icmp_error: false,
+        tcp_flags: TcpFlags(0),
+        ..*info
+    }
+}
+
+/// Source, destination and protocol as the packet's own header has them: also those of an ICMP error, whose flow is that
+/// of the packet that it quotes. [`None`] if the frame is shorter than that header.
+#[must_use]
+pub fn header_ends(frame: &[u8], info: &PacketInfo) -> Option<(IpAddr, IpAddr, u8)> {
+    let packet = frame.get(usize::from(info.l3_offset)..)?;
+    match packet.first()? >> 4 {
+        4 => {
+            let address = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<4>()?));
+            Some((address(12)?, address(16)?, info.protocol))
+        }
+        _ => {
+            let address = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<16>()?));
+            Some((address(8)?, address(24)?, info.protocol))
+        }
+    }
 }
 
 /// The IP packet from `start` to `end` of the frame, if it can be parsed.
@@ -446,6 +504,54 @@ mod tests {
                 let expected = format!("udp {} > {} inner", ends.0, ends.1);
                 assert_eq!(own.key.tuple(own.direction).to_string(), expected);
             }
+        }
+    }
+
+    #[test]
+    fn an_error_has_the_ends_of_its_own_header() {
+        let sent = udp(("10.1.0.5:1000", "10.2.0.6:2000"), &[7; 64]);
+        let Parsed::Flow(info) = parse(&sent) else {
+            panic!()
+        };
+        let ends = |src: &str, dst: &str, protocol| (src.parse().unwrap(), dst.parse().unwrap(), protocol);
+        assert_eq!(
+            header_ends(&sent, &info),
+            Some(ends("10.1.0.5", "10.2.0.6", protocol::UDP))
+        );
+        // A router on the way says that it is too long.
+        let message = [&[3, 4, 0, 0, 0, 0, 5, 0][..], &sent[14..42]].concat();
+        let mut error = ip(protocol::ICMP, &message);
+        error[26..34].copy_from_slice(&[10, 9, 0, 1, 10, 1, 0, 5]);
+        let Parsed::Flow(info) = parse(&error) else {
+            panic!()
+        };
+        assert!(info.is_icmp_error);
+        assert_eq!(info.key.tuple(info.direction).src, IpAddr::from([10, 2, 0, 6]));
+        assert_eq!(
+            header_ends(&error, &info),
+            Some(ends("10.9.0.1", "10.1.0.5", protocol::ICMP))
+        );
+        let of = as_association(&info, 0x1001, IpAddr::from([192, 0, 2, 2]));
+        assert!(!of.is_icmp_error);
+        assert_eq!(of.frame_len, info.frame_len);
+        let v6 = udp(("[fd01::5]:1000", "[fd02::6]:2000"), &[7; 64]);
+        let Parsed::Flow(info) = parse(&v6) else { panic!() };
+        assert_eq!(
+            header_ends(&v6, &info),
+            Some(ends("fd01::5", "fd02::6", protocol::UDP))
+        );
+        assert_eq!(header_ends(&v6[..40], &info), None);
+    }
+
+    proptest! {
+        #[test]
+        fn an_association_is_read_from_its_flow(spi: u32, v4: u32, v6: u128, is_v6: bool, vlan in 0..4095_u16) {
+            let to = if is_v6 { IpAddr::V6(v6.into()) } else { IpAddr::V4(v4.into()) };
+            let (key, direction) = association_key(spi, to);
+            let flow = key.tuple(direction);
+            prop_assert_eq!(association_of(&flow), Some((spi, to)));
+            let other = Tuple { vlan: flow.vlan & !key_bits::LABEL | vlan, ..flow };
+            prop_assert_eq!(association_of(&other), None);
         }
     }
 

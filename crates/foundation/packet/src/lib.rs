@@ -37,7 +37,7 @@ mod translate;
 pub use answer::answer;
 pub use burst::{HeaderBurst, HeaderBytes};
 pub use columns::{BURST, Lengths, PacketColumns};
-pub use content::parse_content;
+pub use content::{as_association, association_key, association_of, header_ends, parse_content};
 pub use fragments::{
     DATAGRAM_LIFETIME, DATAGRAM_LIMIT, FragmentCounters, FragmentTracker, GAP_LIMIT, Offer, WAITING_LIMIT,
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,

@@ -1,7 +1,7 @@
 //! The functions that instances run.
 
 use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, STATE_BYTES_LIMIT, Setup};
-use model::Nanos;
+use model::{Nanos, Tuple, key_bits};
 use state_moves::{FRAME_BYTES_LIMIT, Message};
 
 use crate::pieces;
@@ -68,6 +68,7 @@ pub(crate) fn state_moves(bytes: &[u8]) {
         Some(entry.make(text, &setup).unwrap())
     });
     let mut chain = Chain::new(stages.collect()).unwrap();
+    let mut associations = Associations::new(&setup);
     let now = Nanos::from_secs(1);
     for piece in pieces(bytes) {
         // The addresses and the EtherType are those of any message.
@@ -80,15 +81,72 @@ pub(crate) fn state_moves(bytes: &[u8]) {
         assert_eq!(Message::read(&room[..length]), Some((number, message)));
         let mut state = [0; STATE_BYTES_LIMIT];
         match message {
-            Message::Import(flow, moved) if chain.import(&flow, moved, now).is_ok() => {
-                let length = chain.export(&flow, &mut state, now).unwrap();
-                chain.import(&flow, &state[..length], now).unwrap();
+            Message::Import(flow, moved) => {
+                if chain.import(&flow, moved, now).is_ok() {
+                    let length = chain.export(&flow, &mut state, now).unwrap();
+                    chain.import(&flow, &state[..length], now).unwrap();
+                }
+                associations.import_changed(moved, now);
             }
             Message::Forget(flow) => chain.forget(&flow, now),
             Message::Export(flow) => {
-                chain.export(&flow, &mut state, now).unwrap();
+                let is_of_content = flow.vlan & key_bits::OF_CONTENT != 0;
+                assert_eq!(chain.export(&flow, &mut state, now).is_err(), is_of_content);
             }
             _ => {}
+        }
+    }
+}
+
+/// A gateway with an association of each direction, which are one flow here.
+struct Associations {
+    chain: Chain,
+    flow: Tuple,
+}
+
+impl Associations {
+    fn new(setup: &Setup) -> Associations {
+        let each = |direction: &str, byte: u8| {
+            format!(
+                "[[{direction}]]\nname = \"a\"\nspi = 4097\nsuite = \"aes-128-gcm\"\nkey = \"{}\"\nsalt = \"00000000\"\n\
+                 destination = \"192.0.2.2\"\n",
+                format!("{byte:02x}").repeat(16)
+            )
+        };
+        let text = format!(
+            "{}source = \"192.0.2.1\"\n{}",
+            each("outbound", 1),
+            each("inbound", 2)
+        );
+        let entry = LIBRARY.iter().find(|of| of.about().name == "ipsec").unwrap();
+        let (key, direction) = packet::association_key(4097, [192, 0, 2, 2].into());
+        Associations {
+            chain: Chain::new(vec![entry.make(&text, setup).unwrap()]).unwrap(),
+            flow: key.tuple(direction),
+        }
+    }
+
+    fn exported(&self, now: Nanos) -> Vec<u8> {
+        let mut state = [0; STATE_BYTES_LIMIT];
+        let length = self.chain.export(&self.flow, &mut state, now).unwrap();
+        state[..length].to_vec()
+    }
+
+    /// Imports what it has itself, with the bits changed that these bytes say: numbers do not fall.
+    fn import_changed(&mut self, bits: &[u8], now: Nanos) {
+        /// The numbers behind the count, a length, the version, and a direction with an identity each.
+        const NUMBERS: [usize; 2] = [1 + 2 + 4 + 33, 1 + 2 + 4 + 33 + 8 + 33];
+        let before = self.exported(now);
+        let mut changed = before.clone();
+        for (byte, bits) in changed.iter_mut().zip(bits) {
+            *byte ^= bits;
+        }
+        if self.chain.import(&self.flow, &changed, now).is_err() {
+            assert_eq!(self.exported(now), before);
+        }
+        let after = self.exported(now);
+        for at in NUMBERS {
+            assert!(after[at..at + 8] >= before[at..at + 8]);
         }
     }
 }

@@ -59,6 +59,10 @@ function sentence(event) {
     case "hot": return about + `ring ${percent(event.occupancy)} full`;
     case "picked": return about + `${event.policy} picked it for ${event.flow}`;
     case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;
+    case "stayed": {
+      const reasons = [[event.at_limit, "at a limit"], [event.refused, "refused by a function"], [event.without_room, "without room for a message"], [event.gone, "with the end of an instance or of the flow"]];
+      return about + "moves of flows with their state were cancelled: " + reasons.filter(([moves]) => moves > 0).map(([moves, why]) => `${moves} ${why}`).join(", ");
+    }
     case "function": {
       const change = { reloaded: "takes another configuration", refused: "keeps its configuration, because the changed one is wrong", ended: "ends" };
       const drops = Object.entries(event.drops).map(([reason, packets]) => `${packets} ${reason}`).join(", ") || "0";

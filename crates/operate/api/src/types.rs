@@ -126,6 +126,8 @@ counted_row! {
         state_moves_without_room: u64 = state_moves_without_room,
         /// Such moves that ended with an instance or with the flow.
         state_moves_gone: u64 = state_moves_gone,
+        /// Copies of flows' states that an instance was not told to drop, because too many had to be told.
+        state_forgets_lost: u64 = state_forgets_lost,
         /// Flows in its table.
         live_flows: u64 = live_flows,
     }

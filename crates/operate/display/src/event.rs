@@ -88,6 +88,28 @@ pub fn event_sentence(event: &Event) -> String {
                 "{flows} new flow{plural} beyond the capacity of every instance; given to the least loaded one"
             )
         }
+        EventKind::Stayed {
+            at_limit,
+            refused,
+            without_room,
+            gone,
+        } => {
+            let reasons = [
+                (*at_limit, "at a limit"),
+                (*refused, "refused by a function"),
+                (*without_room, "without room for a message"),
+                (*gone, "with the end of an instance or of the flow"),
+            ];
+            let parts: Vec<String> = reasons
+                .iter()
+                .filter(|(moves, _)| *moves > 0)
+                .map(|(moves, why)| format!("{moves} {why}"))
+                .collect();
+            format!(
+                "moves of flows with their state were cancelled: {}",
+                parts.join(", ")
+            )
+        }
         EventKind::Function {
             function,
             change,

@@ -44,6 +44,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         external: service.external.as_ref().map(|of| of.external.clone()),
         symmetric: service.symmetric,
         affinity_key: service.affinity_key,
+        associations: service.associations.as_slice().into(),
         uplinks: service.uplinks.clone(),
         scheduler: service.scheduler.clone(),
         limit: service.limit.map(|limit| limit as f32),
@@ -182,6 +183,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         flow_counters: _,
         affinity: _,
         affinity_key: _,
+        associations: _,
         move_state: _,
         signals: _,
         // In `matching`.

@@ -6,8 +6,8 @@ mod moves;
 use std::ops::RangeInclusive;
 
 use model::{
-    Capabilities, Fallback, Match, NetFunction, PortKind, Prefix, Probe, Ready, Slot, UplinkId, UplinkKind,
-    Vip, VipMode,
+    AffinityKey, Capabilities, Fallback, Match, Nanos, NetFunction, PortKind, Prefix, Probe, Ready, Slot,
+    UplinkId, UplinkKind, Vip, VipMode,
 };
 
 use crate::chains::check_chains;
@@ -15,6 +15,9 @@ use crate::problem::Places;
 use crate::read::Reader;
 use crate::types::*;
 use crate::units::ValueError;
+
+/// Shortest timeout of flows of other protocols where associations are listed.
+const ASSOCIATIONS_TIMEOUT_MIN: Nanos = Nanos::from_secs(1);
 
 pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_uplinks(reader, configuration);
@@ -318,9 +321,44 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 let what = "does not count returned packets for each flow";
                 wrong("flow_counters", what, "write flow_counters = false");
             }
-            if service.affinity == Affinity::Relaxed {
-                wrong("affinity", "moves no flows", "write affinity = \"strict\"");
+            let is_spi = service.affinity_key == AffinityKey::Spi;
+            match service.affinity {
+                Affinity::Relaxed if is_spi && !service.move_state => {
+                    let what = "moves flows with their state only";
+                    wrong(
+                        "affinity",
+                        what,
+                        "write affinity = \"strict\", or move_state = true, too",
+                    );
+                }
+                Affinity::Relaxed if !is_spi => {
+                    wrong("affinity", "moves no flows", "write affinity = \"strict\"");
+                }
+                _ => {}
             }
+        }
+        if service.affinity_key != AffinityKey::Spi && !service.associations.is_empty() {
+            let key = format!("service.{}.associations", service.name);
+            let what = format!(
+                "affinity_key = \"{}\" knows no associations",
+                service.affinity_key.name()
+            );
+            reader.report(
+                &key,
+                ValueError::new(what, "write affinity_key = \"spi\", or remove them"),
+            );
+        }
+        // The switch sees to them four times a second.
+        let other = configuration.switch.timeouts.other;
+        if !service.associations.is_empty() && other < ASSOCIATIONS_TIMEOUT_MIN {
+            let what = format!(
+                "flows of associations would end: service {} lists some",
+                service.name
+            );
+            reader.report(
+                "switch.timeouts.other",
+                ValueError::new(what, "write at least \"1s\""),
+            );
         }
         let has_stall_after = reader
             .places

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, External, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction, Polling,
-    PortKind, Probe, Ready, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
+    AffinityKey, AgentCheck, Association, External, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction,
+    Polling, PortKind, Probe, Ready, Selector, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
@@ -511,6 +511,10 @@ tables! {
              drains or has failed. With `inner` the flow of a tunnel's packet (GTP-U, VXLAN, IP in IP) is that of the \
              packet inside, with `spi` that of an ESP packet is its security association: see \
              [tunnels](../tunnels.md).";
+        associations: associations, [= "[]"], Applies,
+            "list of associations", "[{ spi = 0x1001, to = \"192.0.2.2\", src = [\"10.1.0.0/16\"], dst = [\"10.2.0.0/16\"] }]",
+            "With `affinity_key = \"spi\"`: security associations that have one instance for as long as they are listed, and \
+             the packets that enter them. See the table below.";
         symmetric: boolean, [= "true"], Restart,
             "true or false", "false",
             "Whether both directions of a flow are pinned to one instance. With `false`, each direction is pinned \
@@ -556,7 +560,7 @@ tables! {
         Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
-            affinity, affinity_key, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
+            affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
             signals,
         }
     }
@@ -640,6 +644,29 @@ tables! {
             reader.report(&section.key("addresses"), ValueError::new(error.to_string(), write));
         }
         external.ok().map(|external| ExternalPorts { external, lifetime })
+    }
+
+    association_table(reader, section) -> Option<Association> = "service.NAME.associations[]":
+        "A security association, at most 256 of a service. Its packets have one instance, also after a time without any. \
+         With `src`, `dst` or `proto`, packets without protection from and to these addresses go to its instance, too: the \
+         first entry that has a packet decides, so write them in the order of the function's policies \
+         ([ipsec](../functions/ipsec.md#several-instances)). Several entries may be about one association."
+    {
+        spi: number(Association::SPI_MIN.into(), u32::MAX.into()), [required], Applies,
+            "number, at least 256", "0x1001", "Its index, as its packets carry it.";
+        to: text(address), [required], Applies,
+            "address", "\"192.0.2.2\"", "The destination of its packets: the other gateway, or this one.";
+        src: selected_prefixes, [= "[]"], Applies,
+            "list of at most 64 prefixes", "[\"10.1.0.0/16\"]", "Sources of the packets that enter it. An empty list: any.";
+        dst: selected_prefixes, [= "[]"], Applies,
+            "list of at most 64 prefixes", "[\"10.2.0.0/16\"]",
+            "Destinations of the packets that enter it. An empty list: any.";
+        protocol as "proto": protocol_number, [or "any"], Applies,
+            "`tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or a number", "\"tcp\"", "IP protocol of the packets that enter it.";
+    } => {
+        let is_outbound = !src.is_empty() || !dst.is_empty() || protocol.is_some();
+        let protects = is_outbound.then_some(Selector { sources: src, destinations: dst, protocol });
+        Some(Association { spi, to: to?, protects })
     }
 
     mount_table(reader, section) -> Mount = "service.NAME.mounts[]":

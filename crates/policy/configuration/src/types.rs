@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, Capabilities, External, Fallback, FlowSetup, HealthCheck, Match, Mount, Nanos,
-    NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId,
-    UplinkKind, Vip,
+    AffinityKey, AgentCheck, Association, Capabilities, External, Fallback, FlowSetup, HealthCheck, Match,
+    Mount, Nanos, NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts,
+    UplinkId, UplinkKind, Vip,
 };
 use scheduling::Scheduler;
 
@@ -389,6 +389,8 @@ pub struct Service {
     pub affinity: Affinity,
     /// Which flows share an instance.
     pub affinity_key: AffinityKey,
+    /// Security associations that have one instance for as long as they are listed.
+    pub associations: Vec<Association>,
     /// Whether both directions of a flow go to one instance.
     pub symmetric: bool,
     /// What happens to a new flow if the flow table is full.

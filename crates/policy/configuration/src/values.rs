@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use model::{
-    CAPABILITIES, Capabilities, Fallback, Match, Mount, PortKind, Prefix, Ready, ServiceId, StandbyMode,
-    UplinkId, WorkerId, protocol,
+    Association, CAPABILITIES, Capabilities, Fallback, Match, Mount, PortKind, Prefix, Ready, ServiceId,
+    StandbyMode, UplinkId, WorkerId, protocol,
 };
 use toml::de::DeValue;
 
@@ -182,6 +182,47 @@ pub(crate) fn external_prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
         return Ok(vec![prefix(at.text()?)?]);
     }
     at.items(text(prefix)).map(|(prefixes, _)| prefixes)
+}
+
+/// Parses the address of a host.
+pub(crate) fn address(text: &str) -> Result<Option<IpAddr>, ValueError> {
+    let address: Option<IpAddr> = text.parse().ok();
+    address
+        .filter(|of| !of.is_unspecified() && !of.is_multicast())
+        .map(Some)
+        .ok_or_else(|| {
+            ValueError::new(
+                format!("{text:?} is not the address of a host"),
+                "write one, for example \"192.0.2.2\"",
+            )
+        })
+}
+
+/// Reads the prefixes of a selector.
+pub(crate) fn selected_prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
+    let prefixes = external_prefixes(at)?;
+    if prefixes.len() > Association::PREFIXES_LIMIT {
+        let what = format!("{} prefixes", prefixes.len());
+        let write = "write at most 64, and another entry of the same association for the others";
+        return Err(ValueError::new(what, write));
+    }
+    Ok(prefixes)
+}
+
+/// Reads security associations.
+pub(crate) fn associations(at: At<'_>) -> Result<Vec<Association>, ValueError> {
+    let association = |at: At<'_>| match at.value {
+        DeValue::Table(_) => at.table(keys::association_table),
+        _ => Err(at.wrong_kind("an association", "{ spi = 0x1001, to = \"192.0.2.2\" }")),
+    };
+    let (associations, count) = at.items(association)?;
+    if count > Association::LIMIT {
+        return Err(ValueError::new(
+            format!("{count} associations"),
+            "write at most 256: one entry can have several prefixes",
+        ));
+    }
+    Ok(associations.into_iter().flatten().collect())
 }
 
 /// Reads ports and ranges of ports with commas.

@@ -164,6 +164,13 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         "service.NAME" if ["health", "agent"].contains(&name) => {
             text = for_the_kernel(&format!("{text}{VIP}"), "");
         }
+        "service.NAME" if name == "associations" => text.push_str("affinity_key = \"spi\"\n"),
+        "service.NAME.associations[]" => {
+            let others = without("spi = 4097\nto = \"192.0.2.2\"\n");
+            text.push_str(&format!(
+                "affinity_key = \"spi\"\n[[service.a.associations]]\n{others}{line}"
+            ));
+        }
         "service.NAME.external" => {
             let others = without("addresses = [\"203.0.113.0/30\"]\n");
             text.push_str(&format!("[service.a.external]\n{others}{line}"));

@@ -1388,6 +1388,56 @@ fn flows_by_what_packets_carry_are_for_one_service_of_a_function() {
 }
 
 #[test]
+fn associations_are_for_services_that_know_them() {
+    let spi = "affinity_key = \"spi\"";
+    let of_b =
+        "{ spi = 0x1001, to = \"192.0.2.2\", src = [\"10.1.0.0/16\", \"fd01::/16\"], proto = \"udp\" }";
+    let list = format!("associations = [{of_b}, {{ spi = 256, to = \"2001:db8::1\" }}]");
+    let moves = "affinity = \"relaxed\"\nmove_state = true";
+    let read = good(&format!("{SHORT}{spi}\n{list}\n{moves}\n"));
+    let [outbound, inbound] = read.services[0].associations.as_slice() else {
+        panic!("{:?}", read.services[0].associations);
+    };
+    assert_eq!((outbound.spi, outbound.to), (0x1001, [192, 0, 2, 2].into()));
+    let protects = outbound.protects.as_ref().unwrap();
+    let has = |src: [u8; 4], protocol| protects.has(src.into(), [10, 2, 0, 1].into(), protocol);
+    assert!(has([10, 1, 2, 3], 17) && !has([10, 1, 2, 3], 6) && !has([10, 3, 2, 3], 17));
+    assert_eq!((inbound.spi, inbound.protects.as_ref()), (256, None));
+    let many = format!("associations = [{}]", vec![of_b; 257].join(", "));
+    let prefixes = vec!["\"10.1.0.0/16\""; 65].join(", ");
+    let wide = format!("associations = [{{ spi = 256, to = \"192.0.2.2\", dst = [{prefixes}] }}]");
+    for (lines, said) in [
+        (list.as_str(), "write affinity_key = \"spi\""),
+        (&format!("{spi}\n{many}"), "257 associations; write at most 256"),
+        (&format!("{spi}\n{wide}"), "65 prefixes; write at most 64"),
+        (
+            &format!("{spi}\nassociations = [{{ spi = 255, to = \"192.0.2.2\" }}]"),
+            "256",
+        ),
+        (
+            &format!("{spi}\nassociations = [{{ spi = 256, to = \"224.0.0.1\" }}]"),
+            "is not the address of a host",
+        ),
+        (&format!("{spi}\nassociations = [{{ spi = 256 }}]"), "to"),
+        (
+            &format!("{spi}\n{list}\n[switch]\ntimeouts = {{ other = \"900ms\" }}"),
+            "write at least \"1s\"",
+        ),
+        (
+            &format!("{spi}\naffinity = \"relaxed\""),
+            "or move_state = true, too",
+        ),
+        (
+            &format!("affinity_key = \"inner\"\n{moves}"),
+            "moves no flows; write affinity = \"strict\"",
+        ),
+    ] {
+        let problems = problems_of(&format!("{SHORT}{lines}\n")).join("\n");
+        assert!(problems.contains(said), "{said}: {problems}");
+    }
+}
+
+#[test]
 fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
     let text = |device: &str, service: &str| {
         let text = SHORT.replace("memif:wan.sock", device);

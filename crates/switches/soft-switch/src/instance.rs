@@ -241,7 +241,9 @@ impl<M: FrameMemory> InstancePorts<M> {
             for (port, way) in self.ways.iter_mut().enumerate() {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {
                     uplink: *uplink,
-                    counted: service.return_counters || service.relaxed || is_end,
+                    counted: service.return_counters
+                        || service.relaxed && !service.affinity_key.reads_content()
+                        || is_end,
                     is_in_chain,
                     signals: service.signals,
                     state_moves: service.moves_state,

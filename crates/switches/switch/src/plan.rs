@@ -2,10 +2,11 @@
 //! no part of it ([`Switch::set_loads`](crate::Switch::set_loads)).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use model::{
-    AffinityKey, Capabilities, External, Fallback, Generation, InstanceId, InstanceState, Match, Nanos,
-    ServiceId, Slot, TableFull, Tuple, UplinkId, Vip,
+    AffinityKey, Association, Capabilities, External, Fallback, Generation, InstanceId, InstanceState, Match,
+    Nanos, ServiceId, Slot, TableFull, Tuple, UplinkId, Vip,
 };
 use scheduling::Scheduler;
 
@@ -29,6 +30,9 @@ pub struct ServicePlan {
     pub symmetric: bool,
     /// Which of its flows share an instance.
     pub affinity_key: AffinityKey,
+    /// With [`AffinityKey::Spi`], the security associations that have one instance for as long as they are here, and the
+    /// packets that enter them. The first entry that has a packet decides.
+    pub associations: Arc<[Association]>,
     /// Its uplinks: data port k of an instance belongs to the k-th one. One or two.
     pub uplinks: Vec<UplinkId>,
     /// The scheduler, in its first state.
@@ -47,7 +51,8 @@ pub struct ServicePlan {
     /// use for it.
     pub recovers: bool,
     /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its
-    /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
+    /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow. A
+    /// flow by what packets carry moves with its state only.
     pub relaxed: bool,
     /// Whether a drain moves its flows with the state of their function, where they are [relaxed](Self::relaxed) and
     /// symmetric: by messages through the first data port of its instances.
@@ -236,6 +241,7 @@ impl ServicePlan {
             external: None,
             symmetric: true,
             affinity_key: AffinityKey::Flow,
+            associations: [].into(),
             uplinks: vec![UplinkId(0)],
             scheduler,
             limit: None,
@@ -249,6 +255,23 @@ impl ServicePlan {
             stall_after: Nanos::ZERO,
             next: None,
         }
+    }
+
+    /// The index and destination of the association of a packet from and to these addresses: that which it carries, if
+    /// it is listed, or the first that it enters.
+    pub fn association(
+        &self,
+        carried: Option<(u32, IpAddr)>,
+        ends: impl FnOnce() -> Option<(IpAddr, IpAddr, u8)>,
+    ) -> Option<(u32, IpAddr)> {
+        let all = &self.associations;
+        let carried = carried.filter(|of| all.iter().any(|listed| (listed.spi, listed.to) == *of));
+        carried.or_else(|| {
+            let (src, dst, protocol) = ends()?;
+            let enters =
+                |of: &&Association| of.protects.as_ref().is_some_and(|of| of.has(src, dst, protocol));
+            all.iter().find(enters).map(|of| (of.spi, of.to))
+        })
     }
 
     /// The client of a flow and the address that it asks, by a packet of the flow that is the service's own.

@@ -32,6 +32,7 @@ mod failures;
 mod functions;
 mod gaps;
 mod hostile_container;
+mod ipsec;
 mod monitoring;
 mod nat;
 mod openflow;

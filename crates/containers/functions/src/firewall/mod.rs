@@ -11,7 +11,7 @@ mod verdicts;
 
 use std::net::IpAddr;
 
-use model::{DropReason, FlowKey, Nanos, Tuple, protocol};
+use model::{DropReason, FlowKey, Nanos, Tuple, key_bits, protocol};
 use packet::{Fragment, FragmentTracker, Offer, PacketInfo, Parsed};
 use state_moves::NotMoved;
 
@@ -276,6 +276,10 @@ impl Function for Firewall {
 
     /// The connection.
     fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
+        if flow.vlan & key_bits::OF_CONTENT != 0 {
+            // One by what packets carry: what is known here are the packets' own.
+            return Err(NotMoved::Unsupported);
+        }
         let connections = self.rules.connections.as_ref();
         let Some(moved) = connections.and_then(|of| of.export(&FlowKey::new(flow).0, now)) else {
             return Ok(0);
@@ -286,6 +290,9 @@ impl Function for Firewall {
     }
 
     fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        if flow.vlan & key_bits::OF_CONTENT != 0 {
+            return Err(NotMoved::Unsupported);
+        }
         let key = FlowKey::new(flow).0;
         match &mut self.rules.connections {
             Some(connections) if state.is_empty() => connections.forget(&key),

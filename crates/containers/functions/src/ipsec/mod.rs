@@ -23,9 +23,10 @@ mod tunnel;
 
 use std::net::IpAddr;
 
-use model::Nanos;
 use model::protocol::UDP as UDP_NUMBER;
+use model::{Nanos, Tuple};
 use ring::digest;
+use state_moves::NotMoved;
 
 use crate::about::{About, Metric, Reason};
 use crate::burst::{Burst, FRAME_BYTES_LIMIT, Packet, RECEIVED_LIMIT, Verdict};
@@ -351,6 +352,33 @@ impl Ipsec {
         self.oversized = oversized;
     }
 
+    /// Whether packets between these ends, in either direction, enter a tunnel.
+    fn enters(&self, flow: &Tuple) -> bool {
+        let [src, dst] = [flow.src, flow.dst].map(number);
+        [[src, dst], [dst, src]].into_iter().any(|ends| {
+            let of = &self.configuration.policies;
+            let decision = of.decide_ends(flow.src.is_ipv6(), ends, flow.protocol);
+            matches!(decision, Decision::Do(Action::Protect(Some(_))))
+        })
+    }
+
+    /// The associations with that index and destination, of each direction.
+    fn associations(
+        &self,
+        (spi, to): (u32, IpAddr),
+    ) -> (
+        impl Iterator<Item = &tunnel::Outbound>,
+        impl Iterator<Item = &tunnel::Inbound>,
+    ) {
+        let of = &self.configuration;
+        (
+            of.outbound
+                .iter()
+                .filter(move |of| of.spi == spi && of.ends.dst == to),
+            of.inbound.iter().filter(move |of| of.spi == spi && of.dst == to),
+        )
+    }
+
     /// When the next keepalive may be due.
     fn plan_keepalives(&mut self, now: Nanos) {
         let outbound = &self.configuration.outbound;
@@ -362,9 +390,9 @@ impl Ipsec {
         });
     }
 
-    /// Appends the sequence numbers and windows of all associations to `into`, for [`Ipsec::import`] in another
+    /// Appends the sequence numbers and windows of all associations to `into`, for [`Ipsec::import_all`] in another
     /// instance with the same configuration. After it this instance must not protect packets any more.
-    pub fn export(&self, into: &mut Vec<u8>) {
+    pub fn export_all(&self, into: &mut Vec<u8>) {
         state::write(&self.configuration.outbound, &self.configuration.inbound, into);
     }
 
@@ -372,7 +400,7 @@ impl Ipsec {
     ///
     /// # Errors
     /// The bytes are no export; nothing has changed.
-    pub fn import(&mut self, bytes: &[u8]) -> Result<usize, BadState> {
+    pub fn import_all(&mut self, bytes: &[u8]) -> Result<usize, BadState> {
         state::take(
             &mut self.configuration.outbound,
             &mut self.configuration.inbound,
@@ -524,6 +552,63 @@ impl Function for Ipsec {
             left.unwrap_or(0),
         ];
         values.copy_from_slice(&all);
+    }
+
+    /// Of a flow that is an association: its sequence number or its window. Packets that enter a tunnel are counted with
+    /// their association, so a flow of theirs cannot leave alone.
+    fn export(&self, flow: &Tuple, state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
+        let Some(of) = packet::association_of(flow) else {
+            return if self.enters(flow) {
+                Err(NotMoved::Unsupported)
+            } else {
+                Ok(0)
+            };
+        };
+        let (outbound, inbound) = self.associations(of);
+        let mut bytes = Vec::new();
+        state::write(outbound, inbound, &mut bytes);
+        let room = state.get_mut(..bytes.len()).ok_or(NotMoved::TooLong)?;
+        room.copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    /// Sequence numbers only rise, and no number that has come is taken again: whatever the bytes say of an association,
+    /// and of that one alone.
+    fn import(&mut self, flow: &Tuple, moved: &[u8], _now: Nanos) -> Result<(), NotMoved> {
+        let Some(of) = packet::association_of(flow) else {
+            return match moved {
+                [] => Ok(()),
+                _ => Err(NotMoved::Malformed),
+            };
+        };
+        let is_here = |is_outbound: bool, identity: &[u8; 32]| {
+            let (mut outbound, mut inbound) = self.associations(of);
+            match is_outbound {
+                true => outbound.any(|of| of.identity == *identity),
+                false => inbound.any(|of| of.identity == *identity),
+            }
+        };
+        match state::is_only_of(moved, is_here) {
+            Ok(true) => {}
+            Ok(false) => return Err(NotMoved::Conflict),
+            Err(_) => return Err(NotMoved::Malformed),
+        }
+        self.import_all(moved)
+            .map(|_| ())
+            .map_err(|_| NotMoved::Malformed)
+    }
+
+    /// Numbers and windows stay, so that none is used or taken twice. Keepalives are sent where the association is.
+    fn forget(&mut self, flow: &Tuple, now: Nanos) {
+        let Some((spi, to)) = packet::association_of(flow) else {
+            return;
+        };
+        for of in &mut self.configuration.outbound {
+            if of.spi == spi && of.ends.dst == to {
+                of.sent = None;
+            }
+        }
+        self.plan_keepalives(now);
     }
 
     fn summary(&self) -> Summary {

@@ -106,11 +106,17 @@ impl Policies {
     /// What becomes of a packet that comes without protection.
     #[inline]
     pub(super) fn decide(&self, ip: &Ip) -> Decision {
+        self.decide_ends(ip.is_v6, [ip.src, ip.dst], ip.protocol)
+    }
+
+    /// The same of a packet from and to these addresses.
+    #[inline]
+    pub(super) fn decide_ends(&self, is_v6: bool, [src, dst]: [u128; 2], protocol: u8) -> Decision {
         for policy in &self.all {
-            if policy.has(ip.is_v6, ip.src, ip.dst, ip.protocol) {
+            if policy.has(is_v6, src, dst, protocol) {
                 return Decision::Do(policy.action);
             }
-            if policy.is_expected && policy.has(ip.is_v6, ip.dst, ip.src, ip.protocol) {
+            if policy.is_expected && policy.has(is_v6, dst, src, protocol) {
                 return Decision::Unprotected;
             }
         }

@@ -23,7 +23,11 @@ pub struct BadState {
     pub at: usize,
 }
 
-pub(super) fn write(outbound: &[Outbound], inbound: &[Inbound], into: &mut Vec<u8>) {
+pub(super) fn write<'a>(
+    outbound: impl IntoIterator<Item = &'a Outbound>,
+    inbound: impl IntoIterator<Item = &'a Inbound>,
+    into: &mut Vec<u8>,
+) {
     into.extend(VERSION);
     for of in outbound {
         into.push(OUTBOUND);
@@ -76,6 +80,18 @@ fn record(bytes: &[u8]) -> Option<(Record, &[u8])> {
         }
         _ => None,
     }
+}
+
+/// Whether the bytes are an export that says of no association but those that `has` knows, by direction and identity.
+///
+/// # Errors
+/// The bytes are no export.
+pub(super) fn is_only_of(bytes: &[u8], has: impl Fn(bool, &[u8; 32]) -> bool) -> Result<bool, BadState> {
+    let records = read(bytes)?;
+    Ok(records.iter().all(|record| match record {
+        Record::Outbound(identity, _) => has(true, identity),
+        Record::Inbound(identity, ..) => has(false, identity),
+    }))
 }
 
 /// Takes over what an export says of associations that are here too. Sequence numbers only rise, and no number that

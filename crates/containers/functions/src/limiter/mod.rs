@@ -6,7 +6,7 @@ mod gcra;
 
 use std::net::IpAddr;
 
-use model::{FlowKey, Nanos, Tuple, mix};
+use model::{FlowKey, Nanos, Tuple, key_bits, mix};
 use packet::{PacketInfo, Parsed, parse};
 use state_moves::NotMoved;
 
@@ -338,6 +338,10 @@ impl Function for Limiter {
     /// What the buckets of both directions owe. The bucket of a source or destination may have other flows; the other
     /// instance lets its own owe at least as much.
     fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
+        if flow.vlan & key_bits::OF_CONTENT != 0 {
+            // One by what packets carry: what is known here are the packets' own.
+            return Err(NotMoved::Unsupported);
+        }
         let now = gcra::parts(now.0);
         let mut room = state;
         let mut written = 0;
@@ -359,6 +363,9 @@ impl Function for Limiter {
 
     /// No bucket can owe more than its whole burst, so that no instance takes a source's budget away for longer.
     fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        if flow.vlan & key_bits::OF_CONTENT != 0 {
+            return Err(NotMoved::Unsupported);
+        }
         let now = gcra::parts(now.0);
         let buckets = self.buckets_of(flow);
         let (moved, []) = state.as_chunks::<MOVED_BYTES>() else {

@@ -12,7 +12,7 @@ mod translator;
 
 use std::net::{IpAddr, SocketAddrV4};
 
-use model::{Direction, FlowKey, Nanos, Tuple, mix, protocol};
+use model::{Direction, FlowKey, Nanos, Tuple, key_bits, mix, protocol};
 use packet::{PacketInfo, Parsed, Part, Rewrite, parse};
 use state_moves::NotMoved;
 
@@ -539,6 +539,10 @@ impl Function for Nat {
     /// A mapping is one of several flows, and its external port is this instance's: the others would lose it, and the
     /// network goes on sending here. So only what is not translated leaves.
     fn export(&self, flow: &Tuple, _state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
+        if flow.vlan & key_bits::OF_CONTENT != 0 {
+            // One by what packets carry: what is known here are the packets' own.
+            return Err(NotMoved::Unsupported);
+        }
         let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.src, flow.dst) else {
             return Ok(0);
         };

@@ -12,6 +12,7 @@ use switch::{FunctionCounters, SlotCounters, Switch, SwitchEvent, SwitchReading}
 
 use super::functions::{FunctionEvent, FunctionPages};
 use super::journal::new_event;
+use super::stays::Stays;
 use super::uplink_events::UplinkEvents;
 use super::{ControlLoop, wiring};
 
@@ -30,6 +31,7 @@ pub(super) struct Gather {
     pub(super) collector: Collector,
     pub(super) reading: SwitchReading,
     pub(super) baselines: Baselines,
+    stays: Stays,
     pub(super) gaps: Gaps,
     pub(super) uplinks: Vec<UplinkState>,
     pub(super) pages: FunctionPages,
@@ -50,6 +52,7 @@ impl Gather {
             collector,
             reading: SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers),
             baselines: Baselines::default(),
+            stays: Stays::default(),
             gaps: Gaps::new(workers, now),
             uplinks: configuration.uplinks.iter().map(UplinkState::of).collect(),
             pages: FunctionPages::default(),
@@ -337,6 +340,24 @@ impl ControlLoop {
         let reloads = self.gather.pages.reloads(now);
         self.report_functions(reloads);
         self.report_uplinks(now);
+        self.report_stays(now);
+    }
+
+    /// Adds events of instances whose flows were to move with their state, and stay.
+    fn report_stays(&mut self, now: Nanos) {
+        let controller = self.decide.shell.controller();
+        for instance in controller.instances() {
+            let Some(counters) = self.gather.reading.slots.get(instance.slot().index()) else {
+                continue;
+            };
+            if let Some(kind) = self.gather.stays.due(instance.slot(), counters, now) {
+                let service = self.configuration.services.get(instance.service().index());
+                self.journal.push(Event {
+                    instance: Some(instance.id()),
+                    ..new_event(service.map(|of| of.name.clone()), kind)
+                });
+            }
+        }
     }
 
     /// Adds events of functions to the journal.
@@ -388,6 +409,9 @@ impl ControlLoop {
     /// The slot has a new instance: its counters restart, and its function may publish a page.
     pub(super) fn note_new_instance(&mut self, slot: Slot, service: ServiceId, now: Nanos) {
         self.gather.baselines.begin(slot, service, &self.gather.reading);
+        if let Some(counters) = self.gather.reading.slots.get(slot.index()) {
+            self.gather.stays.begin(slot, counters);
+        }
         let shell = &self.decide.shell;
         let of = self.configuration.services.get(service.index());
         if of.is_some_and(configuration::Service::has_containers) && shell.engine().is_local() {

@@ -22,6 +22,7 @@ mod reload;
 mod request;
 mod rows;
 pub(crate) mod signals;
+mod stays;
 mod uplink_events;
 
 use std::sync::Arc;

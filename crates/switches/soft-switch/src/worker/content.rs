@@ -1,7 +1,7 @@
 //! Packets of services that know their flows by what packets carry. Such a packet's own key is never in the table: so
 //! only packets whose flow is unknown are looked at, and those of other services lose no time.
 
-use model::{AffinityKey, DropReason, UplinkId};
+use model::{AffinityKey, Direction, DropReason, FlowKey, UplinkId, key_bits};
 use packet::{Fragment, Offer, PacketInfo, Parsed};
 
 use crate::frame::{Frame as _, FrameMemory};
@@ -10,6 +10,7 @@ use crate::worker::Worker;
 use crate::worker::egress::Decision;
 use crate::worker::ingress::{Exception, Origin};
 use crate::worker::lookup::{Missed, Outcome};
+use crate::worker::moves::Held;
 
 impl<M: FrameMemory> Worker<M> {
     /// Steers a packet whose own flow is not in the table, where that may have another key: in a chain of services, or by
@@ -64,16 +65,42 @@ impl<M: FrameMemory> Worker<M> {
         uplink: UplinkId,
     ) {
         match packet::parse_content(frame.bytes(), info, key) {
-            Parsed::Flow(content) => match self.cx.other_owner(&content.key) {
-                Some(owner) => {
-                    let to = Destination::Content(uplink);
-                    self.egress.hand_off(owner, frame, to, &mut self.cx);
+            Parsed::Flow(content) => {
+                let content = self.as_listed(frame.bytes(), info, content, of);
+                match self.cx.other_owner(&content.key) {
+                    Some(owner) => {
+                        let to = Destination::Content(uplink);
+                        self.egress.hand_off(owner, frame, to, &mut self.cx);
+                    }
+                    None => self.steer_known_content(frame, &content, of, uplink),
                 }
-                None => self.steer_known_content(frame, &content, of, uplink),
-            },
+            }
             Parsed::Fragment(fragment) => self.steer_fragment_inside(frame, &fragment, of, uplink),
             Parsed::Other { .. } | Parsed::Invalid(_) => self.cx.discard(frame, DropReason::Malformed),
         }
+    }
+
+    /// The packet as one of a listed association, if it is: then all packets of that have one flow.
+    fn as_listed(&self, frame: &[u8], info: &PacketInfo, content: PacketInfo, of: usize) -> PacketInfo {
+        let services = &self.cx.view.plan.services;
+        let Some(service) = services.get(of).filter(|of| !of.associations.is_empty()) else {
+            return content;
+        };
+        let carried = packet::association_of(&content.key.tuple(content.direction));
+        match service.association(carried, || packet::header_ends(frame, info)) {
+            Some((spi, to)) => packet::as_association(info, spi, to),
+            None => content,
+        }
+    }
+
+    /// The place in the plan of the service that has a flow by what its packets carry. Its key does not say that.
+    pub(super) fn place_of_content(&self, key: &FlowKey) -> Option<usize> {
+        let vlan = key.tuple(Direction::Forward).vlan;
+        if !self.cx.view.has_other_keys || vlan & key_bits::OF_CONTENT == 0 {
+            return None;
+        }
+        let services = &self.cx.view.plan.services;
+        services.iter().position(|of| of.affinity_key.reads_content())
     }
 
     /// Steers a tunnel's packet that carries a fragment. Only the first one says whose flow it is.
@@ -106,7 +133,17 @@ impl<M: FrameMemory> Worker<M> {
     /// Steers a packet by the flow of what it carries, which this worker owns.
     fn steer_known_content(&mut self, frame: M::Frame, content: &PacketInfo, of: usize, uplink: UplinkId) {
         let hash = self.cx.hasher.hash(&content.key);
-        let decision = match self.lookup.find(content, hash, &self.cx) {
+        let outcome = self.lookup.find(content, hash, &self.cx);
+        if self.state_moves.holds(&content.key, hash) && !content.is_icmp_error {
+            let info = *content;
+            return self.hold_for_state(Held {
+                frame,
+                info,
+                hash,
+                uplink,
+            });
+        }
+        let decision = match outcome {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => self.set_up_packet(content, hash, missed, (uplink, Some(of))),
         };

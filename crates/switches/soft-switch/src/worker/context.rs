@@ -141,6 +141,8 @@ pub(crate) struct View {
     /// Whether a flow may have another key than that of its packets: a service of the plan knows its flows by what
     /// their packets carry, or is in a chain.
     pub(crate) has_other_keys: bool,
+    /// Whether a service lists security associations.
+    pub(crate) has_associations: bool,
 }
 
 impl View {
@@ -153,6 +155,7 @@ impl View {
             routes: SlotMap::default(),
             chains: Chains::new(),
             has_other_keys: false,
+            has_associations: false,
         }
     }
 
@@ -177,6 +180,7 @@ impl View {
         self.chains.follow(&plan);
         let reads_content = plan.services.iter().any(|of| of.affinity_key.reads_content());
         self.has_other_keys = reads_content || self.chains.are_there;
+        self.has_associations = plan.services.iter().any(|of| !of.associations.is_empty());
         self.plan = plan;
     }
 }

@@ -22,6 +22,10 @@ const EXPIRIES_PER_TURN: usize = BURSTS_PER_TURN * BURST_FRAMES;
 /// Interval at which gauges of rings are refreshed and dumps continue when no packets come.
 const PERIOD: Nanos = Nanos::from_millis(1);
 
+/// Interval at which flows of listed associations count as used: a quarter of the shortest timeout that a configuration with
+/// such a list may have, so that none expires. At most 256 lookups then: about 10 µs.
+const ASSOCIATIONS_PERIOD: Nanos = Nanos::from_millis(250);
+
 /// A slot whose pins are being removed.
 pub(crate) struct Sweep {
     pub(crate) slot: Slot,
@@ -39,6 +43,8 @@ pub(crate) struct Removal {
 /// The housekeeping of a worker.
 pub(crate) struct Housekeeping {
     due: Nanos,
+    /// When listed associations are kept again.
+    associations_due: Nanos,
     /// Uplinks whose broken port has been reported, a bit each.
     broken_uplinks: u32,
     /// Slots whose pins are being removed, a part per turn.
@@ -52,6 +58,7 @@ impl Housekeeping {
     pub(crate) fn new() -> Housekeeping {
         Housekeeping {
             due: Nanos::ZERO,
+            associations_due: Nanos::ZERO,
             broken_uplinks: 0,
             sweeps: Vec::with_capacity(Slot::LIMIT),
             dump: None,
@@ -77,6 +84,10 @@ impl Housekeeping {
         set_up: &SetUp,
         cx: &mut Context<M>,
     ) {
+        if cx.view.has_associations && cx.now >= self.associations_due {
+            self.associations_due = cx.now + ASSOCIATIONS_PERIOD;
+            keep_associations(&mut lookup.table, cx);
+        }
         let (now, plan) = (cx.now, &cx.view.plan);
         let expiry = lookup
             .table
@@ -201,6 +212,22 @@ impl Housekeeping {
             cx.send_event(WorkerEvent::Dumped(dump));
         } else {
             self.dump = Some(dump);
+        }
+    }
+}
+
+/// Keeps the flows of listed associations. Without packets they would end, and the next packet could go to an instance
+/// that does not know the association's numbers.
+#[cold]
+fn keep_associations<M: FrameMemory>(table: &mut FlowTable<TableMemory>, cx: &Context<M>) {
+    let services = cx.view.plan.services.iter();
+    for of in services.flat_map(|service| service.associations.iter()) {
+        let (key, direction) = packet::association_key(of.spi, of.to);
+        if cx.other_owner(&key).is_some() {
+            continue;
+        }
+        if let Some(entry) = table.lookup(&key, cx.hasher.hash(&key)) {
+            table.hit(entry, direction, 0, 0, cx.now, 0);
         }
     }
 }

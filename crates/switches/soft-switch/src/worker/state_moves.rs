@@ -3,12 +3,12 @@
 //!
 //! Until the destination has acknowledged the state, the flow stays pinned to the source, also in the kept table: a run
 //! that begins after a crash finds it where its state is. A slot from which flows move has no lane, so that its packets
-//! take the slow path, where those of moving flows are held.
+//! take the slow path, where those of moving flows are held; nor has one to which held packets are on their way.
 
 use std::collections::VecDeque;
 
 use flow_table::DumpCursor;
-use model::{DropReason, FlowKey, InstanceId, InstanceState, Nanos, Slot, Tuple};
+use model::{DropReason, FlowKey, InstanceId, InstanceState, Nanos, Slot, Tuple, key_bits};
 use state_moves::{Cancelled, End, HELD_LIMIT, Input, Message, Party, Request, Step, TIME_LIMIT, Transfer};
 use switch::Plan;
 
@@ -114,12 +114,16 @@ impl<F> StateMoves<F> {
         !self.moves.is_empty() || !self.forgets.is_empty() || searches()
     }
 
-    /// Whether flows move from that slot.
-    pub(crate) fn is_source(&self, slot: Slot) -> bool {
+    /// Whether packets of flows of that slot are held, or may have to be: flows move from it, or have moved to it and their
+    /// held packets are not all there yet.
+    pub(crate) fn holds_for(&self, slot: Slot) -> bool {
         self.emptying
             .iter()
             .any(|of| of.place.slot == slot && of.cursor.is_some())
-            || self.moves.iter().any(|of| of.from.slot == slot)
+            || self
+                .moves
+                .iter()
+                .any(|of| of.from.slot == slot || of.has_moved && of.to.slot == slot)
     }
 
     fn place(&self, key: &FlowKey, hash: u64) -> Option<usize> {
@@ -205,7 +209,11 @@ impl<M: FrameMemory> Worker<M> {
         if moves.place(key, hash).is_some() {
             return true;
         }
-        let flow = key.tuple(table.opener(entry));
+        let mut flow = key.tuple(table.opener(entry));
+        // A packet that carries nothing has its own flow, as its function sees it.
+        if flow.vlan & (key_bits::OF_CONTENT | key_bits::LABEL) == key_bits::OF_CONTENT {
+            flow.vlan &= !key_bits::OF_CONTENT;
+        }
         let ports = service.uplinks.len() as u8;
         let moves = &mut *self.state_moves;
         // Above all numbers of earlier runs.
@@ -422,7 +430,8 @@ impl<M: FrameMemory> Worker<M> {
             return;
         };
         let figures = &self.cx.counters.figures;
-        match end.cancelled {
+        let source = &self.cx.counters.slots[of.from.slot];
+        let cancelled = match end.cancelled {
             None => {
                 of.has_moved = true;
                 figures.state_moves.add(1);
@@ -430,18 +439,27 @@ impl<M: FrameMemory> Worker<M> {
                 if let Some(entry) = self.lookup.table.lookup(&of.key, hash) {
                     self.lookup.table.set_pins(entry, [of.to.slot; 2], self.cx.now);
                 }
+                None
             }
-            Some(Cancelled::Limit) => figures.state_moves_at_limit.add(1),
-            Some(Cancelled::Refused(_)) => figures.state_moves_refused.add(1),
-            Some(Cancelled::NoRoom) => figures.state_moves_without_room.add(1),
-            Some(Cancelled::Gone(_) | Cancelled::FlowEnded) => figures.state_moves_gone.add(1),
+            Some(Cancelled::Limit) => Some((&figures.state_moves_at_limit, &source.stayed_at_limit)),
+            Some(Cancelled::Refused(_)) => Some((&figures.state_moves_refused, &source.stayed_refused)),
+            Some(Cancelled::NoRoom) => Some((&figures.state_moves_without_room, &source.stayed_without_room)),
+            Some(Cancelled::Gone(_) | Cancelled::FlowEnded) => {
+                Some((&figures.state_moves_gone, &source.stayed_gone))
+            }
+        };
+        if let Some((of_worker, of_source)) = cancelled {
+            of_worker.add(1);
+            of_source.add(1);
         }
-        if let Some(party) = end.forgets
-            && self.state_moves.forgets.len() < FORGETS_LIMIT
-        {
+        if let Some(party) = end.forgets {
             let place = if party == Party::Source { of.from } else { of.to };
             let (number, flow) = (of.number, of.flow);
-            self.state_moves.forgets.push(Forget { place, number, flow });
+            if self.state_moves.forgets.len() < FORGETS_LIMIT {
+                self.state_moves.forgets.push(Forget { place, number, flow });
+            } else {
+                figures.state_forgets_lost.add(1);
+            }
         }
     }
 

@@ -122,7 +122,7 @@ impl<M: FrameMemory> Worker<M> {
         if self.egress.lanes_are_stale {
             let table = &self.lookup.table;
             let moves = &self.state_moves;
-            let is_usable = |slot| table.is_slot_usable(slot) && !moves.is_source(slot);
+            let is_usable = |slot| table.is_slot_usable(slot) && !moves.holds_for(slot);
             self.egress.draw_lanes(&self.cx, is_usable);
         }
         // The lists are taken out and put back, so that their memory is used again.
@@ -390,7 +390,8 @@ impl<M: FrameMemory> Worker<M> {
         let decision = match self.lookup.find_again(&info, hash, &self.cx) {
             Outcome::Hit { slot, service } => Decision::Instance { slot, service },
             Outcome::Miss(missed) => {
-                let decision = self.set_up_packet(&info, hash, missed, (uplink, None));
+                let of = self.place_of_content(&info.key);
+                let decision = self.set_up_packet(&info, hash, missed, (uplink, of));
                 if missed.entry.is_some() && matches!(decision, Decision::Instance { .. }) {
                     self.cx.counters.figures.held_moves.add(1);
                 }

@@ -30,6 +30,7 @@ mod relaxed;
 mod restart;
 mod sharing;
 mod signals;
+mod state_moves;
 mod steering;
 mod table;
 mod trail;

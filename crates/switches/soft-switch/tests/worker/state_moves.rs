@@ -207,6 +207,26 @@ fn a_drain_moves_a_flow_with_its_state_and_in_order() {
     assert_eq!(originated, 0);
 }
 
+/// More are held than a turn releases: later ones wait behind them.
+#[test]
+fn later_packets_do_not_overtake_held_ones() {
+    let mut moving = moving();
+    let destination = moving.destination;
+    let number = moving.drain_until_import();
+    moving.send(3..400);
+    moving.says(destination, number, Message::Imported);
+    let mut next = 400;
+    let mut taken = moving.packets(destination);
+    assert!(taken.len() < 397, "all were released at once");
+    while taken.len() < 397 + 32 {
+        assert!(next < 500, "{} have come", taken.len());
+        moving.send(next..next + 8);
+        next += 8;
+        taken.extend(moving.packets(destination));
+    }
+    assert_eq!(taken, (3..next).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_move_that_takes_too_long_leaves_the_flow_where_it_is() {
     let mut moving = moving();

@@ -1,5 +1,6 @@
 //! Two gateways that face each other.
 
+mod moves;
 mod sizes;
 
 use std::net::IpAddr;
@@ -450,17 +451,17 @@ fn another_instance_goes_on() {
             forwarded(&mut there, &covered[at]);
         }
         let mut moved = (Vec::new(), Vec::new());
-        here.export(&mut moved.0);
-        there.export(&mut moved.1);
+        here.export_all(&mut moved.0);
+        there.export_all(&mut moved.1);
         let (mut here, mut there) = (make(&text(tunnel, 1, ""), 11), make(&text(tunnel, 2, ""), 12));
-        assert_eq!(here.import(&moved.0), Ok(2));
-        assert_eq!(there.import(&moved.1), Ok(2));
+        assert_eq!(here.import_all(&moved.0), Ok(2));
+        assert_eq!(there.import_all(&moved.1), Ok(2));
         assert_eq!(why(one(&mut there, &covered[298]).0), "replay");
         assert_eq!(forwarded(&mut there, &covered[297]), inner(&[297_u16 as u8]));
         let next = forwarded(&mut here, &inner(b"next"));
         assert_eq!(forwarded(&mut there, &next), inner(b"next"));
         for len in 0..moved.1.len() {
-            let cut = there.import(&moved.1[..len]);
+            let cut = there.import_all(&moved.1[..len]);
             assert!(cut.is_err() || len == 4 || len == 4 + 41, "{len}: {cut:?}");
         }
     }
