@@ -170,7 +170,7 @@ pub enum Ready {
     Connected,
     /// It took a probe packet out of its ring.
     Consumes,
-    /// Its program listens on the ports of the service's address.
+    /// Its program listens on the ports of the service's address, or takes whole frames from its interfaces.
     Listens,
     /// This command, run in the container, exits with 0.
     Exec(Vec<String>),

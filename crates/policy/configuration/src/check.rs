@@ -389,7 +389,8 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
         }
-        if service.ready == Ready::Listens && (service.port != PortKind::Kernel || service.vip.is_none()) {
+        let shows_listeners = service.port == PortKind::Frames || is_end && service.vip.is_some();
+        if service.ready == Ready::Listens && !shows_listeners {
             let what = "sees who listens only in the network of a kernel port, at the address of its service";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);

@@ -1441,7 +1441,8 @@ fn functions_on_interfaces_need_no_address_and_have_no_rings() {
     let text = |keys: &str| format!("{SHORT}port = \"frames\"\n{keys}\n");
     let read = good(&text(""));
     assert_eq!(read.services[0].port, PortKind::Frames);
-    assert_eq!(read.services[0].ready, Ready::Connected);
+    assert_eq!(read.services[0].ready, Ready::Listens);
+    good(&text("ready = \"connected\""));
     good(&text("next = \"b\"\n[service.b]\nimage = \"inco/forward\""));
     good(&text("external = { addresses = [\"203.0.113.0/30\"] }"));
     let vip = "vip = { address = \"10.0.0.100\", ports = \"80\" }";
@@ -1458,7 +1459,6 @@ fn functions_on_interfaces_need_no_address_and_have_no_rings() {
             "is no capability that a container may have",
         ),
         (with_vip("health = { tcp = 80 }"), "service.a.health"),
-        (with_vip("ready = \"listens\""), "service.a.ready"),
         (
             with_vip("").replace(" }", ", mode = \"dnat\" }"),
             "service.a.vip.mode",
