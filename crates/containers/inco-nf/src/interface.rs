@@ -5,15 +5,15 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, anyhow};
 use functions::RECEIVED_LIMIT;
 use packet_socket::{Config, Dividing, Monitor, PacketSocket, SendError, mtu};
 
 /// Bytes of a frame beside its packet: an Ethernet header with two VLAN tags.
 const HEADER_BYTES: u32 = 22;
 /// Why a packet socket is refused where interfaces are not.
-const RIGHTS: &str = "it takes a packet socket, for which this program needs the capability CAP_NET_RAW and a seccomp \
-                      filter that permits AF_PACKET: containers of services with port = \"frames\" have both";
+const RIGHTS: &str = "this program needs the capability CAP_NET_RAW, and a seccomp filter that permits AF_PACKET; \
+                      containers of services with port = \"frames\" have both";
 
 /// A packet socket of an interface.
 pub(crate) struct Interface {
@@ -37,16 +37,11 @@ impl Interface {
             };
             PacketSocket::open(name, config)
         };
-        let socket = opened().map_err(|error| {
+        let socket = opened().map_err(|error| match error.source.kind() {
             // A filter of system calls says that there is no such call.
-            let is_refused = matches!(
-                error.source.kind(),
-                io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
-            );
-            let error = anyhow::Error::new(error);
-            if is_refused { error.context(RIGHTS) } else { error }
-        });
-        let socket = socket.with_context(|| format!("cannot open the interface {name}"))?;
+            io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => anyhow!("{error}; {RIGHTS}"),
+            _ => anyhow!("{error}"),
+        })?;
         Ok(Interface {
             monitor: socket.monitor(),
             socket,

@@ -206,7 +206,9 @@ impl Ports {
             }
         }
         if let LinkSource::Interfaces(interfaces) = &mut self.source {
-            interfaces.iter_mut().for_each(|port| drop(port.flush()));
+            for port in interfaces {
+                port.flush();
+            }
         }
         if let Some(pair) = pair(&mut self.links, from, queue) {
             pair.rx.release();
