@@ -82,6 +82,12 @@ impl Interface {
         None
     }
 
+    /// Whether frames have come.
+    pub(crate) fn has_frames(&mut self) -> bool {
+        let (ring, _) = self.socket.rings();
+        ring.has_frames()
+    }
+
     /// Puts a frame into the ring; it leaves with the next [`Interface::flush`]. False: there is no room for it, or the
     /// interface does not carry it.
     pub(crate) fn send(&mut self, frame: &[u8]) -> bool {

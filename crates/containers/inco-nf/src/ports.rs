@@ -295,16 +295,13 @@ impl Ports {
 
     /// Sleeps until there are packets, another descriptor is readable, or the time has passed. Returns whether there are
     /// packets in a ring.
-    pub(crate) fn wait<'a>(
-        &'a mut self,
-        mut others: Vec<BorrowedFd<'a>>,
-        mut longest: Duration,
-    ) -> Result<bool> {
+    pub(crate) fn wait(&mut self, others: &[BorrowedFd<'_>], mut longest: Duration) -> Result<bool> {
         if let LinkSource::Interfaces(interfaces) = &mut self.source
             && !interfaces.iter_mut().all(Interface::flush)
         {
             longest = longest.min(SEND_AGAIN);
         }
+        let mut others = others.to_vec();
         let mut queues: Vec<&mut RxQueue> = Vec::new();
         match &self.source {
             LinkSource::Server(listener) => others.push(listener.as_fd()),
@@ -316,6 +313,9 @@ impl Ports {
             queues.extend(link.queues.iter_mut().map(|pair| &mut pair.rx));
         }
         memif::wait(&mut queues, &others, longest)?;
+        if let LinkSource::Interfaces(interfaces) = &mut self.source {
+            return Ok(interfaces.iter_mut().any(Interface::has_frames));
+        }
         Ok(queues.iter_mut().any(|queue| queue.available() > 0))
     }
 }
