@@ -61,7 +61,7 @@ impl Between {
         let page = PageReader::create().unwrap();
         let path = self.dir.path().join("page.sock");
         let deadline = Instant::now() + PATIENCE;
-        let mut wait = |what: &str| {
+        let wait = |what: &str| {
             assert!(Instant::now() < deadline, "{what}");
             std::thread::sleep(Duration::from_millis(1));
         };
@@ -98,18 +98,8 @@ fn connections_through_interfaces_are_exact() {
     }
     let between = Between::start();
     let [client, server] = &between.networks;
-    let mut addresses = vec!["10.0.0.2:80".to_owned()];
-    // The kernel takes VLAN tags off the frames that it hands over.
-    for (number, network) in between.networks.iter().enumerate() {
-        network.ip("link add link lan0 name lan0.7 type vlan id 7");
-        network.ip(&format!("address add 10.0.7.{}/24 dev lan0.7", number + 1));
-        network.ip("link set lan0.7 up");
-    }
-    addresses.push("10.0.7.2:80".to_owned());
-    for address in &addresses {
-        serve(server, address);
-        client.within(|| fetch(address, BYTES)).unwrap();
-    }
+    serve(server, "10.0.0.2:80");
+    client.within(|| fetch("10.0.0.2:80", BYTES)).unwrap();
     // The other way: what is divided comes in by the first interface.
     serve(client, "10.0.0.1:80");
     server.within(|| fetch("10.0.0.1:80", BYTES)).unwrap();
@@ -121,7 +111,7 @@ fn connections_through_interfaces_are_exact() {
     }
     // Each packet that left was no longer than the link carries.
     let packets: u64 = ports.iter().map(|port| port.packets_out).sum();
-    assert!(packets > 3 * BYTES / 1500, "{ports:?}");
+    assert!(packets > 2 * BYTES / 1500, "{ports:?}");
 }
 
 #[test]
@@ -130,6 +120,7 @@ fn what_is_missing_is_named() {
         return;
     }
     let own = Namespace::new("r");
+    own.ip("link add eth0 type veth peer name eth1");
     let run = |command: &mut Command| {
         let output = command.stderr(Stdio::piped()).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -138,8 +129,11 @@ fn what_is_missing_is_named() {
     let arguments = ["forward", "--interfaces"];
     let program = env!("CARGO_BIN_EXE_inco-nf");
     let without = ["--bounding-set=-net_raw", "--inh-caps=-net_raw", program];
-    let said = run(own.command("setpriv").args(without).args(arguments).arg("lo"));
-    assert!(said.contains("\"lo\"") && said.contains("CAP_NET_RAW"), "{said}");
+    let said = run(own.command("setpriv").args(without).args(arguments).arg("eth0"));
+    assert!(
+        said.contains("\"eth0\"") && said.contains("CAP_NET_RAW"),
+        "{said}"
+    );
     let said = run(own.command(program).args(arguments).arg("eth9"));
     assert!(said.contains("eth9") && !said.contains("CAP_NET_RAW"), "{said}");
 }
