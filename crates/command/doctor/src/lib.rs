@@ -226,7 +226,8 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
 /// Checks the ports that the switch creates for instances at its start.
 fn ports(configuration: &Configuration) -> Option<Finding> {
     let makes_all = configuration.switch.can.prepared_ports;
-    let is_made = |service: &&Service| makes_all || service.port == PortKind::Kernel;
+    let is_made =
+        |service: &&Service| makes_all || matches!(service.port, PortKind::Kernel | PortKind::Frames);
     if !configuration.services.iter().any(|service| is_made(&service)) {
         return None;
     }
@@ -235,6 +236,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
         let kind = match service.port {
             PortKind::Device => "on functions of a card",
             PortKind::Kernel => "on interfaces",
+            PortKind::Frames => "of whole frames on interfaces",
             PortKind::Memif | PortKind::Null => "on memif",
         };
         let most = service.instance_limit();

@@ -77,11 +77,11 @@ pub(crate) fn stage(
         ports: given.ports.clone(),
         files: host_files::all(&spec.name, &given.ports),
     });
-    let calls = match (&ordinary, given.interfaces.as_slice()) {
-        (Some(_), _) => Calls::Ordinary,
-        (None, []) => Calls::Usual,
+    let calls = match &ordinary {
+        Some(_) => Calls::Ordinary,
         // Whole frames take packet sockets.
-        (None, _) => Calls::Frames,
+        None if given.has_frames() => Calls::Frames,
+        None => Calls::Usual,
     };
     Ok(Stage {
         place,
@@ -94,6 +94,7 @@ pub(crate) fn stage(
         hugepages: spec.hugepages,
         calls,
         ordinary,
+        frames: given.frames.clone(),
     })
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn config(
     if let Some(cpus) = cpuset {
         resources["cpu"] = json!({ "cpus": cpus });
     }
-    let has_interfaces = !given.interfaces.is_empty();
+    let has_interfaces = given.has_frames();
     // The kernel's own stack is not to speak on a port of whole frames.
     let is_ipv6_there = has_interfaces && Path::new("/proc/sys/net/ipv6").exists();
     let settings = ["all", "default"].map(|of| (format!("net.ipv6.conf.{of}.disable_ipv6"), json!("1")));
@@ -422,6 +423,26 @@ mod tests {
             given.devices = vec![no_device.into()];
             let refused = stage_of(&spec, &given).unwrap_err();
             assert!(refused.to_string().contains(no_device), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_function_on_interfaces_has_packet_sockets_and_nothing_else() {
+        let mut spec = ContainerSpec::new("inco-firewall-1", "a");
+        let eth0 = crate::port::example();
+        spec.functions = vec![model::NetFunction::Frames(eth0.clone())];
+        let given = Given {
+            frames: vec![eth0.clone()],
+            ..Given::default()
+        };
+        let stage = stage_of(&spec, &given).unwrap();
+        assert_eq!((stage.calls, stage.ports()), (Calls::Frames, vec![eth0]));
+        assert_eq!(stage.ordinary, None);
+        let config = read_with(&spec, &given);
+        assert_eq!(config.root().as_ref().unwrap().readonly(), Some(true));
+        let rights = rights(&spec, true, 0, CapabilitySet::empty());
+        for kind in ["bounding", "effective", "permitted"] {
+            assert_eq!(rights[kind], json!(["CAP_NET_RAW"]));
         }
     }
 

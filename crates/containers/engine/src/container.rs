@@ -189,7 +189,8 @@ pub struct Exchange {
 /// read-only root file system, no capabilities (with interfaces: `CAP_NET_RAW`) and no way to gain privileges.
 ///
 /// A container with a kernel port ([`NetFunction::Port`]) is made for an ordinary program, which knows nothing of
-/// inco: it has the kernel's network, a root file system that it can write to, and [`CAPABILITIES`].
+/// inco: it has the kernel's network, a root file system that it can write to, and [`CAPABILITIES`]. One with
+/// [`NetFunction::Frames`] is not: it has interfaces, and `CAP_NET_RAW` for packet sockets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerSpec {
     /// Its name, as `inco-firewall-7`: see [`ContainerSpec::check`].

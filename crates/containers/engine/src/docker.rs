@@ -622,7 +622,7 @@ impl Service {
                 .borrow_mut()
                 .insert(name.clone(), of.source.clone());
         }
-        let made = if given.ports.is_empty() {
+        let made = if given.set_up().is_empty() {
             self.make_and_start(&spec, &given, image.as_ref(), limit, "none".to_owned())
                 .await
         } else {
@@ -725,7 +725,7 @@ impl Service {
         limit: Duration,
     ) -> Result<(u32, Nanos), EngineError> {
         if self.hierarchy.is_none() || self.is_podman {
-            let ports: Vec<&str> = given.ports.iter().map(|port| port.host.as_str()).collect();
+            let ports: Vec<String> = given.set_up().into_iter().map(|port| port.host).collect();
             return Err(EngineError::NoFunction {
                 what: format!(
                     "Podman, and an engine on another machine, take no port of this one, as {}",
@@ -758,7 +758,7 @@ impl Service {
         limit: Duration,
     ) -> Result<(), EngineError> {
         self.ensure_holder_image(limit).await?;
-        let body = || holder_body(spec, &given.ports);
+        let body = || holder_body(spec, &given.set_up());
         match self.make(holder, body(), limit).await {
             Err(EngineError::NameTaken { .. }) => {
                 // A run that was killed left it.
@@ -774,7 +774,7 @@ impl Service {
             .inspect_container(holder, None::<InspectContainerOptions>);
         let inspected = self.ask("inspect", holder, ANSWER, asked).await?;
         let pid = inspected.state.and_then(|state| state.pid).unwrap_or_default();
-        let ports = given.ports.clone();
+        let ports = given.set_up();
         // The kernel takes milliseconds for it.
         let given = tokio::task::spawn_blocking(move || {
             let path = format!("/proc/{pid}/ns/net");
@@ -1505,11 +1505,13 @@ fn body(
         typ: Some(MountType::BIND),
         ..DockerMount::default()
     });
-    let calls = if is_ordinary {
-        Calls::Ordinary
-    } else {
-        Calls::Usual
+    let calls = match is_ordinary {
+        true => Calls::Ordinary,
+        // Whole frames take packet sockets.
+        false if given.has_frames() => Calls::Frames,
+        false => Calls::Usual,
     };
+    let frames = given.has_frames().then_some("NET_RAW");
     let mut security = vec!["no-new-privileges:true".to_owned()];
     if !is_podman {
         // Podman takes the path of a file here; its own profile is close.
@@ -1521,7 +1523,7 @@ fn body(
         network_mode: Some(network),
         readonly_rootfs: Some(!is_ordinary),
         cap_drop: Some(vec!["ALL".to_owned()]),
-        cap_add: Some(spec.capabilities().map(str::to_owned).collect()),
+        cap_add: Some(spec.capabilities().chain(frames).map(str::to_owned).collect()),
         security_opt: Some(security),
         pids_limit: Some(i64::from(*pids_limit)),
         memory,

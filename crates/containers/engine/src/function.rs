@@ -29,7 +29,7 @@ pub(crate) fn check(function: &NetFunction) -> Result<(), EngineError> {
         NetFunction::Pci { address, vfio } => is_name(address) && vfio.as_deref().is_none_or(is_device),
         NetFunction::Sf(_) => true,
         NetFunction::Interface(name) => port::is_name(name),
-        NetFunction::Port(setup) => return port::check(setup),
+        NetFunction::Port(setup) | NetFunction::Frames(setup) => return port::check(setup),
     };
     if is_right {
         return Ok(());
@@ -47,6 +47,8 @@ pub struct Given {
     pub interfaces: Vec<String>,
     /// Those that are moved into it and set up there, for the kernel's network.
     pub ports: Vec<InterfaceSetup>,
+    /// Those that are moved into it and set up there, for whole frames.
+    pub frames: Vec<InterfaceSetup>,
     /// Device files.
     pub devices: Vec<PathBuf>,
     /// Environment: `INCO_INTERFACES` and `INCO_PCI`, in the order of the functions, with commas.
@@ -54,6 +56,17 @@ pub struct Given {
 }
 
 impl Given {
+    /// Whether its program takes whole frames from interfaces, which needs packet sockets.
+    pub(crate) fn has_frames(&self) -> bool {
+        !self.interfaces.is_empty() || !self.frames.is_empty()
+    }
+
+    /// The interfaces that are set up in the container.
+    #[cfg(feature = "docker")]
+    pub(crate) fn set_up(&self) -> Vec<InterfaceSetup> {
+        self.ports.iter().chain(&self.frames).cloned().collect()
+    }
+
     /// What is to be given for these functions, as the kernel has them now below `sys` ([`SYS`]).
     ///
     /// # Errors
@@ -73,19 +86,26 @@ impl Given {
                     given.interfaces.push(name.clone());
                     given.devices.extend(verbs(&directory.join("device")));
                 }
-                NetFunction::Port(setup) => {
+                NetFunction::Port(setup) | NetFunction::Frames(setup) => {
                     // `/sys` may be that of another network namespace.
                     if !port::is_here(&setup.host) {
                         return Err(no_interface(function));
                     }
-                    given.ports.push(setup.clone());
+                    let is_of_kernel = matches!(function, NetFunction::Port(_));
+                    let all = if is_of_kernel {
+                        &mut given.ports
+                    } else {
+                        &mut given.frames
+                    };
+                    all.push(setup.clone());
                 }
             }
         }
-        if !given.interfaces.is_empty() {
-            given
-                .env
-                .push(("INCO_INTERFACES".to_owned(), given.interfaces.join(",")));
+        let interfaces = given.interfaces.iter().map(String::as_str);
+        let frames = given.frames.iter().map(|setup| setup.name.as_str());
+        let names: Vec<&str> = interfaces.chain(frames).collect();
+        if !names.is_empty() {
+            given.env.push(("INCO_INTERFACES".to_owned(), names.join(",")));
         }
         if !addresses.is_empty() {
             given.env.push(("INCO_PCI".to_owned(), addresses.join(",")));

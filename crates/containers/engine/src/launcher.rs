@@ -1007,10 +1007,11 @@ fn try_make(
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         reason
     };
-    if let Some(ordinary) = &stage.ordinary {
+    let ports = stage.ports();
+    if !ports.is_empty() {
         let network = format!("/proc/{pid}/ns/net");
         let network = File::open(&network).map_err(|error| kill(format!("{network}: {error}")))?;
-        port::give(network.as_fd(), &ordinary.ports).map_err(kill)?;
+        port::give(network.as_fd(), &ports).map_err(kill)?;
     }
     container.start().map_err(in_full).map_err(kill)?;
     failure_of(failure).map_err(kill)?;

@@ -1,5 +1,6 @@
 //! Kernel ports: interfaces of this machine that are moved into a container's network namespace and set up there,
-//! before its program starts. The program finds a network that works and cannot change it.
+//! before its program starts. The program finds a network that works and cannot change it. Without addresses, an
+//! interface carries whole frames, and the container's kernel says nothing on it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -87,7 +88,7 @@ pub(crate) fn check(port: &InterfaceSetup) -> Result<(), EngineError> {
 pub(crate) fn check_all(functions: &[NetFunction]) -> Result<(), EngineError> {
     let mut taken = BTreeSet::new();
     for function in functions {
-        if let NetFunction::Port(port) = function
+        if let NetFunction::Port(port) | NetFunction::Frames(port) = function
             && !(taken.insert((true, &port.host)) && taken.insert((false, &port.name)))
         {
             return Err(EngineError::BadSpec {

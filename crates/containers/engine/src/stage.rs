@@ -95,6 +95,9 @@ pub(crate) struct Stage {
     /// What an ordinary program gets beside that.
     #[serde(default)]
     pub(crate) ordinary: Option<Ordinary>,
+    /// Interfaces for whole frames, which are set up for it.
+    #[serde(default)]
+    pub(crate) frames: Vec<InterfaceSetup>,
 }
 
 /// What a program gets that knows nothing of inco: it finds the kernel's network, and a root file system that it can
@@ -131,6 +134,12 @@ pub(crate) fn place(run_dir: &Path) -> Result<PathBuf, EngineError> {
 }
 
 impl Stage {
+    /// The interfaces that are moved into its network and set up there.
+    pub(crate) fn ports(&self) -> Vec<InterfaceSetup> {
+        let ordinary = self.ordinary.iter().flat_map(|of| &of.ports);
+        ordinary.chain(&self.frames).cloned().collect()
+    }
+
     /// Where the root file system is once it is laid out.
     pub(crate) fn rootfs_path(&self) -> PathBuf {
         self.place.join(ROOTFS)

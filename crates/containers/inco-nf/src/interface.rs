@@ -1,62 +1,122 @@
-//! A network interface as a data port: whole frames over a packet socket. The kernel strips VLAN tags.
+//! A network interface as a data port: whole frames over a packet socket. What their senders left to a card is done
+//! here, so that functions see packets that are whole, with their VLAN tags, and no longer than the interface carries.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use anyhow::{Context, Result, bail};
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::{LinkAddr, SockaddrLike, bind, recvfrom};
-use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, send, socket_with};
+use anyhow::{Result, anyhow};
+use functions::RECEIVED_LIMIT;
+use packet_socket::{Config, Dividing, Monitor, PacketSocket, SendError, mtu};
 
-/// All protocols, in network byte order.
-const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
-/// The packet type of frames that this machine sent itself.
-const OUTGOING: u8 = 4;
+/// Bytes of a frame beside its packet: an Ethernet header with two VLAN tags.
+const HEADER_BYTES: u32 = 22;
+/// Why a packet socket is refused where interfaces are not.
+const RIGHTS: &str = "this program needs the capability CAP_NET_RAW, and a seccomp filter that permits AF_PACKET; \
+                      containers of services with port = \"frames\" have both";
 
 /// A packet socket of an interface.
 pub(crate) struct Interface {
-    socket: OwnedFd,
+    socket: PacketSocket,
+    monitor: Monitor,
+    dividing: Dividing,
+    /// Frames were put into the ring that the kernel was not told of, or has not all sent.
+    is_dirty: bool,
 }
 
 impl Interface {
-    /// Opens an interface by name.
-    pub(crate) fn open(name: &str) -> Result<Interface> {
-        let opened = || -> Result<Interface> {
-            let mut all = getifaddrs().map_err(io::Error::from)?;
-            let address = all.find_map(|of| {
-                let address = of
-                    .address
-                    .as_ref()
-                    .and_then(|address| address.as_link_addr().copied());
-                address.filter(|_| of.interface_name == name)
-            });
-            let Some(address) = address else {
-                bail!("there is no such interface");
+    /// Opens an interface by name, with so many slots in each of its two rings.
+    ///
+    /// # Errors
+    /// There is no such interface, or this program may not have its frames.
+    pub(crate) fn open(name: &str, slots: u32) -> Result<Interface> {
+        let opened = || -> Result<PacketSocket, packet_socket::Error> {
+            let config = Config {
+                slots,
+                frame_bytes: mtu(name)? + HEADER_BYTES,
             };
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let protocol = std::num::NonZero::new(u32::from(ALL_PROTOCOLS)).map(Protocol::from_raw);
-            let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, protocol)?;
-            // The address has no protocol, so the socket's own applies.
-            bind(socket.as_raw_fd(), &address as &dyn SockaddrLike).map_err(io::Error::from)?;
-            Ok(Interface { socket })
+            PacketSocket::open(name, config)
         };
-        opened().with_context(|| format!("cannot open the interface {name}"))
+        let socket = opened().map_err(|error| match error.source.kind() {
+            // A filter of system calls says that there is no such call.
+            io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => anyhow!("{error}; {RIGHTS}"),
+            _ => anyhow!("{error}"),
+        })?;
+        Ok(Interface {
+            monitor: socket.monitor(),
+            socket,
+            dividing: Dividing::default(),
+            is_dirty: false,
+        })
     }
 
-    /// The length of the next received frame. Longer frames are truncated.
-    pub(crate) fn receive(&self, frame: &mut [u8]) -> Option<usize> {
-        loop {
-            // Errors concern the interface, for example that it is down: nothing now, perhaps later.
-            let (length, from) = recvfrom::<LinkAddr>(self.socket.as_raw_fd(), frame).ok()?;
-            if from.is_none_or(|from| from.pkttype() != OUTGOING) {
-                return Some(length);
+    /// Writes the next received frame to the start of `room`, and gives its length. [`None`]: none is there, or
+    /// [`RECEIVED_LIMIT`] in a row were none. What does not fit, or cannot be divided, is left out and counted in
+    /// `malformed`.
+    pub(crate) fn receive(&mut self, room: &mut [u8], malformed: &mut u64) -> Option<usize> {
+        for _ in 0..RECEIVED_LIMIT {
+            if self.dividing.next_len().is_some() {
+                match self.dividing.next(room) {
+                    Some(len) => return Some(len),
+                    None => *malformed += 1,
+                }
             }
+            let (ring, _) = self.socket.rings();
+            let dividing = &mut self.dividing;
+            let mut copied = None;
+            let taken = ring.take(1, |frame| {
+                if frame.offload.divide.is_some() {
+                    *malformed += u64::from(!dividing.begin(&frame));
+                } else {
+                    copied = frame.copy_to(room);
+                    *malformed += u64::from(copied.is_none());
+                }
+                ControlFlow::Continue(())
+            });
+            ring.release();
+            *malformed += u64::from(taken.too_large);
+            if copied.is_some() || taken.frames + taken.too_large == 0 {
+                return copied;
+            }
+        }
+        None
+    }
+
+    /// Whether frames have come.
+    pub(crate) fn has_frames(&mut self) -> bool {
+        let (ring, _) = self.socket.rings();
+        ring.has_frames()
+    }
+
+    /// Puts a frame into the ring; it leaves with the next [`Interface::flush`]. False: there is no room for it, or the
+    /// interface does not carry it.
+    pub(crate) fn send(&mut self, frame: &[u8]) -> bool {
+        self.is_dirty = true;
+        let (_, sender) = self.socket.rings();
+        match sender.put(frame) {
+            Err(SendError::Full) => {
+                // An interface that is down takes nothing.
+                let _down = sender.send();
+                sender.put(frame).is_ok()
+            }
+            put => put.is_ok(),
         }
     }
 
-    /// Sends a frame; false if the kernel rejects it.
-    pub(crate) fn send(&self, frame: &[u8]) -> bool {
-        send(&self.socket, frame, SendFlags::empty()).is_ok()
+    /// Has the kernel send what is in the ring. Whether it has sent all of it.
+    pub(crate) fn flush(&mut self) -> bool {
+        if self.is_dirty {
+            let (_, sender) = self.socket.rings();
+            self.is_dirty = sender.send().is_err() || sender.used() > 0;
+        }
+        !self.is_dirty
+    }
+
+    /// Frames for which the ring had no room, since the last call.
+    pub(crate) fn take_missed(&self) -> u64 {
+        self.monitor
+            .take_statistics()
+            .map_or(0, |counted| counted.dropped)
     }
 }
 

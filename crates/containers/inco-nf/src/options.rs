@@ -220,13 +220,13 @@ pub(crate) struct Options {
     /// As client: queue pairs per port. The switch may send on any of those it supports.
     #[arg(long, env = "INCO_QUEUES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "PAIRS")]
     pub(crate) queues: u16,
-    /// As client: slots per ring, a power of two.
+    /// As client, and with interfaces: slots per ring, a power of two.
     #[arg(long, env = "INCO_RING_SLOTS", default_value_t = 1024, value_parser = slots, value_name = "SLOTS")]
     pub(crate) ring_slots: u32,
     /// As client: bytes per buffer, a multiple of 64.
     #[arg(long, env = "INCO_BUFFER_BYTES", default_value_t = 2048, value_name = "BYTES")]
     pub(crate) buffer_bytes: u32,
-    /// Network interfaces as data ports, one or two, separated by commas, instead of a memif socket.
+    /// Network interfaces as data ports, one or two, separated by commas, instead of a memif socket. Needs CAP_NET_RAW.
     #[arg(
         long,
         env = "INCO_INTERFACES",

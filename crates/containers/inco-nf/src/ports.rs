@@ -27,6 +27,9 @@ const QUEUES_LIMIT: u16 = 4;
 /// HELLO.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
+/// How long frames wait that an interface did not take.
+const SEND_AGAIN: Duration = Duration::from_millis(1);
+
 /// What a port had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
@@ -62,7 +65,8 @@ pub(crate) struct Ports {
 impl Ports {
     /// Opens interfaces or sockets; the links come later.
     pub(crate) fn open(options: &Options) -> Result<Ports> {
-        let interfaces = options.interfaces.iter().map(|name| Interface::open(name));
+        let interfaces = options.interfaces.iter();
+        let interfaces = interfaces.map(|name| Interface::open(name, options.ring_slots));
         let interfaces = interfaces.collect::<Result<Vec<_>>>()?;
         let source = match options.role {
             _ if !interfaces.is_empty() => LinkSource::Interfaces(interfaces),
@@ -123,11 +127,12 @@ impl Ports {
         let out = self.opposite(port);
         burst.begin(port as u8, out as u8);
         let counters = &mut self.counters[port];
-        if let LinkSource::Interfaces(interfaces) = &self.source {
-            let Some(from) = interfaces.get(port) else {
+        if let LinkSource::Interfaces(interfaces) = &mut self.source {
+            let Some(from) = interfaces.get_mut(port) else {
                 return Received::Nothing;
             };
-            while let Some(len) = burst.receive(|room| from.receive(room).unwrap_or(0)) {
+            let malformed = &mut counters.dropped_malformed;
+            while let Some(len) = burst.receive(|room| from.receive(room, malformed).unwrap_or(0)) {
                 counters.packets_in += 1;
                 counters.bytes_in += len as u64;
             }
@@ -180,12 +185,12 @@ impl Ports {
         let from = usize::from(burst.port());
         for run in burst.leaving().chunk_by(|a, b| a.port() == b.port()) {
             let out = run.first().map_or(0, |first| usize::from(first.port()));
-            if let LinkSource::Interfaces(interfaces) = &self.source {
+            if let LinkSource::Interfaces(interfaces) = &mut self.source {
                 for of in run {
                     let bytes = burst.bytes_of(of);
-                    match interfaces.get(out) {
-                        Some(to) if to.send(bytes) => self.counters[out].sent(1, bytes.len() as u64),
-                        Some(_) => self.counters[from].dropped_ring_full += 1,
+                    match interfaces.get_mut(out).map(|to| to.send(bytes)) {
+                        Some(true) => self.counters[out].sent(1, bytes.len() as u64),
+                        Some(false) => self.counters[from].dropped_ring_full += 1,
                         None => self.counters[from].dropped_unconnected += 1,
                     }
                 }
@@ -198,6 +203,11 @@ impl Ports {
                     self.counters[from].dropped_ring_full += run.len() as u64 - packets;
                 }
                 None => self.counters[from].dropped_unconnected += run.len() as u64,
+            }
+        }
+        if let LinkSource::Interfaces(interfaces) = &mut self.source {
+            for port in interfaces {
+                port.flush();
             }
         }
         if let Some(pair) = pair(&mut self.links, from, queue) {
@@ -226,8 +236,11 @@ impl Ports {
 
     /// Sends a frame by the first port, outside of any burst. Without a link there is nobody to tell.
     pub(crate) fn send_signal(&mut self, frame: &[u8]) {
-        if let LinkSource::Interfaces(interfaces) = &self.source {
-            let _sent = interfaces.first().map(|port| port.send(frame));
+        if let LinkSource::Interfaces(interfaces) = &mut self.source {
+            if let Some(port) = interfaces.first_mut() {
+                port.send(frame);
+                port.flush();
+            }
         } else if let Some(tx) = output(&mut self.links, 0, 0)
             && tx.push(frame).is_ok()
         {
@@ -265,7 +278,12 @@ impl Ports {
                     }
                 }
             }
-            LinkSource::Interfaces(_) => {}
+            LinkSource::Interfaces(interfaces) => {
+                // What was sent to this process and found its ring full never came in.
+                for (port, counters) in interfaces.iter().zip(&mut self.counters) {
+                    counters.dropped_ring_full += port.take_missed();
+                }
+            }
         }
         Ok(())
     }
@@ -277,7 +295,13 @@ impl Ports {
 
     /// Sleeps until there are packets, another descriptor is readable, or the time has passed. Returns whether there are
     /// packets in a ring.
-    pub(crate) fn wait<'a>(&'a mut self, mut others: Vec<BorrowedFd<'a>>, longest: Duration) -> Result<bool> {
+    pub(crate) fn wait(&mut self, others: &[BorrowedFd<'_>], mut longest: Duration) -> Result<bool> {
+        if let LinkSource::Interfaces(interfaces) = &mut self.source
+            && !interfaces.iter_mut().all(Interface::flush)
+        {
+            longest = longest.min(SEND_AGAIN);
+        }
+        let mut others = others.to_vec();
         let mut queues: Vec<&mut RxQueue> = Vec::new();
         match &self.source {
             LinkSource::Server(listener) => others.push(listener.as_fd()),
@@ -289,6 +313,9 @@ impl Ports {
             queues.extend(link.queues.iter_mut().map(|pair| &mut pair.rx));
         }
         memif::wait(&mut queues, &others, longest)?;
+        if let LinkSource::Interfaces(interfaces) = &mut self.source {
+            return Ok(interfaces.iter_mut().any(Interface::has_frames));
+        }
         Ok(queues.iter_mut().any(|queue| queue.available() > 0))
     }
 }

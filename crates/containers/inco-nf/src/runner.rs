@@ -266,7 +266,7 @@ impl Runner {
         others.extend(self.pages.as_ref().map(|of| of.as_fd()));
         others.extend(self.signals.as_ref().map(|of| of.as_fd()));
         others.extend(self.reloads.as_ref().map(|of| of.as_fd()));
-        if !self.ports.wait(others, longest)? {
+        if !self.ports.wait(&others, longest)? {
             // Another descriptor or the timeout ended it.
             self.next_chores = 0;
         }

@@ -19,6 +19,8 @@ use crate::options;
 
 /// The interface of an instance's port, in its network namespace.
 const INTERFACE: &str = "eth0";
+/// Slots of its rings: a signal is one frame.
+const SLOTS: u32 = 32;
 /// The addresses of a signal. Both are locally administered, and nobody looks at them.
 const DESTINATION: [u8; 6] = [0x02, 0x69, 0x6e, 0x63, 0x6f, 0x00];
 const SOURCE: [u8; 6] = [0x02, 0x69, 0x6e, 0x63, 0x6f, 0x01];
@@ -105,8 +107,8 @@ fn through_interface(pid: u32, frame: Vec<u8>) -> Result<()> {
     // A thread of its own stays there for good.
     let there = move || -> Result<()> {
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let port = Interface::open(INTERFACE)?;
-        ensure!(port.send(&frame), "the kernel refuses the frame");
+        let mut port = Interface::open(INTERFACE, SLOTS)?;
+        ensure!(port.send(&frame) && port.flush(), "the kernel refuses the frame");
         Ok(())
     };
     let helper = std::thread::Builder::new()

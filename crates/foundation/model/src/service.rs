@@ -170,7 +170,7 @@ pub enum Ready {
     Connected,
     /// It took a probe packet out of its ring.
     Consumes,
-    /// Its program listens on the ports of the service's address.
+    /// Its program listens on the ports of the service's address, or takes whole frames from its interfaces.
     Listens,
     /// This command, run in the container, exits with 0.
     Exec(Vec<String>),
@@ -221,6 +221,8 @@ pub enum NetFunction {
     Interface(String),
     /// The container's end of a pair of interfaces, with its settings.
     Port(InterfaceSetup),
+    /// The container's end of a pair of interfaces that carries whole frames. It has no addresses.
+    Frames(InterfaceSetup),
 }
 
 /// An interface of this machine that a container gets, and how it is set up there before the program starts.
@@ -252,7 +254,7 @@ impl fmt::Display for NetFunction {
             NetFunction::Pci { address, .. } => write!(f, "the function at {address}"),
             NetFunction::Sf(number) => write!(f, "scalable function {number}"),
             NetFunction::Interface(name) => write!(f, "the interface {name}"),
-            NetFunction::Port(setup) => write!(f, "the port {}", setup.host),
+            NetFunction::Port(setup) | NetFunction::Frames(setup) => write!(f, "the port {}", setup.host),
         }
     }
 }

@@ -37,6 +37,9 @@ crate::words! {
         Device = "device",
         /// An interface in the instance's network namespace, which inco makes: the program uses the kernel's network.
         Kernel = "kernel",
+        /// Interfaces in the instance's network namespace without an address, one for each uplink, which inco makes: the
+        /// program takes whole frames from them, by packet sockets.
+        Frames = "frames",
         /// A sink without a container, for benches.
         Null = "null",
     }
@@ -82,7 +85,7 @@ impl PortKind {
     /// Whether a container is at the other end.
     pub const fn has_container(self) -> bool {
         match self {
-            PortKind::Memif | PortKind::Device | PortKind::Kernel => true,
+            PortKind::Memif | PortKind::Device | PortKind::Kernel | PortKind::Frames => true,
             PortKind::Null => false,
         }
     }
@@ -91,7 +94,7 @@ impl PortKind {
     pub const fn has_socket(self) -> bool {
         match self {
             PortKind::Memif => true,
-            PortKind::Device | PortKind::Kernel | PortKind::Null => false,
+            PortKind::Device | PortKind::Kernel | PortKind::Frames | PortKind::Null => false,
         }
     }
 
@@ -99,7 +102,7 @@ impl PortKind {
     pub const fn is_listed(self) -> bool {
         match self {
             PortKind::Device => true,
-            PortKind::Memif | PortKind::Kernel | PortKind::Null => false,
+            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Null => false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Whether instances serve: asks the kernel and the instances themselves, on threads of its own. It decides nothing:
 //! the controller does, with what is found here.
 //!
-//! Key types: [`ListenWatch`] (waits until programs listen on a service's ports), [`Checkers`] (checks instances again
+//! Key types: [`ListenWatch`] (waits until programs listen on a service's ports, or take frames), [`Checkers`] (checks instances again
 //! and again), [`Question`] (what one is asked), [`Port`] (the way to it, and to no other).
 #![forbid(unsafe_code)]
 

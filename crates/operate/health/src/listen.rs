@@ -2,11 +2,13 @@
 //! was made in that namespace. A question about listening sockets costs some 10 µs; `/proc/PID/net/tcp` would walk over
 //! every connection of the machine.
 //!
+//! Which interfaces its programs take whole frames from is in `/proc/PID/net/packet`, with a line for each packet socket.
+//!
 //! The published crate for these messages needs another version of `netlink-packet-core` than the rest of inco, so the
 //! one question and its answer are written out here. Their layout is `struct inet_diag_req_v2` and
 //! `struct inet_diag_msg` of `linux/inet_diag.h`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -63,6 +65,8 @@ pub struct Listening {
     pub addresses: Vec<IpAddr>,
     /// Ports and ranges of ports. Of each, one port must be served.
     pub ports: Vec<RangeInclusive<u16>>,
+    /// From so many interfaces it must take whole frames.
+    pub interfaces: usize,
 }
 
 /// A socket that serves.
@@ -150,6 +154,28 @@ impl Sockets {
             }
         }
     }
+}
+
+/// From how many interfaces whole frames are taken in the network namespace of a process.
+fn frames_taken(pid: u32) -> Result<usize, HealthError> {
+    let sockets = std::fs::read_to_string(format!("/proc/{pid}/net/packet"));
+    let sockets = sockets.map_err(|source| HealthError::System {
+        what: "look for packet sockets in the network namespace of its program",
+        source,
+    })?;
+    Ok(interfaces_of(&sockets))
+}
+
+/// The interfaces in a list of packet sockets that are bound and take frames. Its columns: address, references, type,
+/// protocol, interface, whether it takes frames, and others.
+fn interfaces_of(sockets: &str) -> usize {
+    let lines = sockets.lines().skip(1);
+    let taken = lines.filter_map(|line| {
+        let mut columns = line.split_whitespace().skip(4);
+        let interface: u32 = columns.next()?.parse().ok()?;
+        (columns.next()? == "1" && interface > 0).then_some(interface)
+    });
+    taken.collect::<BTreeSet<u32>>().len()
 }
 
 fn question(family: u8, protocol: u8, states: u32) -> [u8; HEADER + QUESTION] {
@@ -328,6 +354,11 @@ struct Waited {
 impl Waited {
     /// What is missing; nothing if it serves.
     fn ask(&mut self) -> Result<Option<String>, HealthError> {
+        if self.of.interfaces > 0 {
+            let (taken, all) = (frames_taken(self.of.pid)?, self.of.interfaces);
+            return Ok((taken < all)
+                .then(|| format!("its program takes frames from {taken} of its {all} interfaces so far")));
+        }
         let sockets = match &self.sockets {
             Some(sockets) => sockets,
             None => self.sockets.insert(Sockets::of(self.of.pid)?),
@@ -350,7 +381,9 @@ fn watch(todo: &Receiver<Wanted>, tell: &Sender<Told>) {
         let next = if waited.is_empty() {
             todo.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
-            let is_known = waited.values().any(|of| of.sockets.is_some());
+            let is_known = waited
+                .values()
+                .any(|of| of.sockets.is_some() || of.of.interfaces > 0);
             todo.recv_timeout(if is_known { ASK_EVERY } else { AGAIN })
         };
         match next {
@@ -426,7 +459,18 @@ mod tests {
             pid,
             addresses: vec![v4(address)],
             ports: ports.to_vec(),
+            interfaces: 0,
         }
+    }
+
+    #[test]
+    fn packet_sockets_that_take_frames_are_counted_by_interface() {
+        let list = "sk RefCnt Type Proto Iface R Rmem User Inode\n\
+                    0000000000000000 3 3 0003 2 1 0 0 31\n0000000000000000 3 3 0003 2 1 0 0 32\n\
+                    0000000000000000 3 3 0000 0 0 0 0 33\n0000000000000000 3 3 0003 3 0 0 0 34\n";
+        assert_eq!(interfaces_of(list), 1);
+        assert_eq!(interfaces_of(&list.replace(" 3 0 0 0 34", " 3 1 0 0 34")), 2);
+        assert_eq!(interfaces_of(""), 0);
     }
 
     #[test]

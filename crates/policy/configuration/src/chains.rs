@@ -124,7 +124,7 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
         service.port == PortKind::Kernel,
         "port",
         "gives packets back, and a program with a kernel port ends connections",
-        "write port = \"memif\"",
+        "write port = \"memif\" or \"frames\"",
     );
     wrong(
         service.vip.is_some() && configuration.previous(service).is_none(),

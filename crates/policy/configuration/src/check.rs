@@ -374,7 +374,13 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 "write port = \"{known}\"{}",
                 or_other(&|can| can.connects(service.port))
             );
-            wrong("port", "does not support this kind of port", write);
+            let what = match service.port {
+                PortKind::Frames if can.connects(PortKind::Kernel) => {
+                    "gives packets to the network of an instance, which ends connections, and sees none come back"
+                }
+                _ => "does not support this kind of port",
+            };
+            wrong("port", what, write);
         }
         if service.affinity == Affinity::Relaxed && service.port == PortKind::Kernel && can.relaxed_moves {
             let what = "moves no flow of an instance that ends connections";
@@ -415,12 +421,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         }
         // Their programs use the kernel's network: they end connections.
         let is_end = service.port == PortKind::Kernel;
-        if service.ready == Ready::Consumes && (!can.probes || is_end) {
+        let has_rings = !matches!(service.port, PortKind::Kernel | PortKind::Frames);
+        if service.ready == Ready::Consumes && (!can.probes || !has_rings) {
             let what = "cannot see whether an instance takes packets";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
         }
-        if service.ready == Ready::Listens && (service.port != PortKind::Kernel || service.vip.is_none()) {
+        let shows_listeners = service.port == PortKind::Frames || is_end && service.vip.is_some();
+        if service.ready == Ready::Listens && !shows_listeners {
             let what = "sees who listens only in the network of a kernel port, at the address of its service";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
@@ -534,7 +542,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         }
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
-            PortKind::Memif | PortKind::Kernel | PortKind::Null => {
+            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Null => {
                 u64::from(service.places(switch.spare_ports())) * service.uplinks.len() as u64
             }
         };

@@ -400,18 +400,21 @@ tables! {
             "name of a service", "\"ids\"",
             "The service that gets what its instances return, before it leaves by an uplink; what comes back passes both in \
              the opposite order. That service has no `match` of its own. Up to seven services can be in a row, all with the \
-             same `uplinks`. With the driver `soft` and memif ports only. A reload that changes it moves no pinned flow. See \
-             [chains](../tasks/chain.md).";
+             same `uplinks`. With the driver `soft`, and ports that give packets back: `memif` or `frames`. A reload \
+             that changes it moves no pinned flow. See [chains](../tasks/chain.md).";
         image: image, [or "none; required unless `port = \"null\"`"], Applies,
             "image name", "\"inco/forward\"",
             "The container's image: one that `inco image list` shows, one of a registry, for example `nginx:1.27` or \
              `localhost:5000/lab/ids@sha256:...`, or, with the engine `docker`, one of Docker.";
         port: word(PortKind::WORDS),
             [or "`\"memif\"`; with the driver `ebpf`, `\"kernel\"`" => reader.usual_port], Restart,
-            "`\"memif\"`, `\"device\"`, `\"kernel\"` or `\"null\"`", "\"null\"",
+            "`\"memif\"`, `\"device\"`, `\"kernel\"`, `\"frames\"` or `\"null\"`", "\"null\"",
             "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
              (`devices`), with the driver `openflow` only; `kernel` is an ordinary network interface in the container, \
-             with the drivers `ebpf` and `soft`, and needs `vip` with `soft`; `null` is a sink without a container, for benches.";
+             with the drivers `ebpf` and `soft`, and needs `vip` with `soft`; `frames` is an interface without an address \
+             for each uplink, `eth0` and `eth1`, from which a function takes whole frames by packet sockets, with `soft`: it \
+             has `CAP_NET_RAW` for them. See [functions on interfaces](../kernel-ports.md#functions-on-interfaces); \
+             `null` is a sink without a container, for benches.";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,
@@ -446,16 +449,16 @@ tables! {
             "list of names", "[\"NET_BIND_SERVICE\"]",
             "The capabilities of the program, in the container's user namespace: some of `AUDIT_WRITE`, `CHOWN`, \
              `DAC_OVERRIDE`, `FOWNER`, `FSETID`, `KILL`, `MKNOD`, `NET_BIND_SERVICE`, `SETFCAP`, `SETGID`, \
-             `SETPCAP`, `SETUID`, `SYS_CHROOT`. `[]` is none. A program that its image does not run as root cannot \
-             use them, as with Docker.";
+             `SETPCAP`, `SETUID`, `SYS_CHROOT`. `[]` is none. With `port = \"frames\"` it has `NET_RAW` \
+             beside them. A program that its image does not run as root cannot use them, as with Docker.";
         ready: ready,
-            [or "`\"connected\"`; with `port = \"kernel\"` and `vip`, `\"listens\"`" =>
+            [or "`\"connected\"`; with `port = \"kernel\"` and `vip`, or `port = \"frames\"`, `\"listens\"`" =>
                 usual_ready(port, vip.is_some())], Applies,
             "`\"connected\"`, `\"consumes\"`, `\"listens\"` or a table", "{ exec = [\"/bin/check\"] }",
             "When an instance is ready: `connected` when its data ports are up; `consumes` when it has also taken a \
              probe packet; `listens` when its program also serves each port of `vip` (of a range, any port): a socket \
-             of TCP listens there, or one of UDP has the port, at one of the service's addresses or at all; a table \
-             when a command in the container succeeds.";
+             of TCP listens there, or one of UDP has the port, at one of the service's addresses or at all; with \
+             `port = \"frames\"`, when it takes frames from each interface; a table when a command in the container succeeds.";
         health: |at| at.table(health_table), [or "none"], Applies,
             "table", "{ http = \"/\" }",
             "How instances are checked while they run. See the table below.";

@@ -716,7 +716,7 @@ pub(crate) fn ready(at: At<'_>) -> Result<Ready, ValueError> {
 
 /// When an instance is ready where nothing is said.
 pub(crate) fn usual_ready(port: PortKind, has_vip: bool) -> Ready {
-    if port == PortKind::Kernel && has_vip {
+    if port == PortKind::Frames || port == PortKind::Kernel && has_vip {
         Ready::Listens
     } else {
         Ready::Connected

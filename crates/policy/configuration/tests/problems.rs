@@ -1487,6 +1487,47 @@ fn kernel_ports_of_the_soft_switch_need_an_address_and_an_interface() {
 }
 
 #[test]
+fn functions_on_interfaces_need_no_address_and_have_no_rings() {
+    let text = |keys: &str| format!("{SHORT}port = \"frames\"\n{keys}\n");
+    let read = good(&text(""));
+    assert_eq!(read.services[0].port, PortKind::Frames);
+    assert_eq!(read.services[0].ready, Ready::Listens);
+    good(&text("ready = \"connected\""));
+    good(&text("next = \"b\"\n[service.b]\nimage = \"inco/forward\""));
+    good(&text("external = { addresses = [\"203.0.113.0/30\"] }"));
+    let vip = "vip = { address = \"10.0.0.100\", ports = \"80\" }";
+    let with_vip = |keys: &str| text(&format!("{vip}\n{keys}")).replace("memif:wan.sock", "kernel:eth0");
+    good(&with_vip(""));
+    for (text, said) in [
+        (text("ready = \"consumes\""), "write ready = \"connected\""),
+        (
+            text("affinity = \"relaxed\"\nmove_state = true"),
+            "write port = \"memif\"",
+        ),
+        (
+            text("capabilities = [\"NET_RAW\"]"),
+            "is no capability that a container may have",
+        ),
+        (with_vip("health = { tcp = 80 }"), "service.a.health"),
+        (
+            with_vip("").replace(" }", ", mode = \"dnat\" }"),
+            "service.a.vip.mode",
+        ),
+        (
+            format!("[switch]\ndriver = \"ebpf\"\n{}", with_vip("")),
+            "sees none come back; write port = \"kernel\", or driver = \"soft\"",
+        ),
+        (
+            format!("[switch]\ndriver = \"openflow\"\n{}", text("")),
+            "does not support this kind of port; write port = \"memif\", or driver = \"soft\"",
+        ),
+    ] {
+        let problems = problems_of(&text).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
+}
+
+#[test]
 fn functions_of_a_card_are_read_and_must_be_enough() {
     use configuration::MacAddress;
     let text = |service: &str, more: &str| {

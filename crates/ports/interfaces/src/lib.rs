@@ -14,7 +14,8 @@ use thiserror::Error;
 pub use announce::announce;
 pub use links::{Link, LinkWatch, Links, NAME_LIMIT};
 pub use pairs::{
-    CHECKER_V4, CHECKER_V6, GATEWAY_MAC, Pairs, Remaker, container_end, host_end, instance_mac, is_checker,
+    CHECKER_V4, CHECKER_V6, GATEWAY_MAC, Pairs, Remaker, container_end, frames_prefix, host_end,
+    instance_mac, is_checker,
 };
 
 /// What cannot be done with an interface.

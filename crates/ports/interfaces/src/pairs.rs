@@ -35,6 +35,13 @@ pub fn container_end(prefix: &str, slot: Slot) -> String {
     format!("{prefix}c{}", slot.0)
 }
 
+/// The prefix of the pairs of all slots that carry whole frames to and from the data port of that number, 0 or 1, where
+/// `prefix` is that of the pairs for the kernel's network.
+pub fn frames_prefix(prefix: &str, port: u8) -> String {
+    let mark = if port == 0 { 'f' } else { 'g' };
+    format!("{prefix}{mark}")
+}
+
 /// The MAC address of a slot's instance. It never leaves the machine.
 pub fn instance_mac(slot: Slot) -> [u8; 6] {
     let [high, low] = (slot.0 + 1).to_be_bytes();

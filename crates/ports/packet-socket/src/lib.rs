@@ -3,7 +3,7 @@
 //! call. One call sends all frames that were put into the ring.
 //!
 //! Key types: [`PacketSocket`] (an interface's socket), [`Receiver`] and [`Sender`] (its rings), [`Received`] (a frame
-//! in its slot).
+//! in its slot), [`Dividing`] (packets that are too long for a link).
 //!
 //! The next process can take a socket over, with what is in its rings: [`PacketSocket::keep`], [`PacketSocket::resume`].
 //!
@@ -12,20 +12,23 @@
 //!
 //! Senders on this machine leave work to the card, and no card is on the way. [`Received::offload`] says what is left:
 //! a checksum to complete, or a packet of up to 64 KiB to divide. Such a packet is longer than a slot, and is fetched
-//! with a system call. A frame that nobody has room for is counted and left out.
+//! with a system call. A frame that nobody has room for is counted and left out. [`Received::copy_to`] and [`Dividing`]
+//! do what is left, so that their callers see whole frames.
 
 // UNSAFETY: the rings are memory that the kernel writes too, and rustix has no options of packet sockets.
 
 mod positions;
 mod ring;
 mod socket;
+mod whole;
 
 use std::io;
 
 use thiserror::Error;
 
 pub use ring::{Received, Receiver, SendError, Sender, Tag, Taken};
-pub use socket::{Config, Kept, Monitor, PacketSocket, Statistics};
+pub use socket::{Config, Kept, Monitor, PacketSocket, Statistics, mtu};
+pub use whole::Dividing;
 
 /// Why there is no packet socket.
 #[derive(Debug, Error)]

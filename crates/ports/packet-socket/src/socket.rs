@@ -115,9 +115,16 @@ impl PacketSocket {
         set(libc::PACKET_VNET_HDR, 1).map_err(wrong("asking what is left to a card"))?;
         // A packet that is longer than a slot is kept whole beside the ring.
         set(libc::PACKET_COPY_THRESH, 1).map_err(wrong("keeping long packets"))?;
-        let limit = |option, bytes: i32| set_option_of(&file, libc::SOL_SOCKET, option, &bytes);
-        limit(libc::SO_RCVBUFFORCE, LARGE_LIMIT).map_err(wrong("room for long packets"))?;
-        limit(libc::SO_SNDBUFFORCE, SEND_LIMIT).map_err(wrong("room for frames to send"))?;
+        let limit = |forced, usual, bytes: i32| {
+            let set = |option| set_option_of(&file, libc::SOL_SOCKET, option, &bytes);
+            match set(forced) {
+                // Without CAP_NET_ADMIN the machine's own limits hold.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => set(usual),
+                other => other,
+            }
+        };
+        limit(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, LARGE_LIMIT).map_err(wrong("room for long packets"))?;
+        limit(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_LIMIT).map_err(wrong("room for frames to send"))?;
         let block_bytes = BLOCK_BYTES.max(slot_bytes);
         let slots = config.slots_of(slot_bytes);
         let request = libc::tpacket_req {
@@ -284,6 +291,36 @@ impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// The longest packet that an interface of this thread's network namespace carries, in bytes without the Ethernet header.
+///
+/// # Errors
+/// There is no such interface.
+pub fn mtu(interface: &str) -> Result<u32, Error> {
+    let asked = || -> io::Result<u32> {
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let mut name = [0; libc::IFNAMSIZ];
+        let places = name.iter_mut().take(libc::IFNAMSIZ - 1);
+        places
+            .zip(interface.bytes())
+            .for_each(|(place, byte)| *place = byte as libc::c_char);
+        let mut request = libc::ifreq {
+            ifr_name: name,
+            ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 },
+        };
+        // SAFETY: the kernel reads and writes one structure, which is exclusively ours and outlives the call.
+        #[expect(unsafe_code)]
+        let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) };
+        if asked != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it is what was asked for, and every bit pattern is a number.
+        #[expect(unsafe_code)]
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        Ok(mtu as u32)
+    };
+    asked().map_err(failure(interface, "its MTU"))
 }
 
 /// The number of an interface of this thread's network namespace.

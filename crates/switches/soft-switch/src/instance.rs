@@ -365,6 +365,16 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.outstanding = self.outstanding.saturating_sub(packets);
     }
 
+    /// Counts packets that were lost on their way to it or back. What it has not been given is its own.
+    pub(crate) fn lost(&mut self, packets: u64, counters: &SlotCounters) {
+        let given = packets.min(self.outstanding);
+        self.outstanding -= given;
+        counters.kept.add(given);
+        counters.back_packets.add(packets - given);
+        counters.originated.add(packets - given);
+        counters.ring_drops.add(packets);
+    }
+
     /// Sets the gauges of the rings.
     pub fn gauge(&mut self, counters: &SlotCounters) {
         let (mut used, mut slots, mut back, mut consumed) = (0u64, 0u64, 0u64, 0u64);

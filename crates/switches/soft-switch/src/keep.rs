@@ -145,11 +145,11 @@ impl Keep {
 #[serde(untagged)]
 pub(crate) enum PortNote {
     Links(PortsNote),
-    Socket(SocketNote),
+    Sockets(Vec<SocketNote>),
 }
 
 /// A packet socket, as it is kept.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SocketNote {
     pub(crate) interface: String,
     /// The sizes of its rings.
@@ -205,20 +205,27 @@ impl KeptAs {
         }
     }
 
-    /// Keeps the socket of an interface.
-    pub(crate) fn keep_socket(&self, interface: &str, config: Config, socket: &mut PacketSocket) {
+    /// Keeps sockets with these sizes, each of an interface.
+    pub(crate) fn keep_sockets<'a>(
+        &self,
+        config: Config,
+        sockets: impl IntoIterator<Item = (&'a str, &'a mut PacketSocket)>,
+    ) {
         let Some((keep, name)) = &self.0 else { return };
-        match socket.keep() {
-            Ok(kept) => {
-                let note = SocketNote {
-                    interface: interface.to_owned(),
-                    slots: config.slots,
-                    frame_bytes: config.frame_bytes,
-                };
-                keep.keep(name, &note, &[kept.socket.as_fd(), kept.positions.as_fd()]);
+        let (mut notes, mut files) = (Vec::new(), Vec::new());
+        for (interface, socket) in sockets {
+            match socket.keep() {
+                Ok(kept) => files.extend([kept.socket, kept.positions]),
+                Err(error) => return tracing::warn!(name, %error, "this is not kept for the next run"),
             }
-            Err(error) => tracing::warn!(name, %error, "this is not kept for the next run"),
+            notes.push(SocketNote {
+                interface: interface.to_owned(),
+                slots: config.slots,
+                frame_bytes: config.frame_bytes,
+            });
         }
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(OwnedFd::as_fd).collect();
+        keep.keep(name, &notes, &files);
     }
 
     /// What has it forgotten when it is dropped.

@@ -33,6 +33,13 @@ pub enum Command<M: FrameMemory> {
         /// The instance's place.
         slot: Slot,
     },
+    /// Packets were lost on their way to the instance or back.
+    CountLost {
+        /// The instance's place.
+        slot: Slot,
+        /// How many.
+        packets: u64,
+    },
     /// Puts a probe into the instance's ring.
     Probe {
         /// The instance's place.

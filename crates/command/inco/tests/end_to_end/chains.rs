@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use model::InstanceState;
 
 use crate::support::{
-    Engine, IMAGE, Inco, PATIENCE, Place, Traffic, assert_clean, assert_nothing_moved, eventually,
+    Engine, IMAGE, Inco, Network, PATIENCE, Place, Traffic, assert_clean, assert_nothing_moved, eventually,
 };
 
 const UPLINKS: &str = r#"
@@ -41,18 +41,23 @@ ring = {{ slots = 8192 }}
     )
 }
 
-/// A firewall, a function that stamps, and a monitor.
-fn three(engine: Engine) -> String {
+/// A firewall, a function that stamps, and a monitor, with ports of that kind.
+fn three(engine: Engine, port: &str) -> String {
     let firewall = ["firewall", "--cross", "--config-text", "default = \"allow\""];
+    let port = format!("port = \"{port}\"\n");
     [
         UPLINKS.to_owned(),
         service(
             "firewall",
             &firewall,
-            "next = \"middle\"\nmatch = { proto = \"udp\", dst_port = 7 }",
+            &format!("{port}next = \"middle\"\nmatch = {{ proto = \"udp\", dst_port = 7 }}"),
         ),
-        service("middle", &["forward", "--cross", "--stamp"], "next = \"monitor\""),
-        service("monitor", &["monitor", "--cross"], ""),
+        service(
+            "middle",
+            &["forward", "--cross", "--stamp"],
+            &format!("{port}next = \"monitor\""),
+        ),
+        service("monitor", &["monitor", "--cross"], &port),
         engine.toml(),
     ]
     .concat()
@@ -96,12 +101,12 @@ fn offered(inco: &Inco) -> BTreeMap<String, u64> {
         .collect()
 }
 
-fn the_middle_scales_without_a_trace(engine: Engine) {
+fn the_middle_scales_without_a_trace(engine: Engine, port: &str) {
     if !engine.is_here() {
         return;
     }
-    let place = Place::with_a_cpu();
-    let inco = place.run(&three(engine));
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    let inco = network.run(&place, &three(engine, port));
     inco.settled(3, 0);
     assert!(
         place
@@ -150,22 +155,26 @@ fn the_middle_scales_without_a_trace(engine: Engine) {
 
 #[test]
 fn the_middle_of_a_chain_scales_without_a_trace_with_oci() {
-    the_middle_scales_without_a_trace(Engine::Oci);
+    the_middle_scales_without_a_trace(Engine::Oci, "memif");
 }
 
 #[test]
 fn the_middle_of_a_chain_scales_without_a_trace_with_docker() {
-    the_middle_scales_without_a_trace(Engine::Docker);
+    the_middle_scales_without_a_trace(Engine::Docker, "memif");
 }
 
 #[test]
-fn a_chain_holds_while_inco_is_killed_and_starts_again() {
+fn the_middle_of_a_chain_scales_without_a_trace_on_interfaces() {
+    the_middle_scales_without_a_trace(Engine::Oci, "frames");
+}
+
+fn a_chain_holds_while_inco_is_killed(port: &str) {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::with_a_cpu();
-    let text = three(Engine::Oci);
-    let mut inco = place.run(&text);
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    let text = three(Engine::Oci, port);
+    let mut inco = network.run(&place, &text);
     inco.settled(3, 0);
     let traffic = begin(&place, 120);
     for _ in 0..2 {
@@ -173,7 +182,7 @@ fn a_chain_holds_while_inco_is_killed_and_starts_again() {
             (offered(&inco)["monitor"] > 100).then_some(())
         });
         let _traces = inco.kill();
-        inco = place.run(&text);
+        inco = network.run(&place, &text);
         inco.settled(3, 0);
     }
     eventually("packets pass the chain again", PATIENCE, || {
@@ -185,6 +194,16 @@ fn a_chain_holds_while_inco_is_killed_and_starts_again() {
     assert_nothing_moved(&report);
     inco.at_rest();
     inco.stop(&place);
+}
+
+#[test]
+fn a_chain_holds_while_inco_is_killed_and_starts_again() {
+    a_chain_holds_while_inco_is_killed("memif");
+}
+
+#[test]
+fn a_chain_on_interfaces_holds_while_inco_is_killed_and_starts_again() {
+    a_chain_holds_while_inco_is_killed("frames");
 }
 
 #[test]

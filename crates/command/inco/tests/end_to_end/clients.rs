@@ -1,7 +1,7 @@
 //! Real clients through each function of the library, and a real server behind it, while instances come and go: curl,
-//! dig and ping notice nothing.
+//! iperf3, dig and ping notice nothing. Functions have memif ports, or whole frames on interfaces.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -32,6 +32,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 const HELD: u64 = BYTES as u64 / 2;
 /// Questions of a run of dig.
 const QUESTIONS: usize = 40;
+/// Ports of iperf3's servers, each of which serves one client at a time.
+const IPERF_PORTS: [&str; 2] = ["5201", "5202"];
+/// What an upload of iperf3 sends at once and in a second, in bytes and bits; and how often it tells of it, in seconds.
+const IPERF: [&str; 6] = ["--length", "2K", "--bitrate", "1M", "--interval", "0.1"];
 
 const NGINX: &str = "daemon off;\nworker_processes 1;\nuser root;\nerror_log stderr warn;\npid PLACE/nginx.pid;\nevents { \
                      worker_connections 1024; }\nhttp {\n  access_log off;\n  client_body_temp_path PLACE/b;\n  \
@@ -52,6 +56,8 @@ struct Function {
     words: Vec<String>,
     /// Whether it is a router between two networks.
     routes: bool,
+    /// The kind of its ports.
+    port: &'static str,
 }
 
 impl Function {
@@ -59,6 +65,32 @@ impl Function {
         Function {
             words: stage(name, configuration),
             routes: false,
+            port: "memif",
+        }
+    }
+
+    /// A router alone.
+    fn router(arms: Arms) -> Function {
+        let nothing = Function {
+            words: Vec::new(),
+            routes: true,
+            port: "memif",
+        };
+        nothing.routed(arms)
+    }
+
+    /// With a function behind it.
+    fn before(mut self, name: &str, configuration: &str) -> Function {
+        self.words.push("--".to_owned());
+        self.words.extend(stage(name, configuration));
+        self
+    }
+
+    /// On interfaces of the kernel.
+    fn on_interfaces(self) -> Function {
+        Function {
+            port: "frames",
+            ..self
         }
     }
 
@@ -95,7 +127,7 @@ fn routes(arms: Arms) -> String {
 
 /// Only what belongs to a connection of the client passes.
 const FIREWALL: &str = "default = \"deny\"\n[[rule]]\naction = \"allow\"\nprotocol = \"tcp\"\nsource = \
-                        \"10.0.0.2\"\ndestination_ports = 80\n[[rule]]\naction = \"allow\"\nprotocol = \"udp\"\nsource = \
+                        \"10.0.0.2\"\ndestination_ports = [80, \"5201-5202\"]\n[[rule]]\naction = \"allow\"\nprotocol = \"udp\"\nsource = \
                         \"10.0.0.2\"\ndestination_ports = 53\n[[rule]]\naction = \"allow\"\nprotocol = \"icmp\"\nsource = \
                         \"10.0.0.2\"\nicmp_type = 8\n";
 /// What no packet has is searched in all.
@@ -127,10 +159,7 @@ fn gateway(own: u8, inside: &str, outside: &str) -> String {
 /// A tunnel from end to end in each instance: what enters it leaves it.
 fn tunnel() -> Function {
     let (client, server) = ("10.0.0.2/32", "10.0.0.3/32");
-    let mut both = Function::of("ipsec", &gateway(1, client, server));
-    both.words.push("--".to_owned());
-    both.words.extend(stage("ipsec", &gateway(2, server, client)));
-    both
+    Function::of("ipsec", &gateway(1, client, server)).before("ipsec", &gateway(2, server, client))
 }
 
 /// inco's configuration with the function between both sides.
@@ -151,10 +180,11 @@ fn configuration(engine: Engine, function: &Function, arms: Arms) -> String {
     format!(
         "{}[switch]\ndriver = \"soft\"\ntimeouts = {{ udp = \"500ms\", icmp = \"500ms\", tcp_linger = \"100ms\" \
          }}\n{second}[[uplink]]\nname = \"lan\"\ndevice = \"kernel:eth1\"\n[service.function]\nmatch = {{ src = \
-         \"10.0.0.0/15\" }}\nuplinks = {uplinks}\nimage = \"{IMAGE}\"\ncommand = {command:?}\nmemory = \"256MiB\"\nring = \
+         \"10.0.0.0/15\" }}\nuplinks = {uplinks}\nport = \"{}\"\nimage = \"{IMAGE}\"\ncommand = {command:?}\nmemory = \"256MiB\"\nring = \
          {{ slots = 8192 }}\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \"fixed\"\nscheduler = {{ policy = \
          \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
         engine.toml(),
+        function.port,
     )
 }
 
@@ -194,8 +224,8 @@ impl Drop for Program {
     }
 }
 
-/// A web server and a DNS server.
-fn serve(place: &Place, server: &Namespace, address: &str) -> [Program; 2] {
+/// A web server, a DNS server, and servers of iperf3.
+fn serve(place: &Place, server: &Namespace, address: &str) -> Vec<Program> {
     let path = place.path("");
     let nginx = NGINX.replace("PLACE", path.to_str().unwrap().trim_end_matches('/'));
     let nginx = place.file("nginx.conf", &nginx);
@@ -212,18 +242,103 @@ fn serve(place: &Place, server: &Namespace, address: &str) -> [Program; 2] {
         "--address=/example.test/192.0.2.80",
         &listen,
     ];
-    let programs = [
+    let mut programs = vec![
         Program::start(server.command("/usr/sbin/nginx", &["-c", nginx.to_str().unwrap()])),
         Program::start(server.command("/usr/sbin/dnsmasq", &dns)),
     ];
+    programs.extend(IPERF_PORTS.map(|port| {
+        let arguments = ["--server", "--bind", address, "--port", port];
+        Program::start(server.command("/usr/bin/iperf3", &arguments))
+    }));
     // Before there is anything between: they answer at home.
     server.within(|| {
         eventually("both servers are there", PATIENCE, || {
             std::net::TcpStream::connect((address, 80)).ok()?;
             std::net::TcpStream::connect((address, 53)).ok().map(drop)
         });
+        // A connection that says nothing would make these begin anew.
+        eventually("both servers of iperf3 listen", PATIENCE, || {
+            let sockets = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+            let listens = |port: &&str| {
+                let port: u16 = port.parse().unwrap();
+                sockets.contains(&format!(":{port:04X} 00000000:0000 0A"))
+            };
+            IPERF_PORTS.iter().all(listens).then_some(())
+        });
     });
     programs
+}
+
+/// An upload by iperf3, until it is ended.
+struct Upload {
+    client: Child,
+    /// Intervals in which the connection carried something.
+    intervals: Arc<AtomicU64>,
+    reader: JoinHandle<String>,
+}
+
+impl Upload {
+    fn start(network: &Network, address: &str, port: &str) -> Upload {
+        let to = [
+            "--client",
+            address,
+            "--port",
+            port,
+            "--forceflush",
+            "--time",
+            "600",
+        ];
+        let mut client = network.client("iperf3", &[&to[..], &IPERF].concat());
+        let mut client = client
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let intervals = Arc::new(AtomicU64::new(0));
+        let lines = BufReader::new(client.stdout.take().unwrap()).lines();
+        let mut errors = client.stderr.take().unwrap();
+        let reader = std::thread::spawn({
+            let intervals = Arc::clone(&intervals);
+            move || {
+                for line in lines.map_while(Result::ok) {
+                    // As in `[  5]   0.00-0.10   sec  12.0 KBytes`.
+                    let mut words = line.split_whitespace().skip_while(|word| *word != "sec");
+                    let carried = words.nth(1).and_then(|number| number.parse::<f64>().ok());
+                    intervals.fetch_add(u64::from(carried.is_some_and(|of| of > 0.0)), Relaxed);
+                }
+                let mut said = String::new();
+                errors.read_to_string(&mut said).unwrap();
+                said
+            }
+        });
+        Upload {
+            client,
+            intervals,
+            reader,
+        }
+    }
+
+    /// Waits until it has carried something in two more intervals.
+    fn more(&self) {
+        let before = self.intervals.load(Relaxed);
+        eventually("the upload goes on", PATIENCE, || {
+            assert!(!self.reader.is_finished(), "an upload has ended");
+            (self.intervals.load(Relaxed) >= before + 2).then_some(())
+        });
+    }
+
+    /// Ends it, as Ctrl-C does.
+    fn end(mut self) {
+        self.more();
+        let client = rustix::process::Pid::from_child(&self.client);
+        rustix::process::kill_process(client, rustix::process::Signal::INT).unwrap();
+        self.client.wait().unwrap();
+        let said = self.reader.join().unwrap();
+        assert!(
+            said.is_empty() || said.contains("client has terminated"),
+            "{said}"
+        );
+    }
 }
 
 /// The bytes of the download.
@@ -368,7 +483,7 @@ fn assert_accounted(inco: &Inco) {
 }
 
 fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
-    if !are_here(&["nginx", "dnsmasq", "curl", "dig", "ping"]) || !engine.is_here() {
+    if !are_here(&["nginx", "dnsmasq", "curl", "dig", "ping", "iperf3"]) || !engine.is_here() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), Network::new());
@@ -399,6 +514,7 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
     let load = Load::start(&network, SocketAddr::new(address.parse().unwrap(), 80), 4);
     let mut downloads = vec![Download::start(&network, &url)];
     let questions = Questions::start(&place, &network, address);
+    let mut uploads = vec![Upload::start(&network, address, IPERF_PORTS[0])];
     let ping = ["-c", "60", "-i", "0.02", "-W", "10", "-q", address];
     let ping = network
         .client("ping", &ping)
@@ -408,6 +524,7 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
     eventually("requests are answered", PATIENCE, || {
         (load.requests() > 20 && downloads[0].taken() > 0).then_some(())
     });
+    uploads[0].more();
     let mut later = Vec::new();
     scale(
         &place,
@@ -418,6 +535,8 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
             eventually("they have begun", PATIENCE, || {
                 later.iter().all(|of| of.taken() > 0).then_some(())
             });
+            uploads.push(Upload::start(&network, address, IPERF_PORTS[1]));
+            uploads.iter().for_each(Upload::more);
         },
         || {
             let asked = load.requests();
@@ -442,6 +561,7 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
             inco.status()
         );
     }
+    uploads.into_iter().for_each(Upload::end);
     let answers = questions.end();
     let outcome = load.end();
     assert!(
@@ -484,11 +604,7 @@ fn clients_through_a_monitor() {
 
 #[test]
 fn clients_through_a_router() {
-    let router = Function {
-        words: Vec::new(),
-        routes: true,
-    };
-    clients_notice_nothing(Engine::Oci, &router.routed(Arms::Two), Arms::Two);
+    clients_notice_nothing(Engine::Oci, &Function::router(Arms::Two), Arms::Two);
 }
 
 #[test]
@@ -504,9 +620,7 @@ fn clients_through_a_firewall_with_one_arm_and_docker() {
 
 #[test]
 fn clients_through_a_limiter_and_an_intrusion_detector_with_one_arm() {
-    let mut function = Function::of("limiter", LIMITER);
-    function.words.push("--".to_owned());
-    function.words.extend(stage("ids", IDS));
+    let function = Function::of("limiter", LIMITER).before("ids", IDS);
     clients_notice_nothing(Engine::Oci, &function.routed(Arms::One), Arms::One);
 }
 
@@ -515,12 +629,47 @@ fn clients_through_a_monitor_with_docker() {
     clients_notice_nothing(Engine::Docker, &Function::of("monitor", ""), Arms::Two);
 }
 
-/// inco's configuration with a function that answers at an address.
-fn answering(engine: Engine, name: &str, configuration: &str, vip: &str) -> String {
+#[test]
+fn clients_through_a_firewall_on_interfaces() {
+    let function = Function::of("firewall", FIREWALL).on_interfaces();
+    clients_notice_nothing(Engine::Oci, &function, Arms::Two);
+}
+
+#[test]
+fn clients_through_a_limiter_and_an_intrusion_detector_on_interfaces() {
+    let function = Function::of("limiter", LIMITER).before("ids", IDS);
+    clients_notice_nothing(Engine::Oci, &function.on_interfaces(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_tunnel_on_interfaces() {
+    clients_notice_nothing(Engine::Oci, &tunnel().on_interfaces(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_monitor_on_interfaces_with_docker() {
+    let function = Function::of("monitor", "").on_interfaces();
+    clients_notice_nothing(Engine::Docker, &function, Arms::Two);
+}
+
+#[test]
+fn clients_through_a_router_on_an_interface() {
+    let function = Function::router(Arms::One).on_interfaces();
+    clients_notice_nothing(Engine::Oci, &function, Arms::One);
+}
+
+#[test]
+fn clients_through_a_firewall_on_an_interface_with_docker() {
+    let function = Function::of("firewall", FIREWALL).routed(Arms::One);
+    clients_notice_nothing(Engine::Docker, &function.on_interfaces(), Arms::One);
+}
+
+/// inco's configuration with a function that answers at an address, over ports of that kind.
+fn answering(engine: Engine, port: &str, name: &str, configuration: &str, vip: &str) -> String {
     let command = [vec!["/inco-nf".to_owned()], stage(name, configuration)].concat();
     format!(
         "{}[switch]\ndriver = \"soft\"\ntimeouts = {{ udp = \"500ms\" }}\n[[uplink]]\nname = \"wan\"\ndevice = \
-         \"kernel:eth1\"\n[service.function]\nvip = {{ {vip} }}\nport = \"memif\"\nimage = \"{IMAGE}\"\ncommand = \
+         \"kernel:eth1\"\n[service.function]\nvip = {{ {vip} }}\nport = \"{port}\"\nimage = \"{IMAGE}\"\ncommand = \
          {command:?}\nmemory = \"256MiB\"\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \
          \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
         engine.toml(),
@@ -531,13 +680,13 @@ const ZONE: &str = "zones = '''\n$ORIGIN example.test.\n$TTL 300\n@ SOA ns1 host
                     A 192.0.2.53\nwww A 192.0.2.80\n'''\n";
 
 /// Each question of dig is a flow, while the servers that answer come and go.
-fn dig_has_all_answers(engine: Engine) {
+fn dig_has_all_answers(engine: Engine, port: &str) {
     if !are_here(&["dig"]) || !engine.is_here() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), Network::new());
     let vip = "address = \"10.0.0.53\", ports = \"53\"";
-    let inco = network.run(&place, &answering(engine, "dns", ZONE, vip));
+    let inco = network.run(&place, &answering(engine, port, "dns", ZONE, vip));
     inco.settled(1, 0);
     let questions = Questions::start(&place, &network, "10.0.0.53");
     let answered = || inco.status().accounting.returned;
@@ -559,12 +708,17 @@ fn dig_has_all_answers(engine: Engine) {
 
 #[test]
 fn dig_has_all_answers_of_dns_oci() {
-    dig_has_all_answers(Engine::Oci);
+    dig_has_all_answers(Engine::Oci, "memif");
 }
 
 #[test]
 fn dig_has_all_answers_of_dns_docker() {
-    dig_has_all_answers(Engine::Docker);
+    dig_has_all_answers(Engine::Docker, "memif");
+}
+
+#[test]
+fn dig_has_all_answers_of_dns_on_an_interface() {
+    dig_has_all_answers(Engine::Oci, "frames");
 }
 
 /// Clients of a cache, each with a value of its own: until it is stopped they ask for it again and again, and new ones
@@ -659,13 +813,13 @@ impl CacheClient {
     }
 }
 
-fn each_client_finds_its_value(engine: Engine) {
+fn each_client_finds_its_value(engine: Engine, port: &str) {
     if !engine.is_here() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), Network::new());
     let vip = "address = \"10.0.0.7\", ports = \"11211\"";
-    let inco = network.run(&place, &answering(engine, "cache", "memory_mib = 8\n", vip));
+    let inco = network.run(&place, &answering(engine, port, "cache", "memory_mib = 8\n", vip));
     inco.settled(1, 0);
     let values = Values::start(&network, "10.0.0.7:11211");
     values.more(100);
@@ -685,10 +839,15 @@ fn each_client_finds_its_value(engine: Engine) {
 
 #[test]
 fn each_client_of_a_cache_finds_its_value_oci() {
-    each_client_finds_its_value(Engine::Oci);
+    each_client_finds_its_value(Engine::Oci, "memif");
 }
 
 #[test]
 fn each_client_of_a_cache_finds_its_value_docker() {
-    each_client_finds_its_value(Engine::Docker);
+    each_client_finds_its_value(Engine::Docker, "memif");
+}
+
+#[test]
+fn each_client_of_a_cache_finds_its_value_on_an_interface() {
+    each_client_finds_its_value(Engine::Docker, "frames");
 }

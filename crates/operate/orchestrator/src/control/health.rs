@@ -8,7 +8,7 @@ use configuration::{Configuration, Service};
 use controller::{Container, Instance, Report, ReportKind, Shell};
 use engine::{EngineError, Executed, Execution};
 use health::{Aspect, Checkers, HealthError, ListenWatch, Listening, Passed, Port, Question, Repeated};
-use model::{HealthCheck, InstanceId, InstanceState, Nanos, Probe, Ready, Slot};
+use model::{HealthCheck, InstanceId, InstanceState, Nanos, PortKind, Probe, Ready, Slot};
 
 /// How a command ended, and of which instance.
 type Ended = (InstanceId, Result<Executed, EngineError>);
@@ -77,10 +77,21 @@ impl Health {
         let ports = &self.ports;
         let wanted = |id: InstanceId| {
             let instance = instances.iter().find(|of| of.id() == id)?;
-            let vip = service_of(configuration, instance)?.vip.as_ref()?;
+            let (service, pid) = (service_of(configuration, instance)?, instance.pid()?);
+            if instance.port_kind() == PortKind::Frames {
+                return Some(Listening {
+                    instance: id,
+                    pid,
+                    addresses: Vec::new(),
+                    ports: Vec::new(),
+                    interfaces: service.uplinks.len(),
+                });
+            }
+            let vip = service.vip.as_ref()?;
             Some(Listening {
                 instance: id,
-                pid: instance.pid()?,
+                pid,
+                interfaces: 0,
                 addresses: ports.get(&instance.slot())?.addresses.clone(),
                 ports: vip.instance_ports(),
             })

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use configuration::{Configuration, Service};
 use controller::PortPlace;
-use interfaces::{GATEWAY_MAC, container_end, host_end, instance_mac};
+use interfaces::{GATEWAY_MAC, container_end, frames_prefix, host_end, instance_mac};
 use model::{InterfaceSetup, NetFunction, PortKind, Prefix, ServiceId, Slot, VipMode};
 
 use crate::pool;
@@ -84,9 +84,35 @@ pub(super) fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> R
 /// The slots and port settings for each service's instances; [`None`] for a service with other ports.
 pub(super) fn places(configuration: &Configuration, prefix: &str) -> Result<Vec<Option<Vec<PortPlace>>>> {
     let own = own_addresses(configuration);
+    let mtu = mtu(configuration);
+    let frames_setup = |slot, port: u8| InterfaceSetup {
+        host: container_end(&frames_prefix(prefix, port), slot),
+        name: format!("eth{port}"),
+        mac: instance_mac(slot),
+        mtu,
+        addresses: Vec::new(),
+        gateway_v4: GATEWAY_V4,
+        gateway_v6: GATEWAY_V6,
+        gateway_mac: GATEWAY_MAC,
+        local_ports: None,
+    };
     let of_service = |(_, service, slots): (ServiceId, &Service, Vec<Slot>)| {
-        if service.port != PortKind::Kernel {
-            return Ok(None);
+        match service.port {
+            PortKind::Kernel => {}
+            PortKind::Frames => {
+                let places = slots.into_iter().map(|slot| {
+                    let ports = 0..service.uplinks.len() as u8;
+                    let functions = ports.map(|port| NetFunction::Frames(frames_setup(slot, port)));
+                    PortPlace {
+                        slot,
+                        mounts: Vec::new(),
+                        env: Vec::new(),
+                        functions: functions.collect(),
+                    }
+                });
+                return Ok(Some(places.collect()));
+            }
+            PortKind::Memif | PortKind::Device | PortKind::Null => return Ok(None),
         }
         let count = slots.len();
         let place = |(number, slot): (usize, Slot)| -> Result<PortPlace> {
@@ -102,7 +128,7 @@ pub(super) fn places(configuration: &Configuration, prefix: &str) -> Result<Vec<
                 host: container_end(prefix, slot),
                 name: INTERFACE.to_owned(),
                 mac: instance_mac(slot),
-                mtu: mtu(configuration),
+                mtu,
                 addresses: addresses.collect(),
                 gateway_v4: GATEWAY_V4,
                 gateway_v6: GATEWAY_V6,
@@ -176,7 +202,7 @@ mod tests {
         let (name, prefix) = names(Path::new("/tmp/other"));
         assert_ne!(name, names(Path::new(USUAL_RUN_DIR)).0);
         assert!(
-            container_end(&prefix, Slot(1023)).len() <= interfaces::NAME_LIMIT,
+            container_end(&frames_prefix(&prefix, 1), Slot(1023)).len() <= interfaces::NAME_LIMIT,
             "{prefix}"
         );
         assert_eq!(names(Path::new(USUAL_RUN_DIR)).1, "inco");

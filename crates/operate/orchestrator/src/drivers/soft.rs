@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use configuration::{Configuration, Device, Service, SwitchDriver};
 use flow_table::{Line, Ownership, TableConfig};
-use model::PortKind;
+use model::{PortKind, Slot};
 use soft_switch::{
     CAPABILITIES, HeapMemory, Keep, KernelPlace, KernelPorts, SoftSwitch, SoftSwitchConfig, UplinkConfig,
     UplinkDevice,
@@ -154,9 +154,17 @@ fn kernel_ports(configuration: &Configuration, prefix: String) -> Result<KernelP
             });
         }
     }
+    let services = of_services(configuration).filter(|(_, service, _)| service.port == PortKind::Frames);
+    let mut frames: [Vec<Slot>; 2] = Default::default();
+    for (_, service, slots) in services {
+        for of_port in frames.iter_mut().take(service.uplinks.len()) {
+            of_port.extend(&slots);
+        }
+    }
     // Instances from before their service got another kind of ports.
     let may_open = configuration.services.iter().all(|of| of.egress);
-    for slot in soft_switch::pairs_in_use(&prefix)? {
+    let (in_use, frames_in_use) = soft_switch::pairs_in_use(&prefix)?;
+    for slot in in_use {
         if !places.iter().any(|place| place.slot == slot) {
             places.push(KernelPlace {
                 slot,
@@ -165,9 +173,13 @@ fn kernel_ports(configuration: &Configuration, prefix: String) -> Result<KernelP
             });
         }
     }
+    for (of_port, in_use) in frames.iter_mut().zip(frames_in_use) {
+        of_port.extend(in_use);
+    }
     Ok(KernelPorts {
         prefix,
         mtu: mtu(configuration),
         places,
+        frames,
     })
 }

@@ -35,7 +35,9 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
             () if service.affinity_key.reads_content() => {
                 Some(("affinity_key", "write \"flow\" or \"source\""))
             }
-            () if service.port != PortKind::Memif => Some(("port", "write port = \"memif\"")),
+            () if !matches!(service.port, PortKind::Memif | PortKind::Frames) => {
+                Some(("port", "write port = \"memif\" or \"frames\""))
+            }
             () => None,
         };
         if let Some((key, write)) = other {

@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use interfaces::{Link, Links, announce};
-use packet::offload::{Division, Offload, Partial};
-use packet_socket::{Config, Monitor, PacketSocket, SendError};
+use packet_socket::{Config, Dividing, Monitor, PacketSocket, SendError};
 use switch::{PortSpec, SwitchError};
 
 use crate::frame::{Frame as _, FrameMemory, Sizes};
@@ -25,16 +24,6 @@ use crate::worker::tap::PortTap;
 const UPLINK_SLOTS: u32 = 2048;
 /// How long to wait between two looks at an interface that is not up yet.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// Bytes of a VLAN tag, and where it belongs.
-const TAG_BYTES: usize = 4;
-const TAG_AT: usize = 12;
-
-/// A packet that is being divided.
-struct Dividing {
-    bytes: Vec<u8>,
-    /// [`None`]: all of it has been received.
-    division: Option<Division>,
-}
 
 /// An interface of the kernel.
 pub struct KernelPort {
@@ -56,10 +45,7 @@ impl KernelPort {
             socket,
             pending: Pending::default(),
             frame_limit: usize::MAX,
-            dividing: Dividing {
-                bytes: Vec::new(),
-                division: None,
-            },
+            dividing: Dividing::default(),
             gate: None,
             tap: None,
         }
@@ -124,102 +110,49 @@ impl KernelPort {
     }
 }
 
-impl Dividing {
-    /// Begins to divide a packet; without a division in it, it is left out.
-    fn begin(&mut self, frame: &packet_socket::Received<'_>) -> bool {
-        self.bytes.clear();
-        let (front, rest) = frame.bytes.split_at(TAG_AT.min(frame.bytes.len()));
-        self.bytes.extend_from_slice(front);
-        if let Some(tag) = frame.tag {
-            self.bytes.extend_from_slice(&tag.ethertype.to_be_bytes());
-            self.bytes.extend_from_slice(&tag.control.to_be_bytes());
+/// Appends packets of a division, at most `limit`, none longer than `longest` bytes.
+fn divide<M: FrameMemory>(
+    dividing: &mut Dividing,
+    memory: &mut M,
+    into: &mut Vec<M::Frame>,
+    limit: usize,
+    longest: usize,
+) -> Received {
+    let mut received = Received::default();
+    while received.packets < limit
+        && let Some(len) = dividing.next_len()
+    {
+        if len > longest {
+            dividing.end();
+            received.too_large += 1;
+            break;
         }
-        self.bytes.extend_from_slice(rest);
-        self.division = Division::new(&self.bytes, behind_tag(frame));
-        self.division.is_some()
-    }
-
-    /// Appends packets of the division, at most `limit`. Gives how many are too long for a frame of `longest` bytes.
-    fn receive<M: FrameMemory>(
-        &mut self,
-        memory: &mut M,
-        into: &mut Vec<M::Frame>,
-        limit: usize,
-        longest: usize,
-    ) -> Received {
-        let mut received = Received::default();
-        while let Some(division) = &mut self.division
-            && received.packets < limit
-        {
-            match division.next_len(&self.bytes) {
-                Some(len) if len <= longest => {}
-                Some(_) => {
-                    received.too_large += 1;
-                    self.division = None;
-                    break;
-                }
-                None => {
-                    self.division = None;
-                    break;
-                }
+        let Some(mut frame) = memory.take() else { break };
+        match dividing.next(frame.room()) {
+            Some(len) => {
+                frame.set_len(len);
+                into.push(frame);
+                received.packets += 1;
             }
-            let Some(mut frame) = memory.take() else { break };
-            match division.next(&self.bytes, frame.room()) {
-                Some(len) => {
-                    frame.set_len(len);
-                    into.push(frame);
-                    received.packets += 1;
-                }
-                None => {
-                    memory.give(frame);
-                    received.too_large += 1;
-                    self.division = None;
-                }
+            None => {
+                memory.give(frame);
+                received.too_large += 1;
             }
         }
-        received
     }
-}
-
-/// What is left to do, with positions in a frame that has its tag.
-fn behind_tag(frame: &packet_socket::Received<'_>) -> Offload {
-    let by = if frame.tag.is_some() { TAG_BYTES } else { 0 };
-    let partial = frame.offload.partial.map(|of| Partial {
-        start: of.start + by,
-        ..of
-    });
-    Offload {
-        partial,
-        ..frame.offload
-    }
+    received
 }
 
 /// Copies a received frame. Whether it fits.
 fn copy<F: crate::frame::Frame>(from: &packet_socket::Received<'_>, frame: &mut F, longest: usize) -> bool {
-    let by = if from.tag.is_some() { TAG_BYTES } else { 0 };
-    let len = from.bytes.len() + by;
-    let Some(room) = frame.room().get_mut(..len).filter(|_| len <= longest) else {
+    if from.whole_len() > longest {
+        return false;
+    }
+    let Some(len) = from.copy_to(frame.room()) else {
         return false;
     };
-    match from.tag {
-        None => room.copy_from_slice(from.bytes),
-        Some(tag) => {
-            let Some((front, rest)) = from.bytes.split_at_checked(TAG_AT) else {
-                return false;
-            };
-            let (addresses, others) = room.split_at_mut(TAG_AT);
-            addresses.copy_from_slice(front);
-            let (own, others) = others.split_at_mut(TAG_BYTES);
-            let [a, b] = tag.ethertype.to_be_bytes();
-            let [c, d] = tag.control.to_be_bytes();
-            own.copy_from_slice(&[a, b, c, d]);
-            others.copy_from_slice(rest);
-        }
-    }
     frame.set_len(len);
-    behind_tag(from)
-        .partial
-        .is_none_or(|partial| partial.complete(frame.bytes_mut()))
+    true
 }
 
 impl<M: FrameMemory> Queue<M> for KernelPort {
@@ -241,9 +174,9 @@ impl<M: FrameMemory> Queue<M> for KernelPort {
             return Received::default();
         }
         let longest = self.frame_limit.min(memory.frame_limit());
-        let mut received = self.dividing.receive(memory, into, limit, longest);
+        let mut received = divide(&mut self.dividing, memory, into, limit, longest);
         let (ring, _) = self.socket.rings();
-        while self.dividing.division.is_none() && received.packets < limit {
+        while self.dividing.is_over() && received.packets < limit {
             let there = ring.available(limit - received.packets);
             if there == 0 {
                 break;
@@ -281,7 +214,7 @@ impl<M: FrameMemory> Queue<M> for KernelPort {
                 break;
             }
             let left = limit.saturating_sub(received.packets);
-            received += self.dividing.receive(memory, into, left, longest);
+            received += divide(&mut self.dividing, memory, into, left, longest);
         }
         received
     }
@@ -340,7 +273,7 @@ impl<M: FrameMemory> Queue<M> for KernelPort {
 
     fn set_wakeups(&mut self, _on: bool) -> bool {
         let (ring, _) = self.socket.rings();
-        self.dividing.division.is_some() || ring.has_frames()
+        !self.dividing.is_over() || ring.has_frames()
     }
 }
 
@@ -432,43 +365,47 @@ fn connection<M: FrameMemory>(
     }
 }
 
-/// Opens the interface of an instance as soon as the other end is up in the container.
+/// Opens the interfaces of an instance as soon as their other ends are up in the container. `port.address` is their
+/// names, with commas: one for each data port.
 pub(crate) fn connect<M: FrameMemory>(
     port: &PortSpec,
     _workers: usize,
     abandoned: &AtomicBool,
     kept: &KeptAs,
 ) -> Result<Vec<Connection<M>>, SwitchError> {
-    let interface = port.address.to_string_lossy();
     let wrong = |reason: String| SwitchError::Port { reason };
     let ends = Instant::now() + Duration::from_nanos(port.deadline.0);
-    let mut links = Links::new().map_err(|error| wrong(format!("netlink: {error}")))?;
-    let link = loop {
-        let link = links
-            .find(&interface)
-            .map_err(|error| wrong(format!("interface {interface}: {error}")))?;
-        if link.has_carrier && link.peer_is_away {
-            break link;
-        }
-        if Instant::now() >= ends || abandoned.load(Ordering::Relaxed) {
-            let what = "its interface did not come up in the container";
-            return Err(wrong(format!("interface {interface}: {what}")));
-        }
-        std::thread::sleep(LOOK_PAUSE);
-    };
     let config = Config {
         slots: port.ring_slots,
         frame_bytes: port.buffer_bytes,
     };
-    let mut socket = PacketSocket::open(&interface, config).map_err(|error| wrong(error.to_string()))?;
-    kept.keep_socket(&interface, config, &mut socket);
-    Ok(vec![connection(
-        &link,
-        links,
-        socket,
-        Arc::default(),
-        kept.clone(),
-    )])
+    let mut opened = Vec::new();
+    for interface in port.address.to_string_lossy().split(',') {
+        let mut links = Links::new().map_err(|error| wrong(format!("netlink: {error}")))?;
+        let link = loop {
+            let link = links
+                .find(interface)
+                .map_err(|error| wrong(format!("interface {interface}: {error}")))?;
+            if link.has_carrier && link.peer_is_away {
+                break link;
+            }
+            if Instant::now() >= ends || abandoned.load(Ordering::Relaxed) {
+                let what = "its interface did not come up in the container";
+                return Err(wrong(format!("interface {interface}: {what}")));
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        };
+        let socket = PacketSocket::open(interface, config).map_err(|error| wrong(error.to_string()))?;
+        opened.push((link, links, socket));
+    }
+    kept.keep_sockets(
+        config,
+        opened.iter_mut().map(|(link, _, socket)| (&*link.name, socket)),
+    );
+    let connections = opened.into_iter();
+    let connections = connections
+        .map(|(link, links, socket)| connection(&link, links, socket, Arc::default(), kept.clone()));
+    Ok(connections.collect())
 }
 
 /// Opens the interface of an uplink, and opens it again when it comes back.
@@ -526,7 +463,7 @@ impl InterfaceListener {
         self.in_use.store(true, Ordering::Release);
         self.serial += 1;
         let kept = KeptAs::uplink(self.keep.as_ref(), &self.name, self.serial);
-        kept.keep_socket(&self.interface, self.config, &mut socket);
+        kept.keep_sockets(self.config, [(&*self.interface, &mut socket)]);
         Ok(connection(&link, links, socket, Arc::clone(&self.in_use), kept))
     }
 }

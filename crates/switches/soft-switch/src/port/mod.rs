@@ -298,6 +298,8 @@ macro_rules! port_kinds {
         pub(crate) fn connector<M: FrameMemory>(kind: PortKind) -> Option<Connect<M>> {
             match kind {
                 $($(PortKind::$kind => Some($connect),)?)*
+                // Its interfaces are those of the kernel: what an instance is for the worker is another matter.
+                PortKind::Frames => Some(kernel::connect),
                 _ => None,
             }
         }

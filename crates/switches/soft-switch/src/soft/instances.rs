@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-use model::{DropReason, Slot};
+use model::{DropReason, PortKind, Slot};
 use switch::{Plan, PortSpec, SwitchError, SwitchEvent, SwitchReading};
 
 use super::resume::KeptPort;
@@ -58,12 +58,15 @@ struct Attachment {
     /// Workers that have not yet removed it, after a request to remove it.
     removing: Option<Removing>,
     abandoned: Arc<AtomicBool>,
+    /// Whether it ends connections: its program uses the kernel's network.
+    is_end: bool,
 }
 
 impl Attachment {
-    fn new() -> Attachment {
+    fn new(kind: PortKind) -> Attachment {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         Attachment {
+            is_end: kind == PortKind::Kernel,
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             controls: Vec::new(),
             connecting: false,
@@ -133,7 +136,7 @@ impl<M: FrameMemory> Instances<M> {
         })?;
         let data_ports = usize::from(port.data_ports);
         limit("data ports of an instance", data_ports, PORT_LIMIT)?;
-        let mut attachment = Attachment::new();
+        let mut attachment = Attachment::new(port.kind);
         let (serial, abandoned) = (attachment.serial, Arc::clone(&attachment.abandoned));
         let report = self.report.clone();
         let kept = KeptAs::ports(self.keep.as_ref(), slot);
@@ -155,10 +158,11 @@ impl<M: FrameMemory> Instances<M> {
         &mut self,
         slot: Slot,
         kept: KeptPort,
+        kind: PortKind,
         workers: &mut Workers<M>,
     ) -> Result<(), SwitchError> {
         self.may_attach(slot)?;
-        self.put(slot, Attachment::new());
+        self.put(slot, Attachment::new(kind));
         let ports = kept.connections(KeptAs::ports(self.keep.as_ref(), slot));
         self.give_to_workers(slot, ports, InstancePorts::of_earlier_run, workers);
         Ok(())
@@ -175,7 +179,7 @@ impl<M: FrameMemory> Instances<M> {
         limit("data ports of an instance", ports.len(), PORT_LIMIT)?;
         let queues = ports.iter().map(Vec::len).min().unwrap_or(0);
         limit("queues of a data port", queues, workers.len())?;
-        self.put(slot, Attachment::new());
+        self.put(slot, Attachment::new(PortKind::Device));
         let port = |queue| Port::device(queue, Arc::new(AtomicBool::new(true)));
         let ports = ports.into_iter().map(|queues| Connection {
             queues: queues.into_iter().map(port).collect(),
@@ -241,10 +245,7 @@ impl<M: FrameMemory> Instances<M> {
         let queues = ports.iter().map(|port| port.queues.len()).min().unwrap_or(1);
         attachment.queues = Some(queues as u16);
         attachment.peer = ports.first().map(|port| port.peer.clone()).unwrap_or_default();
-        let is_end = ports
-            .iter()
-            .flat_map(|port| &port.queues)
-            .any(|port| matches!(port, Port::Kernel(_)));
+        let is_end = attachment.is_end;
         ends.attach(slot, is_end);
         let mut by_worker: Vec<Vec<Port<M>>> = (0..count).map(|_| Vec::new()).collect();
         for port in ports {
@@ -296,7 +297,7 @@ impl<M: FrameMemory> Instances<M> {
             return Ok(());
         };
         // A slot without ports may still have pins; its removal is answered like any other.
-        let attachment = place.get_or_insert_with(Attachment::new);
+        let attachment = place.get_or_insert_with(|| Attachment::new(PortKind::Null));
         if attachment.removing.is_some() {
             return Ok(());
         }
@@ -370,11 +371,21 @@ impl<M: FrameMemory> Instances<M> {
         }
     }
 
-    /// Reads what was lost between workers and instances' networks.
-    pub(super) fn watch(&mut self) {
+    /// Reads what was lost between workers and instances.
+    pub(super) fn watch(&mut self, workers: &mut Workers<M>) {
         for (slot, place) in (0..).map(Slot).zip(&mut self.places) {
-            for control in place.iter_mut().flat_map(|of| &mut of.controls) {
-                self.lost[slot].all += control.take_losses();
+            let Some(of) = place else { continue };
+            let mut lost = Losses::default();
+            for control in &mut of.controls {
+                lost += control.take_losses();
+            }
+            let packets = lost.missed + lost.failed;
+            if of.is_end {
+                self.lost[slot].all += lost;
+            } else if packets > 0 {
+                // What it was given and does not give back is known to its home worker alone.
+                let home = home(slot, 0, 1, workers.len());
+                workers.command(home, Command::CountLost { slot, packets });
             }
         }
     }

@@ -32,7 +32,7 @@ use switch::{
     SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
 };
 
-use crate::ends::{Ends, KernelPlace};
+use crate::ends::Ends;
 use crate::frame::{DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
 use crate::keep::Keep;
@@ -43,7 +43,7 @@ use crate::shares::SharesMaker;
 use identities::Identities;
 use instances::Instances;
 use pairs::InstancePairs;
-pub use pairs::{pairs_in_use, remove_pairs};
+pub use pairs::{KernelPorts, pairs_in_use, remove_pairs};
 use questions::Questions;
 use resume::Leftover;
 use start::Board;
@@ -52,7 +52,12 @@ use workers::Workers;
 
 /// The capabilities of the soft switch.
 pub const CAPABILITIES: Capabilities = Capabilities {
-    ports: &[PortKind::Memif, PortKind::Kernel, PortKind::Null],
+    ports: &[
+        PortKind::Memif,
+        PortKind::Kernel,
+        PortKind::Frames,
+        PortKind::Null,
+    ],
     uplinks: &[
         UplinkKind::Memif,
         UplinkKind::Veth,
@@ -115,17 +120,6 @@ pub struct SoftSwitchConfig {
     pub half_open: Option<u32>,
     /// Who keeps tables, rings and sockets for the next run. What an earlier one left is taken over.
     pub keep: Option<Keep>,
-}
-
-/// The kernel ports of instances.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KernelPorts {
-    /// What the names of this machine's ends begin with, at most 9 bytes.
-    pub prefix: String,
-    /// The longest packet that they carry, without the Ethernet header.
-    pub mtu: u16,
-    /// The place of each.
-    pub places: Vec<KernelPlace>,
 }
 
 /// An uplink.
@@ -339,7 +333,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
         }
         if let Some(kept) = kept {
             if is_kept && kept.ports() == usize::from(port.data_ports) {
-                return self.instances.attach_again(slot, kept, workers);
+                return self.instances.attach_again(slot, kept, port.kind, workers);
             }
             // Its sockets are to be closed, so that the instance takes new links.
             if let Some(keep) = &self.keep {
@@ -547,7 +541,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if now >= self.watch_at {
             self.watch_at = now + WATCH_PERIOD;
             self.uplinks.watch_devices(&mut self.workers, events);
-            self.instances.watch();
+            self.instances.watch(&mut self.workers);
         }
         self.workers.free_old();
     }

@@ -37,12 +37,15 @@ pub(super) struct WorkerShare {
 pub(super) enum KeptPort {
     /// Links to that socket.
     Links { socket: PathBuf, links: Vec<Link> },
-    /// The packet socket of an interface.
-    Socket {
-        interface: String,
-        socket: Box<PacketSocket>,
-        in_use: Arc<AtomicBool>,
-    },
+    /// The packet sockets of interfaces.
+    Sockets(Vec<KeptSocket>),
+}
+
+/// The packet socket of an interface.
+pub(super) struct KeptSocket {
+    interface: String,
+    socket: Box<PacketSocket>,
+    pub(super) in_use: Arc<AtomicBool>,
 }
 
 impl KeptPort {
@@ -50,7 +53,10 @@ impl KeptPort {
     pub(super) fn is_at(&self, address: &Path) -> bool {
         match self {
             KeptPort::Links { socket, .. } => socket == address,
-            KeptPort::Socket { interface, .. } => Path::new(interface) == address,
+            KeptPort::Sockets(sockets) => {
+                let names: Vec<&str> = sockets.iter().map(|of| &*of.interface).collect();
+                Path::new(&names.join(",")) == address
+            }
         }
     }
 
@@ -58,7 +64,7 @@ impl KeptPort {
     pub(super) fn links(&self) -> &[Link] {
         match self {
             KeptPort::Links { links, .. } => links,
-            KeptPort::Socket { .. } => &[],
+            KeptPort::Sockets(_) => &[],
         }
     }
 
@@ -66,7 +72,7 @@ impl KeptPort {
     pub(super) fn ports(&self) -> usize {
         match self {
             KeptPort::Links { links, .. } => links.len(),
-            KeptPort::Socket { .. } => 1,
+            KeptPort::Sockets(sockets) => sockets.len(),
         }
     }
 
@@ -76,7 +82,7 @@ impl KeptPort {
             KeptPort::Links { links, .. } => links
                 .iter_mut()
                 .all(|link| matches!(link.control.poll(), Ok(ControlEvent::None))),
-            KeptPort::Socket { socket, .. } => socket.monitor().trouble().is_none(),
+            KeptPort::Sockets(sockets) => sockets.iter().all(|of| of.socket.monitor().trouble().is_none()),
         }
     }
 
@@ -84,17 +90,17 @@ impl KeptPort {
     pub(super) fn connections<M: FrameMemory>(self, kept: KeptAs) -> Vec<Connection<M>> {
         match self {
             KeptPort::Links { links, .. } => memif::connections(links, kept),
-            KeptPort::Socket {
-                interface,
-                socket,
-                in_use,
-            } => {
-                let again = kernel::connected_again(&interface, *socket, Arc::clone(&in_use), kept);
-                let again = again.inspect_err(|error| {
-                    tracing::warn!(%error, "a kernel port is not taken over");
-                    in_use.store(false, Ordering::Release);
+            KeptPort::Sockets(sockets) => {
+                let again = sockets.into_iter().map(|of| {
+                    let in_use = Arc::clone(&of.in_use);
+                    let again = kernel::connected_again(&of.interface, *of.socket, in_use, kept.clone());
+                    again.inspect_err(|error| {
+                        tracing::warn!(%error, "a kernel port is not taken over");
+                        of.in_use.store(false, Ordering::Release);
+                    })
                 });
-                again.into_iter().collect()
+                // All of an instance's, or none.
+                again.collect::<Result<_, _>>().unwrap_or_default()
             }
         }
     }
@@ -242,9 +248,9 @@ impl Leftover {
                 let slot = Slot(rest.parse().map_err(|_| "there is no such slot")?);
                 let note = match entry.note()? {
                     PortNote::Links(note) => note,
-                    PortNote::Socket(note) => {
+                    PortNote::Sockets(notes) => {
                         let unfinished = self.unfinished(home(slot, 0, 1, workers));
-                        self.ports.insert(slot, socket_again(note, entry, unfinished)?);
+                        self.ports.insert(slot, sockets_again(notes, entry, unfinished)?);
                         return Ok(());
                     }
                 };
@@ -274,11 +280,11 @@ impl Leftover {
                 }
                 let note = match entry.note()? {
                     PortNote::Links(note) => note,
-                    PortNote::Socket(note) => {
-                        let id = interface_id(config, uplink, &note);
+                    PortNote::Sockets(notes) => {
+                        let id = notes.first().and_then(|note| interface_id(config, uplink, note));
                         let id = id.ok_or("there is no such uplink any more")?;
                         let unfinished = self.unfinished(id.index() % workers);
-                        let connected = socket_again(note, entry, unfinished)?;
+                        let connected = sockets_again(notes, entry, unfinished)?;
                         self.peers
                             .insert(uplink.to_owned(), KeptPeer { serial, connected });
                         return Ok(());
@@ -347,25 +353,33 @@ impl Leftover {
     }
 }
 
-/// Goes on with the socket of an interface.
-fn socket_again(note: SocketNote, entry: Found, unfinished: Option<u64>) -> Result<KeptPort, String> {
+/// Goes on with the sockets of interfaces.
+fn sockets_again(notes: Vec<SocketNote>, entry: Found, unfinished: Option<u64>) -> Result<KeptPort, String> {
+    let count = entry.files.len();
+    if notes.is_empty() || count != 2 * notes.len() {
+        return Err(format!("it has {count} descriptors for {} sockets", notes.len()));
+    }
     let mut files = entry.files.into_iter();
-    let (Some(socket), Some(positions), None) = (files.next(), files.next(), files.next()) else {
-        return Err("it has not two descriptors".to_owned());
-    };
-    let SocketNote {
-        interface,
-        slots,
-        frame_bytes,
-    } = note;
-    let config = Config { slots, frame_bytes };
-    let kept = packet_socket::Kept { socket, positions };
-    let socket = PacketSocket::resume(&interface, config, kept, unfinished);
-    let mut port = KeptPort::Socket {
-        socket: Box::new(socket.map_err(|error| error.to_string())?),
-        interface,
-        in_use: Arc::default(),
-    };
+    let mut sockets = Vec::new();
+    for note in notes {
+        let (Some(socket), Some(positions)) = (files.next(), files.next()) else {
+            break;
+        };
+        let SocketNote {
+            interface,
+            slots,
+            frame_bytes,
+        } = note;
+        let config = Config { slots, frame_bytes };
+        let kept = packet_socket::Kept { socket, positions };
+        let socket = PacketSocket::resume(&interface, config, kept, unfinished);
+        sockets.push(KeptSocket {
+            socket: Box::new(socket.map_err(|error| error.to_string())?),
+            interface,
+            in_use: Arc::default(),
+        });
+    }
+    let mut port = KeptPort::Sockets(sockets);
     let goes_on = port.goes_on();
     goes_on
         .then_some(port)

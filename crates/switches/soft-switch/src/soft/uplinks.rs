@@ -118,10 +118,11 @@ pub(super) fn listen<M: FrameMemory>(
                     kernel::InterfaceListener::new(interface, uplink.max_frame, keep, &uplink.name);
                 if let Some(KeptPeer {
                     serial,
-                    connected: KeptPort::Socket { in_use, .. },
+                    connected: KeptPort::Sockets(sockets),
                 }) = leftover.peers.get(&uplink.name)
+                    && let [socket] = sockets.as_slice()
                 {
-                    listener = listener.after(*serial, in_use);
+                    listener = listener.after(*serial, &socket.in_use);
                 }
                 listeners.push((id, Box::new(listener)));
             }

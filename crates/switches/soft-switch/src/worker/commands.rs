@@ -43,6 +43,15 @@ impl<M: FrameMemory> Worker<M> {
                 self.egress.flush(&mut self.cx);
                 self.cx.send_event(WorkerEvent::InstanceFailed { slot });
             }
+            Command::CountLost { slot, packets } => {
+                // Of one that is gone, all that it had not given back is counted.
+                if let Some(instance) = &mut self.cx.ports.instances[slot] {
+                    instance.lost(packets, &self.cx.counters.slots[slot]);
+                    self.cx
+                        .counters
+                        .drop_packets(DropReason::InstanceRingFull, packets);
+                }
+            }
             Command::Probe { slot } => {
                 self.egress.outboxes.flush_instance(slot, &mut self.cx);
                 if let Some(instance) = &mut self.cx.ports.instances[slot] {

@@ -15,6 +15,8 @@ use crate::kept::Kept;
 
 pub(crate) const VIP: &str = "10.0.0.100";
 pub(crate) const VIP_V6: &str = "2001:db8::100";
+/// What the names of the pairs of instances begin with.
+pub(crate) const PREFIX: &str = "inco";
 const NET_MAC: &str = "02:00:00:00:00:01";
 const UPLINK_MAC: &str = "02:00:00:00:00:02";
 
@@ -69,12 +71,17 @@ impl World {
 
     /// Moves the other end of a pair into a container, and sets it up as an engine does.
     pub(crate) fn start_instance(&mut self, slot: u16, addresses: &[&str]) {
+        self.start_instance_with(PREFIX, slot, addresses);
+    }
+
+    /// The same with a pair whose name begins so.
+    pub(crate) fn start_instance_with(&mut self, prefix: &str, slot: u16, addresses: &[&str]) {
         let namespace = Namespace::new(&format!("i{slot}"));
         if addresses.is_empty() {
             namespace.set("ipv6/conf/all/disable_ipv6", "1");
             namespace.set("ipv6/conf/default/disable_ipv6", "1");
         }
-        let end = container_end("inco", Slot(slot));
+        let end = container_end(prefix, Slot(slot));
         run(
             "ip",
             &[
@@ -198,7 +205,7 @@ fn make(
             waits: false,
         }];
         config.kernel_ports = KernelPorts {
-            prefix: "inco".to_owned(),
+            prefix: PREFIX.to_owned(),
             mtu: 1500,
             places: (0..places)
                 .map(|slot| KernelPlace {
@@ -207,6 +214,7 @@ fn make(
                     egress: true,
                 })
                 .collect(),
+            frames: Default::default(),
         };
         change(config);
     })

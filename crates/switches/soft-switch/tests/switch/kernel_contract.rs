@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use interfaces::frames_prefix;
 use model::{AffinityKey, Nanos, ServiceId, Slot, Tuple};
 use packet_socket::PacketSocket;
 use real_parts::Namespace;
@@ -13,22 +14,41 @@ use switch::{
 };
 
 use crate::bed::{self, Bed};
-use crate::kernel::{World, available, switch};
+use crate::kernel::{PREFIX, World, available, switch_changed};
 
-/// The switch as far as its instances have kernel ports.
-struct KernelEnds(Bed);
+/// The switch as far as its instances have ports of that kind: interfaces.
+struct OnInterfaces(Bed, PortKind);
 
-impl Switch for KernelEnds {
+impl Switch for OnInterfaces {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ports: &[PortKind::Kernel, PortKind::Memif, PortKind::Null],
-            returns: false,
+        let can = Capabilities {
             ring_occupancy: false,
+            ..self.0.switch.capabilities()
+        };
+        if self.1 == PortKind::Frames {
+            return Capabilities {
+                ports: &[
+                    PortKind::Frames,
+                    PortKind::Kernel,
+                    PortKind::Memif,
+                    PortKind::Null,
+                ],
+                ..can
+            };
+        }
+        Capabilities {
+            ports: &[
+                PortKind::Kernel,
+                PortKind::Frames,
+                PortKind::Memif,
+                PortKind::Null,
+            ],
+            returns: false,
             // Only packets to functions are known by what they carry.
             affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
             // What ends connections gives nothing back that could go on.
             chains: false,
-            ..self.0.switch.capabilities()
+            ..can
         }
     }
 
@@ -61,14 +81,17 @@ impl Switch for KernelEnds {
 }
 
 struct Conforming {
-    switch: KernelEnds,
+    switch: OnInterfaces,
     world: World,
     wire: PacketSocket,
     taps: BTreeMap<Slot, PacketSocket>,
 }
 
-/// A packet with the addresses the other way around.
-fn answer_to(tuple: &Tuple) -> Tuple {
+/// What an instance gives back of a packet: what ends a connection answers it, with the addresses the other way around.
+fn turned(kind: PortKind, tuple: &Tuple) -> Tuple {
+    if kind == PortKind::Frames {
+        return *tuple;
+    }
     Tuple {
         src: tuple.dst,
         dst: tuple.src,
@@ -109,12 +132,16 @@ impl conformance::Bed for Conforming {
     }
 
     fn start_instance(&mut self, slot: Slot) -> PortSpec {
-        self.world.start_instance(slot.0, &[]);
+        let prefix = match self.switch.1 {
+            PortKind::Frames => frames_prefix(PREFIX, 0),
+            _ => PREFIX.to_owned(),
+        };
+        self.world.start_instance_with(&prefix, slot.0, &[]);
         self.taps
             .insert(slot, tap(&self.world.instances[&slot.0], "eth0"));
         PortSpec {
             deadline: Nanos(bed::PATIENCE.as_nanos() as u64),
-            ..PortSpec::new(PortKind::Kernel, "")
+            ..PortSpec::new(self.switch.1, "")
         }
     }
 
@@ -133,12 +160,15 @@ impl conformance::Bed for Conforming {
 
     fn give_back(&mut self, slot: Slot, packets: &[Tuple]) {
         if let Some(tap) = self.taps.get_mut(&slot) {
-            send_all(tap, packets.iter().map(|packet| frame_of(&answer_to(packet))));
+            let given = packets.iter().map(|packet| turned(self.switch.1, packet));
+            send_all(tap, given.map(|packet| frame_of(&packet)));
         }
     }
 
     fn received(&mut self) -> Vec<Tuple> {
-        receive_all(&mut self.wire).iter().map(answer_to).collect()
+        let kind = self.switch.1;
+        let all = receive_all(&mut self.wire);
+        all.iter().map(|packet| turned(kind, packet)).collect()
     }
 
     fn wait(&mut self) -> Nanos {
@@ -147,8 +177,7 @@ impl conformance::Bed for Conforming {
     }
 }
 
-#[test]
-fn kernel_ports_conform() {
+fn conform(kind: PortKind) {
     if !available() {
         return;
     }
@@ -156,12 +185,28 @@ fn kernel_ports_conform() {
         conformance::run(|| {
             let world = World::quiet();
             let places = conformance::SLOTS.len() as u16;
+            let bed = switch_changed(workers, places, conformance::service(), |config| {
+                if kind == PortKind::Frames {
+                    let places = std::mem::take(&mut config.kernel_ports.places);
+                    config.kernel_ports.frames[0] = places.iter().map(|place| place.slot).collect();
+                }
+            });
             Conforming {
-                switch: KernelEnds(switch(workers, places, conformance::service(), None)),
+                switch: OnInterfaces(bed, kind),
                 wire: tap(&world.net, "net0"),
                 world,
                 taps: BTreeMap::new(),
             }
         });
     }
+}
+
+#[test]
+fn kernel_ports_conform() {
+    conform(PortKind::Kernel);
+}
+
+#[test]
+fn ports_of_whole_frames_conform() {
+    conform(PortKind::Frames);
 }
