@@ -60,7 +60,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         &[
             &["actor-objects", "actor-channel", "actor-migration"],
             &["actor-runtime"],
-            &["actor-processes"],
+            &["actor-processes", "actor-side"],
         ],
     ),
     (
