@@ -408,7 +408,13 @@ fn associations_move(workers: &str) {
     assert!(moved >= 2 * u64::from(ASSOCIATIONS), "{moved}");
     assert_eq!((sum(|of| of.state_moves), cancelled), (moved, 0));
     assert!(seen.again > 100, "{}", seen.again);
-    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    // Of a packet and its copy one passes. inco sees that of an instance when it has gone.
+    let only_copies = status.drops.keys().all(|reason| reason == "function");
+    assert!(
+        only_copies && status.accounting.dropped <= seen.again,
+        "{:#?}",
+        status.drops
+    );
     inco.stop(&place);
 }
 

@@ -487,7 +487,8 @@ fn stop_removes_what_is_left(engine: Engine, end: &End) {
     let said = text_of(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.starts_with("inco is not running (no socket at ") && said.lines().count() == 1,
+        said.starts_with("inco: nothing to stop: no inco runs with the run directory ")
+            && said.lines().count() == 1,
         "{said}"
     );
 }
