@@ -81,6 +81,8 @@ struct World {
     lost: u64,
     /// The instance with the state died: the next one begins anew.
     state_is_lost: bool,
+    /// The instance that has just died: no flow begins anew there.
+    dead: Option<usize>,
     moved: u64,
 }
 
@@ -109,6 +111,7 @@ impl World {
             left: [Vec::new(), Vec::new()],
             lost: 0,
             state_is_lost: false,
+            dead: None,
             moved: 0,
         }
     }
@@ -191,7 +194,9 @@ impl World {
             self.state_is_lost = true;
         }
         if let Some(party) = party {
+            self.dead = Some(at);
             self.step(Input::Gone(party), &[]);
+            self.dead = None;
         }
         if self.pin == at && self.moving.is_none() {
             self.pin = 1 - at;
@@ -304,6 +309,7 @@ impl World {
         }
         self.pin = match end.goes {
             Goes::To(Party::Source) => from,
+            Goes::Anew if self.dead == Some(to) => from,
             Goes::To(Party::Destination) | Goes::Anew => to,
         };
         if let Some(party) = end.forgets {
@@ -396,6 +402,26 @@ proptest! {
         world.settle();
         world.check();
     }
+}
+
+/// Both die while the state is under way: what was held begins anew on one of the two that come in their place, and all
+/// that follows finds it there.
+#[test]
+fn a_flow_whose_source_and_destination_die_begins_anew() {
+    let mut world = World::new(1);
+    world.act(Do::Begin);
+    for _ in 0..2 {
+        world.act(Do::Run(0, 0));
+        world.act(Do::Poll(0, 0));
+    }
+    world.act(Do::Kill(0));
+    world.act(Do::Arrive(0));
+    assert_eq!(world.held.len(), 1);
+    world.act(Do::Kill(1));
+    (0..3).for_each(|_| world.act(Do::Arrive(0)));
+    world.settle();
+    world.check();
+    assert_eq!((world.lost, world.processed), (0, [4, 0]));
 }
 
 /// A move that nothing disturbs takes place.

@@ -108,7 +108,7 @@ impl Associations {
     fn new(setup: &Setup) -> Associations {
         let each = |direction: &str, byte: u8| {
             format!(
-                "[[{direction}]]\nname = \"a\"\nspi = 4097\nsuite = \"aes-128-gcm\"\nkey = \"{}\"\nsalt = \"00000000\"\n\
+                "[[{direction}]]\nname = \"{direction}\"\nspi = 4097\nsuite = \"aes-128-gcm\"\nkey = \"{}\"\nsalt = \"00000000\"\n\
                  destination = \"192.0.2.2\"\n",
                 format!("{byte:02x}").repeat(16)
             )
