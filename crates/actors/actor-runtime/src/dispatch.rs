@@ -216,14 +216,6 @@ impl Dispatch {
         Ok(())
     }
 
-    /// Whether an actor runs.
-    pub(crate) fn is_running(&self, actor: ActorId) -> bool {
-        self.seats
-            .get(actor.index())
-            .and_then(Option::as_ref)
-            .is_some_and(|seat| seat.running > 0)
-    }
-
     /// Takes an actor that does not run out of the runtime, with the messages that wait for it.
     pub(crate) fn remove(&mut self, actor: ActorId) -> Result<(Registration, Vec<Message>), Error> {
         let seat = self.seat(actor).ok_or(Error::NotRegistered(actor))?;

@@ -199,11 +199,6 @@ impl Runtime {
         Ok(())
     }
 
-    /// Whether an actor runs now. Of a paused one that does not, the state is that of its last message.
-    pub fn is_running(&self, actor: ActorId) -> bool {
-        lock(&self.shared.dispatch).is_running(actor)
-    }
-
     /// Takes an actor out, with the messages that wait for it.
     ///
     /// # Errors

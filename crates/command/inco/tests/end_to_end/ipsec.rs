@@ -9,11 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use functions::{Burst, Chain, LIBRARY, Setup};
-use model::{InstanceId, InstanceState, protocol};
+use model::{InstanceId, protocol};
 use packet::Parsed;
 use packet::build::Frame;
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, changes, eventually};
+use crate::state_moves::drain;
+use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, eventually};
 
 /// Associations of each direction.
 const ASSOCIATIONS: u8 = 8;
@@ -358,18 +359,6 @@ impl Load {
 
 fn live_flows(inco: &Inco) -> u64 {
     inco.status().workers.iter().map(|of| of.live_flows).sum()
-}
-
-/// Drains an instance, and waits until it has gone because its associations have moved.
-fn drain(place: &Place, inco: &Inco, drained: InstanceId) {
-    place.must(&["drain", &drained.0.to_string()]);
-    eventually("the drained instance goes", PATIENCE, || {
-        inco.instance(drained).is_none().then_some(())
-    });
-    let end = changes(&inco.events(), drained)
-        .into_iter()
-        .find(|(_, to, _)| *to == InstanceState::Stopping);
-    assert_eq!(end.unwrap().2, "its flows have moved");
 }
 
 fn associations_move(workers: &str) {

@@ -42,7 +42,7 @@ fn configuration(function: &str, mounts: &str) -> String {
 }
 
 /// Drains an instance, and waits until it has gone because its flows have moved.
-fn drain(place: &Place, inco: &Inco, drained: InstanceId) {
+pub(crate) fn drain(place: &Place, inco: &Inco, drained: InstanceId) {
     place.must(&["drain", &drained.0.to_string()]);
     eventually("the drained instance goes", PATIENCE, || {
         inco.instance(drained).is_none().then_some(())
