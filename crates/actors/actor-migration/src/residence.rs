@@ -34,6 +34,9 @@ pub enum Input<R> {
 pub enum Effect<R> {
     /// The request goes to the actor's mailbox.
     Deliver(R),
+    /// The request was held during a move: it goes to the actor's mailbox, however full that is. The number of such requests
+    /// has its own limit.
+    DeliverHeld(R),
     /// The other side is to be told, behind all that it was told before.
     Send(Message<R>),
     /// The actor finishes what is in its mailbox; then [`Input::Quiet`].
@@ -317,7 +320,7 @@ impl<R> Residence<R> {
                 effects.push(Effect::Send(Message::Started(attempt)));
             }
             (State::Draining, Message::Forward(attempt, request)) if is_of(attempt) => {
-                effects.push(Effect::Deliver(request));
+                effects.push(Effect::DeliverHeld(request));
             }
             (State::Draining, Message::ForwardEnd(attempt)) if is_of(attempt) => {
                 effects.push(Effect::Send(Message::Cleaned(attempt)));
@@ -348,7 +351,7 @@ impl<R> Residence<R> {
         if phase > Phase::Prepare {
             effects.push(Effect::GoOn);
         }
-        effects.extend(self.held.drain(..).map(Effect::Deliver));
+        effects.extend(self.held.drain(..).map(Effect::DeliverHeld));
         effects.push(Effect::Report(Outcome::Stayed(why)));
     }
 
@@ -370,7 +373,7 @@ impl<R> Residence<R> {
     /// The target has all that the source held.
     fn drained(&mut self, effects: &mut Vec<Effect<R>>) {
         self.state = State::Here;
-        effects.extend(self.held.drain(..).map(Effect::Deliver));
+        effects.extend(self.held.drain(..).map(Effect::DeliverHeld));
         effects.push(Effect::Report(Outcome::Came));
     }
 

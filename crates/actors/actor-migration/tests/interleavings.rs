@@ -158,7 +158,7 @@ impl World {
         let side = &mut self.sides[at];
         let region = self.regions[at].as_mut();
         match effect {
-            Effect::Deliver(Load::Request(request)) => {
+            Effect::Deliver(Load::Request(request)) | Effect::DeliverHeld(Load::Request(request)) => {
                 if !side.runs {
                     return Err(format!("{request:?} was delivered where the actor does not run"));
                 }
@@ -212,7 +212,9 @@ impl World {
                 }
             }
             Effect::Report(outcome) => self.is_lost |= outcome == Outcome::Lost,
-            Effect::Deliver(Load::Part(_)) | Effect::Refuse(Load::Part(_)) => {
+            Effect::Deliver(Load::Part(_))
+            | Effect::DeliverHeld(Load::Part(_))
+            | Effect::Refuse(Load::Part(_)) => {
                 return Err("objects are no request".into());
             }
         }

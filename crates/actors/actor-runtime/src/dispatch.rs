@@ -251,7 +251,7 @@ impl Dispatch {
         for message in std::mem::take(&mut self.diverted) {
             if message.to == Address::Actor(actor) {
                 // A refusal is counted.
-                let _refused = self.accept_here(message);
+                let _refused = self.accept_held(message);
             } else {
                 self.diverted.push_back(message);
             }
@@ -289,6 +289,18 @@ impl Dispatch {
 
     /// Puts a message into its receiver's mailbox, also if others leave.
     pub(crate) fn accept_here(&mut self, message: Message) -> Result<(), Refusal> {
+        if let Address::Actor(actor) = message.to
+            && let Some(Some(seat)) = self.seats.get_mut(actor.index())
+            && seat.mailbox.len() >= seat.mailbox_limit
+        {
+            seat.counts.mailbox_full += 1;
+            return Err(Refusal::MailboxFull);
+        }
+        self.accept_held(message)
+    }
+
+    /// Puts a message into its receiver's mailbox, however full that is: it waited elsewhere, where there is a limit.
+    pub(crate) fn accept_held(&mut self, message: Message) -> Result<(), Refusal> {
         let Address::Actor(actor) = message.to else {
             self.undeliverable += 1;
             return Err(Refusal::NoSuchActor);
@@ -301,10 +313,6 @@ impl Dispatch {
         if message.body.len() > BODY_BYTES_LIMIT {
             self.undeliverable += 1;
             return Err(Refusal::TooLong);
-        }
-        if seat.mailbox.len() >= seat.mailbox_limit {
-            seat.counts.mailbox_full += 1;
-            return Err(Refusal::MailboxFull);
         }
         seat.counts.accepted += 1;
         seat.mailbox.push_back(message);

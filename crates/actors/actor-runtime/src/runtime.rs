@@ -239,6 +239,17 @@ impl Runtime {
         Ok(())
     }
 
+    /// Puts a message that waited elsewhere into its receiver's mailbox, however full that is, also if that actor's messages
+    /// are [diverted](Runtime::divert). The caller limits their number.
+    ///
+    /// # Errors
+    /// As [`deliver`](Runtime::deliver), except that a mailbox is never full.
+    pub fn deliver_held(&self, message: Message) -> Result<(), Refusal> {
+        lock(&self.shared.dispatch).accept_held(message)?;
+        self.shared.wake();
+        Ok(())
+    }
+
     /// Has messages for an actor leave from now on, whoever sends them: [`take_diverted`](Runtime::take_diverted) has
     /// them, at most [`DIVERTED_LIMIT`](crate::DIVERTED_LIMIT) of all such actors. It need not be registered.
     ///

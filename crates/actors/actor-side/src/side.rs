@@ -582,6 +582,9 @@ impl State {
             Effect::Deliver(message) => {
                 self.counts.refused += u64::from(runtime.deliver_here(message).is_err());
             }
+            Effect::DeliverHeld(message) => {
+                self.counts.refused += u64::from(runtime.deliver_held(message).is_err());
+            }
             Effect::Send(said) => self.put(actor.0, said),
             Effect::Stop => resident.stops = true,
             Effect::GoOn => {

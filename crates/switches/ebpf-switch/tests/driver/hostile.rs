@@ -278,18 +278,25 @@ impl Judge {
     }
 }
 
-/// Frames to begin with: the corpus of the fuzzer, and some of each kind that is for the service.
-fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = Vec::new();
+/// Frames that the fuzzer has found.
+fn found() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
     for (_, input) in real_parts::fuzz_inputs("packets") {
-        // Each piece has its length before it.
+        // Each frame has its length before it.
         let mut rest = &input[..];
-        while let Some((length, tail)) = rest.split_first_chunk() {
-            let (piece, tail) = tail.split_at(tail.len().min(usize::from(u16::from_le_bytes(*length))));
-            seeds.push(piece.to_vec());
+        while let Some((&length, tail)) = rest.split_first() {
+            let (frame, tail) = tail.split_at(tail.len().min(usize::from(length)));
+            frames.push(frame.to_vec());
             rest = tail;
         }
     }
+    frames.retain(|frame| frame.len() >= 14);
+    frames
+}
+
+/// Some frames of each kind that is for the service.
+fn ours() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
     for (client, server) in [
         ("198.51.100.7:4000", "10.0.0.100:80"),
         ("[2001:db8:1::7]:4000", "[2001:db8::100]:443"),
@@ -323,7 +330,6 @@ fn seeds() -> Vec<Vec<u8>> {
         (0..count).for_each(|_| Change::Extension(60, 0, [0; 6]).apply(&mut frame));
         seeds.push(frame);
     }
-    seeds.retain(|seed| seed.len() >= 14);
     seeds
 }
 
@@ -426,22 +432,24 @@ fn no_frame_goes_the_wrong_way() {
     // What is left to this machine is of no interest to it.
     bed.world.host.ip("link set up0 arp off");
     let memory = Memory::of(&bed.world.config.name);
-    let seeds = seeds();
+    let (ours, found) = (ours(), found());
     let mut judge = Judge::default();
     let mut runner = TestRunner::deterministic();
     let frames = (
+        any::<bool>(),
         any::<Index>(),
         prop::collection::vec(change(), 0..5),
         any::<bool>(),
     );
     let mut wrong: BTreeMap<String, u32> = BTreeMap::new();
     let mut before = memory.counted();
-    for number in 0..seeds.len() + FRAMES {
-        let mut frame = match seeds.get(number) {
-            Some(seed) => seed.clone(),
+    let as_they_are: Vec<&Vec<u8>> = found.iter().chain(&ours).collect();
+    for number in 0..as_they_are.len() + FRAMES {
+        let mut frame = match as_they_are.get(number) {
+            Some(seed) => seed.to_vec(),
             None => {
-                let (seed, changes, fixes) = frames.new_tree(&mut runner).unwrap().current();
-                let mut frame = seed.get(&seeds).clone();
+                let (is_ours, seed, changes, fixes) = frames.new_tree(&mut runner).unwrap().current();
+                let mut frame = seed.get(if is_ours { &ours } else { &found }).clone();
                 changes.iter().for_each(|change| change.apply(&mut frame));
                 if fixes && frame.len() >= 34 && frame[12..15] == [8, 0, 0x45] {
                     fix_ip_checksum(&mut frame);
