@@ -470,20 +470,28 @@ impl TxQueue {
     /// Publishes pushed frames and wakes the peer if it sleeps.
     ///
     /// A consumer sleeps only after unmasking interrupts and finding the ring empty again. It is therefore
-    /// woken if interrupts are unmasked, but only once per position: a peer that never masks them costs a
-    /// system call for each batch that it takes, not for each one we send.
+    /// woken if interrupts are unmasked and it has not taken all, but only once per position: a peer that never
+    /// masks them costs a system call for each batch that it takes, not for each one we send.
     #[inline]
     pub fn flush(&mut self) {
-        let (own, theirs) = indices(&self.ring, &self.buffers);
-        if !self.producer.publish(own) {
-            return;
+        let (own, _) = indices(&self.ring, &self.buffers);
+        if self.producer.publish(own) {
+            self.wake_sleeper();
         }
+    }
+
+    /// Wakes the peer if it sleeps, behind what was just published.
+    #[inline(always)]
+    fn wake_sleeper(&mut self) {
         // Store the index before loading the flags; the sleeper does the reverse.
         fence(Ordering::SeqCst);
         if self.ring.flags().load(Ordering::Relaxed) & MASK_INTERRUPTS == 0 {
+            let (_, theirs) = indices(&self.ring, &self.buffers);
             self.producer.refresh(theirs);
             let consumed = self.producer.consumed();
-            if self.woken_at != Some(consumed) {
+            // One that has taken all, while this thread had no CPU, needs no wake-up. It would find nothing and sleep
+            // again at this position, where it must be woken by the next packet.
+            if consumed < self.producer.pushed() && self.woken_at != Some(consumed) {
                 self.woken_at = Some(consumed);
                 self.interrupt.raise();
             }
@@ -1270,6 +1278,48 @@ mod tests {
                 let first = memory.regions[usize::from(region)].address().as_ptr();
                 prop_assert_eq!(place.addr() - first.addr(), offset as usize);
             }
+        }
+    }
+
+    /// Both ends of a new link: of the client, and of the server.
+    fn ends() -> [crate::Link; 2] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("memif.sock");
+        let wait = Duration::from_secs(5);
+        let mut listener = crate::Listener::bind(&path, crate::ServerConfig::new("server")).unwrap();
+        let client = std::thread::spawn(move || {
+            crate::Client::connect(&crate::ClientConfig::new(&path, 0), wait).unwrap()
+        });
+        let server = listener.accept(wait).unwrap().unwrap();
+        [client.join().unwrap(), server]
+    }
+
+    /// A producer publishes a packet and loses its CPU before it looks whether the consumer sleeps. The consumer takes the
+    /// packet and falls asleep meanwhile. Then the next packet wakes it.
+    #[test]
+    fn a_consumer_that_fell_asleep_between_two_steps_of_the_producer_is_woken_by_the_next_packet() {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let mut links = ends();
+            let [first, second] = &mut links;
+            let ends = [&mut first.queues[0], &mut second.queues[0]];
+            // The two steps of a flush.
+            ends[from].tx.push(b"one").unwrap();
+            let (own, _) = indices(&ends[from].tx.ring, &ends[from].tx.buffers);
+            assert!(ends[from].tx.producer.publish(own));
+            let mut taken = [0; 2048];
+            assert_eq!(ends[to].rx.pop(&mut taken), Some(Ok(3)));
+            assert_eq!(ends[to].rx.available(), 0);
+            ends[to].rx.set_interrupts(true);
+            ends[from].tx.wake_sleeper();
+            // It sleeps again where it is, if that woke it.
+            ends[to].rx.clear_interrupt();
+            ends[from].tx.push(b"two").unwrap();
+            ends[from].tx.flush();
+            let mut fds = [PollFd::from_borrowed_fd(
+                ends[to].rx.interrupt_fd(),
+                PollFlags::IN,
+            )];
+            assert!(crate::socket::wait_readable(&mut fds, Some(Duration::ZERO)).unwrap());
         }
     }
 }
