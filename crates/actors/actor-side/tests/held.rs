@@ -64,7 +64,11 @@ fn side(which: Side, end: End, handled: &Handled) -> ActorSide {
         mailbox_limit: MAILBOX,
         ..Member::new(ACTOR, "notes")
     };
-    let begin = if which == Side::Card { Begin::Here } else { Begin::Away };
+    let begin = if which == Side::Card {
+        Begin::Here
+    } else {
+        Begin::Away
+    };
     side.add(member, objects, begin).unwrap();
     side.attach(end).unwrap();
     side
@@ -105,10 +109,14 @@ fn what_is_held_during_a_move_needs_no_room_in_the_mailbox() {
             cores.iter_mut().for_each(|core| {
                 core.turn();
             });
-            ended.extend(card.take_events().into_iter().filter_map(|event| match event.kind {
-                EventKind::Ended(outcome) => Some(outcome),
-                EventKind::Phase(_) => None,
-            }));
+            ended.extend(
+                card.take_events()
+                    .into_iter()
+                    .filter_map(|event| match event.kind {
+                        EventKind::Ended(outcome) => Some(outcome),
+                        EventKind::Phase(_) => None,
+                    }),
+            );
         }
         assert_eq!(ended.len(), 1, "{ended:?}");
         assert_eq!(host.rows()[0].is_here, !is_cancelled);
