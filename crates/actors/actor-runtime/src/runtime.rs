@@ -33,6 +33,21 @@ pub struct Settings {
     pub idle: Idle,
 }
 
+impl Settings {
+    /// One core that polls and runs messages in the order in which they come, for actors with numbers below `actors_limit`.
+    pub fn first_come(actors_limit: u32) -> Settings {
+        Settings {
+            policy: PolicyName::Fcfs,
+            cores: 1,
+            actors_limit,
+            quantum: Nanos::from_micros(50),
+            tail_threshold: Nanos::MAX,
+            hysteresis: 0.1,
+            idle: Idle::Poll,
+        }
+    }
+}
+
 /// What a core without a message does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {

@@ -16,9 +16,7 @@ use std::time::{Duration, Instant};
 use actor_channel::{Declared, End, Limits, Order, Side};
 use actor_migration::{Effect, Message as Move, Record};
 use actor_objects::Objects;
-use actor_runtime::{
-    Actor, ActorId, Address, Context, Idle, Message, Outside, PolicyName, Progress, Settings,
-};
+use actor_runtime::{Actor, ActorId, Address, Context, Idle, Message, Outside, Progress, Settings};
 use actor_side::{ActorSide, Begin, Member};
 use model::Nanos;
 
@@ -164,13 +162,8 @@ fn process() {
     };
     let side = if name == "card" { Side::Card } else { Side::Host };
     let settings = Settings {
-        policy: PolicyName::Fcfs,
-        cores: 1,
-        actors_limit: 1,
-        quantum: Nanos::from_micros(50),
-        tail_threshold: Nanos::MAX,
-        hysteresis: 0.1,
         idle: Idle::Sleep(Duration::from_micros(100)),
+        ..Settings::first_come(1)
     };
     let make = |kind: &str, _| (kind == "ledger").then(|| Box::new(Ledger) as Box<dyn Actor>);
     let actors = ActorSide::new(side, &settings, network, Box::new(make));

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use actor_channel::{Declared, End, Limits, Order, Side};
 use actor_objects::Objects;
-use actor_runtime::{
-    Actor, ActorId, Address, Context, CoreId, Idle, Message, Outside, PolicyName, Progress, Settings,
-};
+use actor_runtime::{Actor, ActorId, Address, Context, CoreId, Message, Outside, Progress, Settings};
 use actor_side::{ActorSide, Begin, EventKind, Member};
 use model::Nanos;
 
@@ -42,15 +40,7 @@ impl Outside for Nobody {
 }
 
 fn side(which: Side, end: End, handled: &Handled) -> ActorSide {
-    let settings = Settings {
-        policy: PolicyName::Fcfs,
-        cores: 1,
-        actors_limit: 1,
-        quantum: Nanos::from_micros(50),
-        tail_threshold: Nanos::MAX,
-        hysteresis: 0.1,
-        idle: Idle::Poll,
-    };
+    let settings = Settings::first_come(1);
     let handled = Arc::clone(handled);
     let make = move |_: &str, _| Some(Box::new(Notes(Arc::clone(&handled))) as Box<dyn Actor>);
     let side = ActorSide::new(which, &settings, Box::new(Nobody), Box::new(make));

@@ -12,7 +12,7 @@ use display::output::{self, WrongUsage};
 use model::{Action, InstanceId, InstanceState, KeyChange, PolicyChoice, RolloutState};
 use orchestrator::leftovers::{self, Running};
 
-use crate::cli::{ActionArgs, WaitArgs, flow};
+use crate::cli::{ActionArgs, WaitArgs, flow, id};
 use crate::client_commands::{connect, unknown_service};
 use crate::logs;
 use crate::selector::Selector;
@@ -259,6 +259,7 @@ fn status_of(end: &CommandEnd) -> u8 {
 
 #[derive(Debug, Args)]
 #[command(
+    override_usage = "inco scale [OPTIONS] <SERVICE> <INSTANCES | --auto | --min N | --max N | --whole-range | --cpus CPUS | --file-cpus>",
     after_help = concat!(
         "Examples:\n",
         "  inco scale firewall 5\n",
@@ -461,6 +462,7 @@ fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
 
 #[derive(Debug, Args)]
 #[command(
+    override_usage = "inco drain [OPTIONS] <ID... | --selector KEY=VALUE,...>",
     after_help = concat!(
         "Examples:\n",
         "  inco drain 3\n",
@@ -470,7 +472,7 @@ fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
 )]
 pub(crate) struct DrainArgs {
     /// Ids of the instances, as in `inco instances`
-    #[arg(required_unless_present = "selector", value_name = "ID")]
+    #[arg(required_unless_present = "selector", value_name = "ID", value_parser = id)]
     instances: Vec<u32>,
     /// Active instances that meet all requirements, instead of ids; the keys are service, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
@@ -497,10 +499,13 @@ fn drain(args: &DrainArgs) -> anyhow::Result<()> {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco undrain 3\n  inco undrain --selector service=firewall")]
+#[command(
+    override_usage = "inco undrain [OPTIONS] <ID... | --selector KEY=VALUE,...>",
+    after_help = "Examples:\n  inco undrain 3\n  inco undrain --selector service=firewall"
+)]
 pub(crate) struct UndrainArgs {
     /// Ids of the instances, as in `inco instances`
-    #[arg(required_unless_present = "selector", value_name = "ID")]
+    #[arg(required_unless_present = "selector", value_name = "ID", value_parser = id)]
     instances: Vec<u32>,
     /// Draining instances that meet all requirements, instead of ids; the keys are service, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
@@ -564,6 +569,7 @@ fn selected_instances(
 
 #[derive(Debug, Args)]
 #[command(
+    override_usage = "inco purge [OPTIONS] <ID | --flow FLOW>",
     after_help = concat!(
         "Examples:\n",
         "  inco purge 3                                                    all flows of instance 3\n",
@@ -572,7 +578,7 @@ fn selected_instances(
 )]
 pub(crate) struct PurgeArgs {
     /// All flows of this instance
-    #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
+    #[arg(value_name = "ID", value_parser = id, required_unless_present = "flow", conflicts_with = "flow")]
     instance: Option<u32>,
     /// Only this flow
     #[arg(long, value_name = "FLOW", value_parser = flow, conflicts_with = "wait")]
@@ -624,7 +630,7 @@ pub(crate) struct MoveArgs {
     #[arg(value_name = "FLOW", value_parser = flow)]
     flow: String,
     /// Id of the new instance, as in `inco instances`
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = id)]
     instance: u32,
     #[command(flatten)]
     common: ActionArgs,

@@ -365,7 +365,7 @@ pub(crate) struct FlowsArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) service: Option<String>,
     /// Only flows pinned to this instance
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = id)]
     pub(crate) instance: Option<u32>,
     /// Only flows with this address on either end
     #[arg(long, value_name = "ADDRESS")]
@@ -383,6 +383,12 @@ pub(crate) struct FlowsArgs {
     pub(crate) limit: u32,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// The id of an instance.
+pub(crate) fn id(text: &str) -> Result<u32, String> {
+    let wrong = |_| "an instance's id is a number, as in `inco instances`".to_owned();
+    text.parse().map_err(wrong)
 }
 
 pub(crate) fn flow(text: &str) -> Result<String, String> {

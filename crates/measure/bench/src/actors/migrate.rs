@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use actor_channel::{Declared, End, Limits, Order, Side};
 use actor_migration::Outcome as Moved;
 use actor_objects::{ObjectId, Objects};
-use actor_runtime::{
-    Actor, ActorId, Address, Context, Idle, Outside, PolicyName, Progress, Settings, Threads,
-};
+use actor_runtime::{Actor, ActorId, Address, Context, Outside, Progress, Settings, Threads};
 use actor_side::{ActorSide, Begin, Event, EventKind, Member};
 use anyhow::{Context as _, Result, ensure};
 use model::{Nanos, Random};
@@ -218,15 +216,7 @@ fn side(
     objects: Objects,
     actor: impl Fn() -> Notes + Send + 'static,
 ) -> Result<(ActorSide, Threads)> {
-    let settings = Settings {
-        policy: PolicyName::Fcfs,
-        cores: 1,
-        actors_limit: 1,
-        quantum: Nanos::from_micros(50),
-        tail_threshold: Nanos::MAX,
-        hysteresis: 0.1,
-        idle: Idle::Poll,
-    };
+    let settings = Settings::first_come(1);
     let make = move |_: &str, _| Some(Box::new(actor()) as Box<dyn Actor>);
     let side = ActorSide::new(which, &settings, network, Box::new(make));
     let member = Member {
