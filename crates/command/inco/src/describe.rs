@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 
 use api::counters::{FunctionCounters, InstanceCounters, ServiceCounters};
-use api::types::{FlowFilter, FlowPage, InstanceRow, Refusal, ServicePolicies, ServiceRow, Snapshot};
+use api::types::{
+    FlowFilter, FlowPage, InstanceRow, PercentilesUs, Refusal, ServicePolicies, ServiceRow, Snapshot,
+};
 use api::{ApiError, Client, EVENT_LIMIT};
 use display::event::event_text;
 use display::output;
-use display::table::{grouped, or_dash, percent, short, span_ms};
+use display::table::{grouped, micros, or_dash, percent, short, span_ms};
 use model::{Event, EventKind, InstanceId, InstanceState, Setting};
 use serde::Serialize;
 
@@ -393,6 +395,28 @@ fn instance_text(of: &OfInstance) -> String {
             }),
         ),
         (
+            "held up",
+            format!("{} of the time, throttled or without a CPU", percent(row.held_up)),
+        ),
+        (
+            "packets",
+            row.gap_us.map_or_else(
+                || "none now".to_owned(),
+                |gap| format!("one each {} on average", micros(gap)),
+            ),
+        ),
+        (
+            "in the ring",
+            row.ring_wait_us
+                .map_or_else(String::new, |of| within(of, "of samples")),
+        ),
+        (
+            "in the function",
+            row.function_us.map_or_else(String::new, |of| {
+                within(of, "of packets, by the function's own account")
+            }),
+        ),
+        (
             "memory",
             row.memory_bytes
                 .map_or_else(String::new, configuration::show_size),
@@ -412,6 +436,14 @@ fn flows_text(page: &FlowPage) -> String {
     let table = heavy_flows_text(page);
     let lines: String = table.lines().map(|line| format!("  {line}\n")).collect();
     format!("\nHeaviest flows\n{lines}")
+}
+
+fn within(of: PercentilesUs, whom: &str) -> String {
+    format!(
+        "half within {}, 99 % within {} ({whom} in the last second)",
+        micros(of.p50),
+        micros(of.p99)
+    )
 }
 
 #[cfg(test)]

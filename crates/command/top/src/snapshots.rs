@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use api::types::{Accounting, EngineStatus, FlowRow, InstanceRow, ServiceRow, Status, UplinkRow};
+use api::types::{
+    Accounting, EngineStatus, FlowRow, InstanceRow, PercentilesUs, ServiceRow, Status, UplinkRow,
+};
 use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -42,6 +44,13 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
         cpu_quota: Some(0.1),
         cpu: Some(0.53),
         busy: Some(0.42),
+        gap_us: None,
+        ring_wait_us: Some(PercentilesUs {
+            p50: 1.5,
+            p99: 2_400.0,
+        }),
+        function_us: Some(PercentilesUs { p50: 0.8, p99: 35.2 }),
+        held_up: 0.08,
         memory_bytes: Some(12 << 20),
         reason: "scaled out".to_owned(),
     }

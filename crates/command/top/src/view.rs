@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use api::types::{InstanceRow, ServiceRow};
+use api::types::{InstanceRow, PercentilesUs, ServiceRow};
 use model::{InstanceId, InstanceState};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,7 +13,7 @@ use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 use super::history::History;
 use super::state::{Page, Prompt, Row, SortKey, Top, policies};
 use display::event::{clock, event_sentence};
-use display::table::{self, grouped, or_dash, percent, short, span_ms};
+use display::table::{self, grouped, micros, or_dash, percent, short, span_ms};
 
 /// The terminal's capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -482,6 +482,10 @@ fn event_list(
     frame.render_widget(Paragraph::new(lines), area);
 }
 
+fn within(of: PercentilesUs) -> String {
+    format!("{}/{}", micros(of.p50), micros(of.p99))
+}
+
 fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id: InstanceId) {
     let Some(row) = top.instance(id) else {
         let text = format!("Instance {id} is removed; press Esc to go back.");
@@ -489,8 +493,8 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
         return;
     };
     let [words, charts, flows, events] = Layout::vertical([
-        Constraint::Length(4),
-        Constraint::Length(8.min(area.height.saturating_sub(4))),
+        Constraint::Length(5),
+        Constraint::Length(8.min(area.height.saturating_sub(5))),
         Constraint::Min(0),
         Constraint::Length(if area.height >= 20 { 5 } else { 0 }),
     ])
@@ -523,6 +527,12 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             grouped(row.to_packets),
             grouped(row.back_packets),
             grouped(row.dropped_packets),
+        )),
+        Line::raw(format!(
+            "half/99 % in the ring {}, in the function {}  held up {}",
+            or_dash(row.ring_wait_us, within),
+            or_dash(row.function_us, within),
+            percent(row.held_up),
         )),
     ];
     frame.render_widget(Paragraph::new(lines), words);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use functions::{Burst, Chain, RECEIVED_LIMIT};
-use model::Nanos;
+use model::{Nanos, RecentTimes};
 use nf_page::{NfCounters, PageWriter};
 
 use crate::options::Run;
@@ -104,6 +104,7 @@ pub(crate) fn run(run: &Run) -> Result<()> {
         signals,
         stop,
         busy_ns: 0,
+        times: RecentTimes::new(Nanos(now_ns())),
         pacer: options.pace_cpus.map(|cpus| Pacer::new(cpus, now_ns(), cpu_ns())),
         rest_us: options.rest_us,
         instance: options.instance_id,
@@ -155,6 +156,8 @@ struct Runner {
     signals: Option<UnixDatagram>,
     stop: UnixStream,
     busy_ns: u64,
+    /// From ring to ring, of each packet.
+    times: RecentTimes,
     pacer: Option<Pacer>,
     rest_us: Option<u64>,
     instance: u32,
@@ -211,6 +214,7 @@ impl Runner {
                 }
                 match self.ports.receive(port, queue, &mut self.burst) {
                     Received::Packets => {
+                        let packets = self.burst.len() as u32;
                         self.chain.process(&mut self.burst, Nanos(began));
                         spin(self.burst.spent());
                         self.ports.send(&self.burst, queue);
@@ -219,6 +223,7 @@ impl Runner {
                         }
                         let ended = now_ns();
                         self.busy_ns += ended - began;
+                        self.times.count(Nanos(ended - began), packets);
                         began = ended;
                         round = Round::Moved;
                     }
@@ -330,6 +335,10 @@ impl Runner {
         if self.page().is_some() && now - self.memory.0 >= MEMORY_NS {
             self.memory = (now, resident_bytes());
         }
+        if self.times.is_due(Nanos(now)) {
+            self.times.turn(Nanos(now));
+        }
+        let took = self.times.last();
         let Some(page) = self.page() else { return };
         let ports = self.ports.counters();
         let mut counters = NfCounters {
@@ -340,6 +349,7 @@ impl Runner {
             rss_bytes: self.memory.1,
             port_count: ports.len(),
             reloads_failed: self.reloads.as_ref().map_or(0, |of| of.failed),
+            took_ns: took.map(|took| [took.p50.0, took.p99.0]),
             ..NfCounters::default()
         };
         counters.ports[..ports.len()].copy_from_slice(ports);

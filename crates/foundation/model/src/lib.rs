@@ -21,6 +21,7 @@ mod instance;
 mod observation;
 mod port_block;
 mod random;
+mod recent_times;
 mod rollout;
 mod service;
 pub mod span;
@@ -40,6 +41,7 @@ pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, InstanceSignals, Observation};
 pub use port_block::{External, ExternalError, NoPortBlock, PortBlock, Sought};
 pub use random::{Random, mix};
+pub use recent_times::{Percentiles, RecentTimes};
 pub use rollout::{Rollout, RolloutState};
 pub use service::{
     AffinityKey, Association, CAPABILITIES, Fallback, InterfaceSetup, Match, Mount, NetFunction, Parameter,

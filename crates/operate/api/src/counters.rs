@@ -318,6 +318,18 @@ model::slot_counters! { level! {
         cpu_s: Option<f64> = seconds "instance_cpu_seconds",
         /// Time in which the function was busy, if it reports it.
         busy_s: Option<f64> = seconds "instance_busy_seconds",
+        /// Mean time between two packets for it, over the last ten milliseconds; none without packets. A gauge.
+        gap_s: Option<f64> = gauge "instance_packet_gap_seconds",
+        /// Time that half of the packets waited in its ring in the last second, by samples. A gauge.
+        ring_wait_p50_s: Option<f64> = gauge "instance_ring_wait_p50_seconds",
+        /// Time that 99 % of the packets waited in its ring in the last second, by samples. A gauge.
+        ring_wait_p99_s: Option<f64> = gauge "instance_ring_wait_p99_seconds",
+        /// Time that half of the packets took in the function in the last second, if it reports it. A gauge.
+        function_p50_s: Option<f64> = gauge "instance_function_p50_seconds",
+        /// Time that 99 % of the packets took in the function in the last second, if it reports it. A gauge.
+        function_p99_s: Option<f64> = gauge "instance_function_p99_seconds",
+        /// Share of the last quarter of a second in which it was throttled by its quota or waited for a CPU. A gauge.
+        held_up: f64 = gauge "instance_held_up_ratio",
         /// Memory in use, if known. A gauge.
         memory_bytes: Option<u64> = gauge "instance_memory_bytes",
         /// CPU limit of the instance, in CPUs, if there is one. A gauge.

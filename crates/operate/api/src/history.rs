@@ -229,6 +229,10 @@ mod tests {
                     cpu_quota: None,
                     cpu: Some(0.53),
                     busy: None,
+                    gap_us: None,
+                    ring_wait_us: None,
+                    function_us: None,
+                    held_up: 0.0,
                     memory_bytes: None,
                     reason: String::new(),
                 })

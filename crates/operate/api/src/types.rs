@@ -363,6 +363,25 @@ pub struct WeightRow {
     pub period_load: u64,
 }
 
+/// The time within which half of something, and 99 % of it, has ended, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PercentilesUs {
+    /// Half of it.
+    pub p50: f64,
+    /// 99 % of it.
+    pub p99: f64,
+}
+
+impl From<model::Percentiles> for PercentilesUs {
+    fn from(of: model::Percentiles) -> PercentilesUs {
+        let us = |time: model::Nanos| time.0 as f64 / 1e3;
+        PercentilesUs {
+            p50: us(of.p50),
+            p99: us(of.p99),
+        }
+    }
+}
+
 /// An instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceRow {
@@ -406,6 +425,19 @@ pub struct InstanceRow {
     pub cpu: Option<f64>,
     /// Share of the time in which the function was busy, if it reports it.
     pub busy: Option<f64>,
+    /// Mean time between two packets for it over the last ten milliseconds, in microseconds; none without packets.
+    #[serde(default)]
+    pub gap_us: Option<f64>,
+    /// Time that packets waited in its ring in the last second, of one packet a millisecond at most; none without packets,
+    /// or with a driver that sees no ring.
+    #[serde(default)]
+    pub ring_wait_us: Option<PercentilesUs>,
+    /// Time that packets took in the function in the last second, from ring to ring, if it reports it.
+    #[serde(default)]
+    pub function_us: Option<PercentilesUs>,
+    /// Share of the last quarter of a second in which it could not run: throttled by its quota, or waiting for a CPU.
+    #[serde(default)]
+    pub held_up: f64,
     /// Memory in use, in bytes, if known.
     pub memory_bytes: Option<u64>,
     /// The reason of its state.

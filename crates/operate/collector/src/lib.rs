@@ -25,13 +25,17 @@
 //! all go to one that is full.
 
 mod cost;
+mod ring_wait;
 mod window;
 
-use model::{InstanceId, InstanceSignals, Nanos, Observation, ServiceId, Slot, UplinkId, WorkerId};
+use model::{
+    InstanceId, InstanceSignals, Nanos, Observation, Percentiles, ServiceId, Slot, UplinkId, WorkerId,
+};
 use scheduling::Metric;
 use switch::{SlotCounters, SwitchReading};
 
 pub use cost::Cost;
+use ring_wait::RingWait;
 use window::{Clock, Count, History, follow, number};
 
 /// The time constant of the fast window.
@@ -94,6 +98,10 @@ pub struct SlotRates {
     pub consumed: u64,
     /// The function's busy share of time, fast window, if published.
     pub busy: Option<f64>,
+    /// How long packets waited in its ring in the last second, one packet a millisecond at most; none if none did come.
+    pub ring_wait: Option<Percentiles>,
+    /// Share of time in which it could not run: throttled by its quota, or waiting for a CPU. Held window.
+    pub held_up: f64,
     /// Flows, mappings or sessions that the function holds, if published.
     pub held_flows: Option<u64>,
     /// Whether its ring was hot in this sample.
@@ -273,6 +281,8 @@ struct SlotState {
     new_flows: u64,
     /// The function's busy nanoseconds per second, fast window.
     busy_ns: Count,
+    ring_wait: RingWait,
+    held_up: f64,
     occupied_before: bool,
     /// Whether packets were waiting at the previous sample.
     worked_before: bool,
@@ -292,6 +302,8 @@ impl SlotState {
             arrivals_history: History::default(),
             new_flows: 0,
             busy_ns: Count::default(),
+            ring_wait: RingWait::new(),
+            held_up: 0.0,
             occupied_before: false,
             worked_before: false,
         }
@@ -305,6 +317,7 @@ impl SlotState {
             // Counting starts at the first reading.
             self.is_counting = true;
             self.last = Counted::of(raw);
+            self.ring_wait.start(step.now);
         }
         let last = &mut self.last;
         // The rarely changing counters, compared at once.
@@ -322,6 +335,7 @@ impl SlotState {
         let signals = &mut self.rates.signals;
         self.new_flows = last.signals.follow(raw, signals, step).new_flows_fast_per_s;
         self.arrivals = self.arrivals.wrapping_add(arrivals);
+        let arrived = arrivals > 0;
 
         let rates = &mut self.rates;
         rates.at = step.now;
@@ -360,6 +374,17 @@ impl SlotState {
             (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
         });
         rates.held_flows = raw.function.and_then(|function| function.held_flows);
+        // What the kernel reports at once is of several samples.
+        let held_up = number(throttled) / number(step.dt_ns.max(1));
+        self.held_up += step.held_weight * (held_up - self.held_up);
+        rates.held_up = self.held_up.min(1.0);
+        let queue = ring_wait::Queue {
+            consumed: rates.consumed,
+            taken,
+            used: raw.ring_used,
+        };
+        self.ring_wait.sample(queue, arrived, step.now, Nanos(step.dt_ns));
+        rates.ring_wait = self.ring_wait.last();
         self.occupied_before = occupied;
         let was_busy = works && self.worked_before;
         self.worked_before = works;

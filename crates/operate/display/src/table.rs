@@ -129,6 +129,15 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// A time in microseconds, in a unit that suits it: `12.5 µs`, `3.1 ms`, `2.0 s`.
+pub fn micros(us: f64) -> String {
+    match us {
+        us if us < 1e3 => format!("{us:.1} µs"),
+        us if us < 1e6 => format!("{:.1} ms", us / 1e3),
+        us => format!("{:.1} s", us / 1e6),
+    }
+}
+
 /// A share as a percentage: `12.5%`.
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)

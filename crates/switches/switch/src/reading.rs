@@ -1,6 +1,6 @@
 //! What a driver counts, as the control plane reads it. The counters are rows of `counter_table.rs` in `model`.
 
-use model::{DropReason, Generation, Nanos, Slot};
+use model::{DropReason, Generation, Nanos, Percentiles, Slot};
 use serde::{Deserialize, Serialize};
 
 /// The counters that a function publishes through its page.
@@ -16,6 +16,8 @@ pub struct FunctionCounters {
     pub memory_bytes: u64,
     /// Flows, mappings or sessions of which it holds state now, if it says so.
     pub held_flows: Option<u64>,
+    /// How long packets took from ring to ring in its last second, if it says so.
+    pub took: Option<Percentiles>,
 }
 
 macro_rules! reading {

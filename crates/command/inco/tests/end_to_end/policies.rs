@@ -281,6 +281,24 @@ fn throughput_follows_a_quota_set_by_hand(engine: Engine) {
         });
     };
     let full = rate(0.2);
+    // 12,000 packets a second come, and a full ring of 1,024 takes a fifth of a second.
+    let seen = eventually("a second passes with a full ring", PATIENCE, || {
+        let row = inco.instances().remove(0);
+        row.ring_wait_us
+            .is_some_and(|wait| wait.p50 > 150e3)
+            .then_some(row)
+    });
+    let (wait, took) = (seen.ring_wait_us.unwrap(), seen.function_us.unwrap());
+    println!(
+        "{:?} µs apart, {wait:?} and {took:?}, held up {:.2}",
+        seen.gap_us, seen.held_up
+    );
+    assert!((60.0..120.0).contains(&seen.gap_us.unwrap()), "{seen:?}");
+    assert!(wait.p50 < 300e3 && wait.p99 < 600e3, "{seen:?}");
+    assert!(took.p50 >= 40.0 && took.p99 < 200e3, "{seen:?}");
+    assert!((0.6..0.95).contains(&seen.held_up), "{seen:?}");
+    let described = place.must(&["describe", &format!("forward/{}", seen.id.0)]);
+    assert!(described.contains("of samples in the last second"), "{described}");
     let said = place.must(&["scale", "forward", "--cpus", "0.12"]);
     assert!(said.contains("0.120 CPUs for each instance; 1 change"), "{said}");
     is_set(0.12);

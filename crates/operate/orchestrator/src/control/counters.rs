@@ -7,10 +7,11 @@ use api::counters::{
     SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use clock::unix_ms;
-use model::{DropReason, InstanceState};
+use model::{DropReason, InstanceState, Nanos};
 use switch::{Resumed, SlotCounters};
 
 use super::ControlLoop;
+use super::rows::gap_s;
 
 impl ControlLoop {
     pub(super) fn counters(&self) -> Counters {
@@ -178,6 +179,9 @@ impl ControlLoop {
                     .map(|status| status.capacity_pps)
                     .filter(|pps| *pps > 0.0);
                 let function = counters.function;
+                let ring_wait = rates.and_then(|rates| rates.ring_wait);
+                let took = function.and_then(|function| function.took);
+                let seconds = |time: Nanos| time.as_secs_f64();
                 let drops = counters.drops();
                 InstanceCounters {
                     id: instance.id().0,
@@ -188,6 +192,12 @@ impl ControlLoop {
                         .collect(),
                     cpu_s: self.gather.cpu_time(slot),
                     busy_s: function.map(|f| f.busy_ns as f64 / 1e9),
+                    gap_s: rates.and_then(gap_s),
+                    ring_wait_p50_s: ring_wait.map(|of| seconds(of.p50)),
+                    ring_wait_p99_s: ring_wait.map(|of| seconds(of.p99)),
+                    function_p50_s: took.map(|of| seconds(of.p50)),
+                    function_p99_s: took.map(|of| seconds(of.p99)),
+                    held_up: rates.map_or(0.0, |rates| rates.held_up),
                     memory_bytes: self.gather.memory_of(slot, function.as_ref()),
                     cpu_quota: instance.cpus(),
                     utilisation: rates

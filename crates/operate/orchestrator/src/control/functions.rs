@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use api::counters::FunctionCounters as ApiCounters;
-use model::{EventKind, FunctionChange, InstanceId, Nanos, Slot};
+use model::{EventKind, FunctionChange, InstanceId, Nanos, Percentiles, Slot};
 use nf_page::{MetricKind, PageReader, StageReport};
 use switch::{FunctionCounters, SlotCounters};
 
@@ -156,6 +156,10 @@ impl FunctionPages {
                     busy_ns: said.busy_ns,
                     memory_bytes: said.rss_bytes,
                     held_flows: said.held_flows,
+                    took: said.took_ns.map(|[p50, p99]| Percentiles {
+                        p50: Nanos(p50),
+                        p99: Nanos(p99),
+                    }),
                 }
             });
         }

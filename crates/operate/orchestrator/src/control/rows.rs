@@ -1,13 +1,13 @@
 //! Builds the rows of answers (status, services, instances, flows) from the gathered and decided state.
 
 use api::types::{
-    Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
-    PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies, ServiceRow, Snapshot,
-    Status, UplinkRow, WorkerRow, drops_by_reason,
+    Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow,
+    PercentilesUs, Policies, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies,
+    ServiceRow, Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
 use clock::{monotonic, unix_ms};
-use collector::SAMPLE_PERIOD;
+use collector::{SAMPLE_PERIOD, SlotRates};
 use controller::Failing;
 use model::{
     Direction, InstanceId, InstanceState, Nanos, PolicyChoice, ServiceId, Setting, UplinkId, WorkerId,
@@ -70,6 +70,12 @@ fn failing_text(of: Failing<'_>, now: Nanos) -> String {
         seconds => format!("; next try in {seconds:.0} s"),
     };
     format!("{what} ({failures} failure{plural}, last: {last}{next})")
+}
+
+/// The mean time between two packets for an instance, in seconds. Below one packet a second it is not known: the mean is
+/// that of ten milliseconds.
+pub(super) fn gap_s(rates: &SlotRates) -> Option<f64> {
+    (rates.arrivals_fast_pps >= 1.0).then(|| 1.0 / rates.arrivals_fast_pps)
 }
 
 impl ControlLoop {
@@ -431,6 +437,10 @@ impl ControlLoop {
                 cpu_quota: instance.cpus(),
                 cpu: self.gather.cpu_share(slot, instance.cpus()),
                 busy: rates.and_then(|r| r.busy),
+                gap_us: rates.and_then(gap_s).map(|s| s * 1e6),
+                ring_wait_us: rates.and_then(|r| r.ring_wait).map(PercentilesUs::from),
+                function_us: counters.function.and_then(|f| f.took).map(PercentilesUs::from),
+                held_up: rates.map_or(0.0, |r| r.held_up),
                 memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),
                 reason: instance
                     .fitness()
