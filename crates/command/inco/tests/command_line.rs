@@ -544,6 +544,7 @@ fn instance(id: u32, service: &str) -> InstanceRow {
     InstanceRow {
         id: InstanceId(id),
         service: service.to_owned(),
+        place: None,
         state: InstanceState::Active,
         state_ms: 10,
         slot: Some(1),

@@ -25,6 +25,7 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
     InstanceRow {
         id: InstanceId(id),
         service: service.to_owned(),
+        place: None,
         state,
         state_ms: 12_000 + second * 1000,
         slot: Some(id as u16),

@@ -212,6 +212,7 @@ mod tests {
                 .map(|id| InstanceRow {
                     id: InstanceId(id),
                     service: "web".to_owned(),
+                    place: None,
                     state: InstanceState::Active,
                     state_ms: 0,
                     slot: None,

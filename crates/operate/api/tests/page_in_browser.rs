@@ -101,6 +101,7 @@ fn instance(id: u32) -> InstanceRow {
     InstanceRow {
         id: InstanceId(id),
         service: "web".to_owned(),
+        place: None,
         state: InstanceState::Active,
         state_ms: 1500,
         slot: Some(1),
