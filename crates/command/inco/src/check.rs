@@ -123,6 +123,8 @@ struct ServicePlan {
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<String>,
     cpus: Option<f64>,
+    /// Whether each instance has a core to itself.
+    exclusive: bool,
     memory_bytes: u64,
     capacity: String,
     scheduler: String,
@@ -177,6 +179,7 @@ impl Plan {
                 standby: service.instances.standby,
                 placement: placement_of(configuration, service),
                 cpus: service.cpus,
+                exclusive: service.exclusive,
                 memory_bytes: service.memory_bytes,
                 capacity: match service.capacity {
                     Capacity::Learn => "learned".to_owned(),
@@ -307,9 +310,12 @@ impl Plan {
                     format!("{}-{}", service.min, service.max)
                 },
                 service.standby.to_string(),
-                service
-                    .cpus
-                    .map_or_else(|| "no limit".to_owned(), |cpus| cpus.to_string()),
+                match service.exclusive {
+                    true => "a core each".to_owned(),
+                    false => service
+                        .cpus
+                        .map_or_else(|| "no limit".to_owned(), |cpus| cpus.to_string()),
+                },
                 show_size(service.memory_bytes),
                 show_size(service.ring_bytes_per_instance),
                 service.capacity.clone(),

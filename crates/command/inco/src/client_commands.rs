@@ -554,7 +554,10 @@ pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
             grouped(row.live_flows),
             percent(row.ring_occupancy),
             or_dash(row.cpu, percent),
-            or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            match row.core {
+                Some(cpu) => format!("core {cpu}"),
+                None => or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            },
             or_dash(row.capacity_pps, short),
             grouped(row.dropped_packets),
             or_dash(row.pid, |pid| pid.to_string()),
@@ -822,6 +825,56 @@ mod tests {
             })
             .contains("more")
         );
+    }
+
+    #[test]
+    fn places_are_shown_where_there_are_some() {
+        let row = |place: Option<&str>, core: Option<u16>| -> InstanceRow {
+            let mut row: InstanceRow = serde_json::from_value(serde_json::json!({
+                "id": 3, "service": "web", "state": "active", "state_ms": 1, "slot": null, "container": null,
+                "pid": null, "adopted": false, "to_pps": 0.0, "back_pps": 0.0, "to_packets": 0, "back_packets": 0,
+                "live_flows": 0, "ring_occupancy": 0.0, "dropped_packets": 0, "capacity_pps": null,
+                "cpu_quota": 0.5, "busy": null, "memory_bytes": null, "reason": "its program runs",
+            }))
+            .unwrap();
+            (row.place, row.core) = (place.map(str::to_owned), core);
+            row
+        };
+        let without = instances_text(&[row(None, None)]);
+        assert!(
+            !without.contains("PLACE") && without.contains("0.50"),
+            "{without}"
+        );
+        let with = instances_text(&[row(Some("card"), None), row(Some("host"), Some(7))]);
+        assert!(
+            with.contains("PLACE") && with.contains("card") && with.contains("core 7"),
+            "{with}"
+        );
+        let service = |places: &[(&str, u32)]| ServiceRow {
+            name: "web".to_owned(),
+            places: places
+                .iter()
+                .map(|(name, active)| ((*name).to_owned(), *active))
+                .collect(),
+            ..ServiceRow::default()
+        };
+        assert_eq!(services_places_text(&[service(&[])]), "");
+        assert_eq!(
+            services_places_text(&[service(&[("card", 2), ("host", 1)])]),
+            "web: 2 at card, 1 at host\n"
+        );
+        let place = PlaceRow {
+            name: "card".to_owned(),
+            instances: 2,
+            instance_limit: Some(4),
+            pps: 20e6,
+            pps_limit: Some(36e6),
+            ..PlaceRow::default()
+        };
+        let text = places_text(&[place]);
+        for words in ["card", "2 of 4", " of 36", "has not answered for"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
 
     #[test]

@@ -213,6 +213,7 @@ mod tests {
                     id: InstanceId(id),
                     service: "web".to_owned(),
                     place: None,
+                    core: None,
                     state: InstanceState::Active,
                     state_ms: 0,
                     slot: None,

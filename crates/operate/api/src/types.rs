@@ -431,6 +431,9 @@ pub struct InstanceRow {
     pub capacity_pps: Option<f64>,
     /// Its CPU limit, in CPUs, if there is one.
     pub cpu_quota: Option<f64>,
+    /// The CPU that it has to itself; absent if it shares CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<u16>,
     /// CPU time that it uses, as a share of `cpu_quota`, or of one CPU without a quota. As the kernel accounts it,
     /// over the last second.
     #[serde(default)]

@@ -77,6 +77,8 @@ pub struct Instance {
     pub(crate) slot: Slot,
     pub(crate) port_kind: PortKind,
     pub(crate) place: PlaceId,
+    /// The CPU that it has to itself.
+    pub(crate) core: Option<u16>,
     /// The block of external ports that it owns.
     pub(crate) block: Option<u16>,
     /// False once it is known that the network can know none of its external ports any more.
@@ -148,6 +150,11 @@ impl Instance {
     /// Where it runs: a position in [`Settings::places`](crate::Settings::places).
     pub fn place(&self) -> PlaceId {
         self.place
+    }
+
+    /// The CPU that it has to itself; [`None`] if it shares CPUs.
+    pub fn core(&self) -> Option<u16> {
+        self.core
     }
 
     /// Its state.

@@ -44,6 +44,10 @@ pub struct ServiceSettings {
     pub made_ports: Option<Vec<MadePort>>,
     /// At which of [`Settings::places`] its instances run.
     pub placement: Placement,
+    /// Whether each instance has a core of its place to itself, in place of a quota.
+    pub exclusive: bool,
+    /// The NUMA node of its uplink, if known: cores of it are taken first.
+    pub node: Option<u16>,
     /// Minimum of active instances.
     pub min: u32,
     /// Maximum of active instances.
@@ -90,6 +94,8 @@ impl ServiceSettings {
             mapping_lifetime: Nanos::ZERO,
             made_ports: None,
             placement: Placement::Auto,
+            exclusive: false,
+            node: None,
             min: 1,
             max: 1,
             standby: 0,
@@ -137,9 +143,20 @@ pub struct Place {
     pub instances: Option<u32>,
     /// Most packets per second for which it has instances; [`None`] for no limit.
     pub capacity_pps: Option<f64>,
+    /// Its cores, of which an instance may have one to itself; empty if it has no list of them.
+    pub cores: Vec<Core>,
     /// For how long its engine may be away before its instances have failed; [`None`] on this machine, where their
     /// ends are seen without an engine.
     pub lost_after: Option<Nanos>,
+}
+
+/// A core of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Core {
+    /// The number of its CPU.
+    pub cpu: u16,
+    /// Its NUMA node, if known.
+    pub node: Option<u16>,
 }
 
 impl Place {
@@ -151,6 +168,7 @@ impl Place {
             share: 1.0,
             instances: None,
             capacity_pps: None,
+            cores: Vec::new(),
             lost_after: None,
         }
     }
@@ -257,6 +275,8 @@ pub const LABEL_SLOT: &str = "inco.slot";
 pub const LABEL_PORT: &str = "inco.port";
 /// The label with the name of the instance's place, where places are configured.
 pub const LABEL_PLACE: &str = "inco.place";
+/// The label with the CPU that the instance has to itself.
+pub const LABEL_CORE: &str = "inco.core";
 /// The label with the external ports that the instance owns, where its service translates.
 pub const LABEL_EXTERNAL: &str = "inco.external";
 /// The environment variable that says the same to its program.

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{
-    Command, CommandId, Controller, Inputs, LABEL_PLACE, Outputs, Place, ServiceSettings, Settings,
+    Command, CommandId, Controller, Core, Inputs, LABEL_CORE, LABEL_PLACE, Outputs, Place, ServiceSettings,
+    Settings,
 };
 use engine::{Container, ContainerSpec, CpuQuota, Engine, EngineEvent, FakeConfig, FakeEngine, PlacesEngine};
 use model::{Action, EventKind, Generation, InstanceState, Nanos};
@@ -264,7 +265,7 @@ fn full_places_are_told_once_and_used_when_there_is_room() {
     for _ in 0..100 {
         bed.step(None);
     }
-    let told = "its places are full (card 1 of 1, host 2 of 2); a new instance waits";
+    let told = "its places are full (card 1 of 1; host 2 of 2); a new instance waits";
     assert_eq!(bed.failures("place"), [told]);
     bed.scale(3);
     bed.settles((1, 2));
@@ -435,4 +436,81 @@ fn a_service_that_moves_leaves_its_former_place_first() {
     bed.settles((3, 2));
     bed.scale(3);
     bed.settles((1, 2));
+}
+
+/// Two cores at the card, one of each node; one at the host.
+fn with_cores() -> (Place, Place, ServiceSettings) {
+    let core = |cpu, node| Core {
+        cpu,
+        node: Some(node),
+    };
+    let card = Place {
+        cores: vec![core(2, 0), core(3, 1)],
+        ..place("card", Some(4))
+    };
+    let host = Place {
+        cores: vec![core(5, 0)],
+        ..place("host", None)
+    };
+    let mut service = service(Placement::Auto);
+    service.container = Some(ContainerSpec::new("", "image"));
+    (service.exclusive, service.node) = (true, Some(1));
+    (card, host, service)
+}
+
+/// The core of each instance, in the order of their ids.
+fn cores(bed: &Bed) -> Vec<Option<u16>> {
+    bed.controller.instances().iter().map(|of| of.core()).collect()
+}
+
+#[test]
+fn each_instance_has_a_core_to_itself_near_its_uplink_first() {
+    let (card, host, service) = with_cores();
+    let mut bed = Bed::new(card, host, service);
+    bed.settles((1, 0));
+    assert_eq!(cores(&bed), [Some(3)]);
+    bed.scale(5);
+    bed.until("as many as cores", |bed| bed.active() == (2, 1));
+    assert_eq!(cores(&bed), [Some(3), Some(2), Some(5)]);
+    for _ in 0..100 {
+        bed.step(None);
+    }
+    let told = "too few cores are free at its places (card 2 of 4, 0 of 2 cores free; host 1, 0 of 1 cores free); a new \
+                instance waits";
+    assert_eq!(bed.failures("place"), [told]);
+    let labels: Vec<String> = bed
+        .card
+        .containers()
+        .iter()
+        .map(|of| of.labels[LABEL_CORE].clone())
+        .collect();
+    assert_eq!(labels, ["3", "2"]);
+    // One that ends gives its core to the one that replaces it.
+    let name = bed.card.containers()[0].name.clone();
+    bed.card.kill(&name, 9);
+    bed.until("it is replaced", |bed| {
+        bed.active() == (2, 1) && bed.card.containers().iter().all(|of| of.name != name)
+    });
+    let mut taken = cores(&bed);
+    taken.sort_unstable();
+    assert_eq!(taken, [Some(2), Some(3), Some(5)]);
+    bed.scale(1);
+    bed.settles((1, 0));
+    bed.scale(2);
+    bed.settles((2, 0));
+}
+
+#[test]
+fn adopted_containers_keep_their_cores() {
+    let (card, host, service) = with_cores();
+    let mut bed = Bed::new(card.clone(), host.clone(), service.clone());
+    bed.scale(2);
+    bed.settles((2, 0));
+    let fakes = [bed.card.clone(), bed.host.clone()];
+    let mut next = Bed::over(card, host, service, fakes);
+    next.now = bed.now;
+    assert_eq!(cores(&next), [Some(3), Some(2)]);
+    next.scale(3);
+    next.settles((2, 1));
+    assert_eq!(cores(&next), [Some(3), Some(2), Some(5)]);
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Affinity, ApiTcp, Capacity, Configuration, EngineDriver, PlaceId, Service};
+use configuration::{Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, PlaceId, Service};
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
@@ -16,6 +16,8 @@ use model::{Nanos, ServiceId};
 use switch::{PortSpec, ServicePlan};
 
 use api::Tcp;
+
+use crate::host;
 
 /// A container's path of its socket directory.
 pub(super) const SOCKET_DIR: &str = "/run/inco";
@@ -146,6 +148,25 @@ pub(super) fn engine(
     Ok((engine, launcher))
 }
 
+/// The cores of a place; their nodes are known on this machine.
+fn cores(place: &configuration::Place, is_here: bool) -> Vec<controller::Core> {
+    let core = |cpu| controller::Core {
+        cpu,
+        node: if is_here { host::node_of_cpu(cpu) } else { None },
+    };
+    place.cpu_list().into_iter().map(core).collect()
+}
+
+/// The NUMA node of the first uplink of a service, if it is a device of one.
+fn node(service: &Service, configuration: &Configuration) -> Option<u16> {
+    let uplink = configuration.uplinks.get(service.uplinks.first()?.index())?;
+    match &uplink.device {
+        Device::Veth(interface) | Device::Kernel(interface) => host::node_of_interface(interface),
+        Device::Dpdk(device) => host::node_of_device(device.split(',').next().unwrap_or_default()),
+        Device::Memif(_) | Device::Pcap(_) => None,
+    }
+}
+
 /// The controller's settings of the places.
 pub(super) fn places(configuration: &Configuration) -> Vec<controller::Place> {
     let place = |(id, place): (PlaceId, &configuration::Place)| controller::Place {
@@ -154,6 +175,7 @@ pub(super) fn places(configuration: &Configuration) -> Vec<controller::Place> {
         share: place.share,
         instances: place.instances,
         capacity_pps: place.capacity_pps,
+        cores: cores(place, configuration.engine_at(id).is_local()),
         lost_after: (!configuration.engine_at(id).is_local()).then_some(place.lost_after),
     };
     configuration.places_with_ids().map(place).collect()
@@ -188,6 +210,7 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         port: kind,
         instances,
         placement,
+        exclusive,
         ready,
         health,
         agent,
@@ -248,6 +271,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         plan: service_plan(ServiceId(0), service),
         mapping_lifetime: external.as_ref().map_or(Nanos::ZERO, |of| of.lifetime),
         placement: *placement,
+        exclusive: *exclusive,
+        node: node(service, configuration),
         min: instances.min,
         max: instances.max,
         standby: instances.standby,

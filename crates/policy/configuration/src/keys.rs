@@ -487,8 +487,10 @@ tables! {
             "Where its instances run, of the places of the file (`[[place]]`, [places](../places.md)). `auto`: at the \
              first that has room, in their order; those at the last leave first. `split`: at the one with the most room \
              in proportion to its limits. A name: there only. Running instances stay where they are.";
-        cpus: cpus, [or "no limit"], Applies,
-            "number of CPUs, at least 0.001", "0.5", "CPU limit of one container; 0.5 is half a CPU.";
+        cpus: cpus, [or "no limit" => Cpus::NoLimit], Applies,
+            "number of CPUs, at least 0.001, or `\"exclusive\"`", "0.5",
+            "CPU limit of one container; 0.5 is half a CPU. `exclusive`: a CPU of its place for each instance, which no \
+             other instance uses. See [places](../places.md#a-core-for-each-instance).";
         capacity: capacity, [= "\"learn\""], Applies,
             "packet rate, or `\"learn\"`", "\"10Mpps\"",
             "Packet rate that one instance can process, for schedulers and autoscalers. `learn` measures it in \
@@ -564,13 +566,14 @@ tables! {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;
+        let (exclusive, cpus) = (cpus == Cpus::Exclusive, cpus.limit());
         let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
         let external = external.flatten();
         let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, cpus, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
             signals,
         }

@@ -380,6 +380,8 @@ pub struct Service {
     pub placement: Placement,
     /// CPUs that one container may use, 0.1 for a tenth; `None` for no limit.
     pub cpus: Option<f64>,
+    /// Whether an instance has a CPU of its place to itself.
+    pub exclusive: bool,
     /// The capacity of one instance.
     pub capacity: Capacity,
     /// Share of the capacity that scheduling may use, above 0 and at most 1.

@@ -831,10 +831,31 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
     })
 }
 
+/// The CPUs of a container.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Cpus {
+    /// As many as there are.
+    NoLimit,
+    /// At most so many.
+    Limit(f64),
+    /// One that no other instance uses.
+    Exclusive,
+}
+
+impl Cpus {
+    pub(crate) fn limit(self) -> Option<f64> {
+        match self {
+            Cpus::Limit(cpus) => Some(cpus),
+            Cpus::NoLimit | Cpus::Exclusive => None,
+        }
+    }
+}
+
 /// Reads the CPUs of a container.
-pub(crate) fn cpus(at: At<'_>) -> Result<f64, ValueError> {
+pub(crate) fn cpus(at: At<'_>) -> Result<Cpus, ValueError> {
     let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5 or \"500m\"");
     let cpus = match at.value {
+        DeValue::String(text) if text == "exclusive" => return Ok(Cpus::Exclusive),
         DeValue::String(text) => units::cpus(text),
         value => float(value),
     };
@@ -842,7 +863,7 @@ pub(crate) fn cpus(at: At<'_>) -> Result<f64, ValueError> {
     if !(CPUS_MIN..=f64::from(CPU_LIMIT)).contains(&cpus) {
         return Err(ValueError::new(format!("{cpus} is out of range"), write));
     }
-    Ok(cpus)
+    Ok(Cpus::Limit(cpus))
 }
 
 /// What one instance can process.

@@ -164,6 +164,65 @@ fn each_problem_is_reported() {
     }
 }
 
+const CORES: &str = r#"[switch]
+workers = [0]
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[[place]]
+name = "card"
+cpus = "1-3"
+[service.a]
+image = "inco/forward"
+cpus = "exclusive"
+instances = { min = 2, standby = 1 }
+"#;
+
+#[test]
+fn an_instance_may_have_a_core_to_itself() {
+    let service = &good(CORES).services[0];
+    assert_eq!((service.exclusive, service.cpus), (true, None));
+    let service = &good(&CORES.replace("\"exclusive\"", "0.5")).services[0];
+    assert_eq!((service.exclusive, service.cpus), (false, Some(0.5)));
+    let other = format!("{CORES}[service.b]\nmatch = {{ dst = \"10.0.0.1\" }}\nimage = \"inco/forward\"\n");
+    for (text, expected) in [
+        (
+            CORES.replace("cpus = \"1-3\"", "share = 1.0"),
+            "inco.toml:7: place[0].name: instances of a are to have cores of their own, and it has no list of them; write \
+             cpus = \"0-3\"",
+        ),
+        (
+            CORES.replace("\"1-3\"", "\"0-3\""),
+            "inco.toml:8: place[0].cpus: CPU 0 is that of a worker, and an instance is to have it to itself; write other \
+             CPUs",
+        ),
+        (
+            CORES.replace("cpus = \"1-3\"", "cpus = \"1-3\"\nshare = 0.5"),
+            "inco.toml:9: place[0].share: an instance of a has a whole core; remove it",
+        ),
+        (
+            CORES.replace("\"1-3\"", "\"1-2\""),
+            "inco.toml:12: service.a.instances: min and standby are 3 instances, and its places take 2; write",
+        ),
+        (
+            CORES.replace("[[place]]\nname = \"card\"\ncpus = \"1-3\"\n", ""),
+            "inco.toml:8: service.a.cpus: cores of their own are of a place, and no place is configured; add a [[place]] \
+             with cpus, or write a number",
+        ),
+        (
+            other,
+            "inco.toml:13: service.b.placement: the cores of place \"card\" are for one instance of a each, and these \
+             would use them, too; write the name of another place, or cpus = \"exclusive\"",
+        ),
+    ] {
+        let found = problems(&text);
+        assert!(
+            found.iter().any(|problem| problem.starts_with(expected)),
+            "{expected}\n{found:#?}"
+        );
+    }
+}
+
 #[test]
 fn a_rule_for_places_needs_some() {
     let short = "[[uplink]]\nname = 'wan'\ndevice = 'memif:wan.sock'\n[service.a]\nimage = 'inco/forward'\n";

@@ -300,3 +300,76 @@ fn the_host_and_card_example_runs_as_it_is() {
     becomes(&inco, (1, 0));
     inco.stop(&place);
 }
+
+/// Each instance has a CPU of the place, and no two have the same; one more waits, and gets that of one that ends.
+#[test]
+fn an_instance_has_a_core_to_itself_and_gives_it_back() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&format!(
+        r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[[place]]
+name = "host"
+cpus = "0-1"
+[service.forward]
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp"]
+cpus = "exclusive"
+memory = "64MiB"
+instances = {{ min = 1, max = 3, standby = 0 }}
+autoscaler = "fixed"
+"#
+    ));
+    inco.settled(1, 0);
+    place.must(&["scale", "forward", "3"]);
+    inco.settled(2, 0);
+    let allowed = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        line.unwrap().trim().to_owned()
+    };
+    let cores = || {
+        let rows = inco.instances();
+        let active = rows.iter().filter(|row| row.state == InstanceState::Active);
+        let mut cores: Vec<String> = active
+            .map(|row| {
+                let cpu = allowed(row.pid.unwrap());
+                assert_eq!(
+                    row.core.map(|core| core.to_string()),
+                    Some(cpu.clone()),
+                    "{row:?}"
+                );
+                cpu
+            })
+            .collect();
+        cores.sort();
+        cores
+    };
+    assert_eq!(cores(), ["0", "1"]);
+    let waits = |inco: &Inco| {
+        let events = inco.events().into_iter();
+        let waits = events.filter(|event| {
+            matches!(&event.kind, EventKind::Failure { what, reason }
+                if what == "place" && reason.contains("0 of 2 cores free"))
+        });
+        waits.count()
+    };
+    eventually("the third waits", PATIENCE, || (waits(&inco) == 1).then_some(()));
+    let first = inco.instances()[0].clone();
+    crate::support::kill(first.pid.unwrap(), rustix::process::Signal::KILL);
+    eventually("it is replaced", PATIENCE, || {
+        let rows = inco.instances();
+        let is_active =
+            |row: &&api::types::InstanceRow| row.state == InstanceState::Active && row.id != first.id;
+        (rows.iter().filter(is_active).count() == 2).then_some(())
+    });
+    assert_eq!(cores(), ["0", "1"]);
+    inco.stop(&place);
+}

@@ -11,8 +11,8 @@ use model::{
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::settings::{
-    CAPACITY_STEP, ENV_EXTERNAL, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT, LABEL_SERVICE,
-    LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
+    CAPACITY_STEP, ENV_EXTERNAL, LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT,
+    LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
 };
 
 /// An overload that is not seen for this long has ended; a later one is reported again.
@@ -466,6 +466,7 @@ impl Controller {
         self.next_id = self.next_id.saturating_add(1);
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
         (instance.block, instance.place) = (block, place);
+        instance.core = self.take_core(index, place);
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {
             // Nothing to create: a sink exists when its port does.
@@ -512,6 +513,10 @@ impl Controller {
             spec.labels.insert(LABEL_PLACE.to_owned(), of.name.clone());
             spec.cpuset = of.cpuset.clone().or(spec.cpuset);
             spec.cpu = spec.cpu.map(|quota| self.quota_at(place, quota));
+        }
+        if let Some(cpu) = instance.core {
+            spec.labels.insert(LABEL_CORE.to_owned(), cpu.to_string());
+            spec.cpuset = Some(cpu.to_string());
         }
         instance.cpus = spec.cpu.map(|quota| quota.cpus());
         instance.wanted_cpus = instance.cpus;

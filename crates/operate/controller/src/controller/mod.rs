@@ -33,7 +33,8 @@ pub use places::PlaceStatus;
 use rollout::RolloutPlan;
 
 use crate::settings::{
-    LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings,
+    LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings,
+    Settings,
 };
 
 /// The controller's state of one service.
@@ -144,6 +145,7 @@ impl HeldBack {
 struct Orphan {
     name: String,
     place: PlaceId,
+    core: Option<u16>,
     removing: bool,
     retry: BackOff,
 }
@@ -335,6 +337,7 @@ impl Controller {
             instance.block = block;
             instance.adopted = true;
             instance.place = self.place_of(container);
+            instance.core = core_of(container);
             instance.port_kind = port_kind.unwrap_or(instance.port_kind);
             instance.has_served = resumed.live.contains_key(&slot);
             let spec = self.services[service.index()].settings.container.as_ref();
@@ -579,6 +582,7 @@ impl Controller {
             slot,
             port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
             place: PlaceId::default(),
+            core: None,
             block: None,
             has_mappings: true,
             state: InstanceState::Creating,
@@ -667,6 +671,7 @@ impl Controller {
             self.orphans.push(Orphan {
                 name: name.clone(),
                 place,
+                core: core_of(container),
                 removing: false,
                 retry: BackOff::default(),
             });
@@ -768,6 +773,11 @@ impl Controller {
             kind,
         });
     }
+}
+
+/// The CPU that a container has to itself, by its label.
+fn core_of(container: &engine::Container) -> Option<u16> {
+    container.labels.get(LABEL_CORE)?.parse().ok()
 }
 
 fn scaler_name(autoscaler: &Autoscaler) -> String {

@@ -62,10 +62,17 @@ impl Controller {
             all: [Room::default(); PlaceId::LIMIT],
             count: self.settings.places.len().clamp(1, PlaceId::LIMIT),
         };
-        for (room, place) in rooms.all.iter_mut().zip(&self.settings.places) {
+        for (index, (room, place)) in rooms.all.iter_mut().zip(&self.settings.places).enumerate() {
+            let id = PlaceId(index as u8);
             room.share = place.share;
             room.instance_limit = place.instances;
             room.pps_limit = place.capacity_pps;
+            let free = place
+                .cores
+                .iter()
+                .filter(|core| self.is_free(id, core.cpu))
+                .count();
+            room.free_cores = (!place.cores.is_empty()).then_some(free as u32);
         }
         for (room, down) in rooms.all.iter_mut().zip(&self.engines_down) {
             room.is_down = down.is_some();
@@ -96,7 +103,7 @@ impl Controller {
         }
         let needs = Needs {
             pps: service.capacity_pps,
-            cores: 0,
+            cores: u32::from(service.settings.exclusive),
         };
         let rooms = self.rooms();
         let chosen = service.settings.placement.choose(rooms.as_slice(), needs);
@@ -117,14 +124,39 @@ impl Controller {
         chosen.ok()
     }
 
-    /// What is at each place, as `card 2 of 2, host 1`.
+    /// Whether nothing has that core of a place to itself. What is being removed has it until it is gone.
+    fn is_free(&self, place: PlaceId, cpu: u16) -> bool {
+        let is_there = |of: PlaceId, core: Option<u16>| of == place && core == Some(cpu);
+        !self.instances.iter().any(|of| is_there(of.place, of.core))
+            && !self.orphans.iter().any(|of| is_there(of.place, of.core))
+    }
+
+    /// A free core for an instance of the service at a place: one of the node of its uplink, if there is one.
+    pub(super) fn take_core(&self, index: usize, place: PlaceId) -> Option<u16> {
+        let settings = &self.services.get(index)?.settings;
+        let cores = &self.settings.places.get(place.index())?.cores;
+        if !settings.exclusive {
+            return None;
+        }
+        let mut free = cores.iter().filter(|core| self.is_free(place, core.cpu));
+        let near = free
+            .clone()
+            .find(|core| settings.node.is_some() && core.node == settings.node);
+        Some(near.or_else(|| free.next())?.cpu)
+    }
+
+    /// What is at each place, as `card 2 of 2; host 1`.
     fn fill_text(&self, rooms: &[Room]) -> String {
         let places = self.settings.places.iter().zip(rooms);
-        let text = places.map(|(place, room)| match room.instance_limit {
-            Some(limit) => format!("{} {} of {limit}", place.name, room.instances),
-            None => format!("{} {}", place.name, room.instances),
+        let text = places.map(|(place, room)| {
+            let limit = room.instance_limit.map(|limit| format!(" of {limit}"));
+            let cores = room
+                .free_cores
+                .map(|free| format!(", {free} of {} cores free", place.cores.len()));
+            let [limit, cores] = [limit, cores].map(Option::unwrap_or_default);
+            format!("{} {}{limit}{cores}", place.name, room.instances)
         });
-        text.collect::<Vec<_>>().join(", ")
+        text.collect::<Vec<_>>().join("; ")
     }
 
     /// The place where an instance of the service leaves first, of those that `can`. [`None`] if no places are

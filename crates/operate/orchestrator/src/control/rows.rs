@@ -441,6 +441,7 @@ impl ControlLoop {
                 dropped_packets: counters.drops().map(|(_, packets)| packets).sum(),
                 capacity_pps: capacity,
                 cpu_quota: instance.cpus(),
+                core: instance.core(),
                 cpu: self.gather.cpu_share(slot, instance.cpus()),
                 busy: rates.and_then(|r| r.busy),
                 memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),

@@ -12,6 +12,11 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     let places = &configuration.places;
     check_places(reader, configuration);
     for service in configuration.services.iter().filter(|of| of.has_containers()) {
+        if places.is_empty() && service.exclusive {
+            let what = "cores of their own are of a place, and no place is configured";
+            let wrong = ValueError::new(what, "add a [[place]] with cpus, or write a number");
+            reader.report(&format!("service.{}.cpus", service.name), wrong);
+        }
         if places.is_empty() {
             if service.placement == Placement::Split {
                 let key = format!("service.{}.placement", service.name);
@@ -73,7 +78,9 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
             Placement::Split => true,
             Placement::At(_) => false,
         };
-        if misses_limit && place.is_unlimited() {
+        // Cores are a limit to `auto`.
+        let has_cores = service.exclusive && service.placement == Placement::Auto;
+        if misses_limit && place.is_unlimited() && !has_cores {
             let what = match service.placement {
                 Placement::Split => format!(
                     "it has no limit, and placement = \"split\" of {} spreads by limits",
@@ -87,7 +94,9 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
             let wrong = ValueError::new(what, "write instances = N or capacity = \"N Mpps\"");
             reader.report(&format!("place[{}].name", id.0), wrong);
         }
-        if place.share < 1.0 && service.cpus.is_none() {
+        if service.exclusive {
+            check_cores(reader, configuration, service, (id, place));
+        } else if place.share < 1.0 && service.cpus.is_none() {
             let what = format!(
                 "place {:?} gives an instance a share of its `cpus`, and the service has none",
                 place.name
@@ -114,7 +123,10 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
         }
     }
     let at_least = service.instances.min.saturating_add(service.instances.standby);
-    let limits = permitted().map(|(_, place)| place.instances);
+    let limits = permitted().map(|(_, place)| match (service.exclusive, place.instances) {
+        (false, limit) => limit,
+        (true, limit) => Some(limit.unwrap_or(u32::MAX).min(place.cpu_list().len() as u32)),
+    });
     let most = limits.fold(Some(0_u32), |sum, limit| Some(sum?.saturating_add(limit?)));
     if let Some(most) = most.filter(|most| *most < at_least) {
         let what = format!("min and standby are {at_least} instances, and its places take {most}");
@@ -137,5 +149,44 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
             );
             reader.report(&key("placement"), ValueError::new(what, write));
         }
+    }
+}
+
+/// Checks a place where each instance of the service has a core to itself.
+fn check_cores(
+    reader: &mut Reader,
+    configuration: &Configuration,
+    service: &Service,
+    (id, place): (PlaceId, &Place),
+) {
+    let key = |name: &str| format!("place[{}].{name}", id.0);
+    let cpus = place.cpu_list();
+    if cpus.is_empty() {
+        let what = format!(
+            "instances of {} are to have cores of their own, and it has no list of them",
+            service.name
+        );
+        let wrong = ValueError::new(what, "write cpus = \"0-3\"");
+        reader.report(&key("name"), wrong);
+    }
+    if place.share < 1.0 {
+        let what = format!("an instance of {} has a whole core", service.name);
+        reader.report(&key("share"), ValueError::new(what, "remove it"));
+    }
+    let mut others = configuration.services.iter().filter(|of| of.has_containers());
+    if let Some(other) = others.find(|of| !of.exclusive && of.placement.permits(id)) {
+        let what = format!(
+            "the cores of place {:?} are for one instance of {} each, and these would use them, too",
+            place.name, service.name
+        );
+        let wrong = ValueError::new(what, "write the name of another place, or cpus = \"exclusive\"");
+        reader.report(&format!("service.{}.placement", other.name), wrong);
+    }
+    let workers = &configuration.switch.workers;
+    if let Some(cpu) = cpus.iter().find(|cpu| workers.contains(cpu))
+        && configuration.engine_at(id).is_local()
+    {
+        let what = format!("CPU {cpu} is that of a worker, and an instance is to have it to itself");
+        reader.report(&key("cpus"), ValueError::new(what, "write other CPUs"));
     }
 }
