@@ -117,9 +117,13 @@ impl Default for Purpose {
 impl Purpose {
     fn of(configuration: &Configuration) -> Purpose {
         let uplinks = &configuration.uplinks;
+        let engines = configuration.engines();
+        // The embedded engine asks more of a machine.
+        let find = |driver| engines.iter().map(|(_, of)| of).find(|of| of.driver == driver);
+        let docker = find(EngineDriver::Docker).unwrap_or(&configuration.engine);
         Purpose {
-            engine: configuration.engine.driver,
-            docker_host: configuration.engine.host.clone(),
+            engine: find(EngineDriver::Oci).map_or(docker.driver, |of| of.driver),
+            docker_host: docker.host.clone(),
             workers: configuration.switch.workers.clone(),
             needs_dpdk: uplinks.iter().any(|uplink| uplink.device.is_of_dpdk()),
             needs_ebpf: orchestrator::loads_programs(configuration),
@@ -243,7 +247,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
         format!(
             "{}: {} slots {kind}, for {most} instances and draining ones",
             service.name,
-            service.places(spare)
+            service.made_ports(spare)
         )
     });
     Some(Finding::ok("ports", told.collect::<Vec<_>>().join("; ")))

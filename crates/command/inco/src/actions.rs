@@ -474,7 +474,7 @@ pub(crate) struct DrainArgs {
     /// Ids of the instances, as in `inco instances`
     #[arg(required_unless_present = "selector", value_name = "ID", value_parser = id)]
     instances: Vec<u32>,
-    /// Active instances that meet all requirements, instead of ids; the keys are service, state and adopted
+    /// Active instances that meet all requirements, instead of ids; the keys are service, place, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
     selector: Option<Selector>,
     #[command(flatten)]
@@ -507,7 +507,7 @@ pub(crate) struct UndrainArgs {
     /// Ids of the instances, as in `inco instances`
     #[arg(required_unless_present = "selector", value_name = "ID", value_parser = id)]
     instances: Vec<u32>,
-    /// Draining instances that meet all requirements, instead of ids; the keys are service, state and adopted
+    /// Draining instances that meet all requirements, instead of ids; the keys are service, place, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
     selector: Option<Selector>,
     #[command(flatten)]

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use configuration::{Capacity, Configuration, EngineDriver, Service, show_rate, show_size, show_span};
+use configuration::{
+    Capacity, Configuration, EngineDriver, Placement, Service, show_rate, show_size, show_span,
+};
 use model::Fallback;
 use orchestrator::leftovers::Running;
 use orchestrator::load::{load, load_for_this_machine, service_text};
@@ -23,8 +25,12 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let mut plan = Plan::of(&configuration)?;
     if !args.offline {
         plan.running = Running::of(&run_dir::run_dir()).map(RunningPlan::from);
-        let missing = images_to_pull(&configuration.engine, &configuration.services);
-        plan.pulls = missing.map(|(_, image)| image.to_owned()).collect();
+        for service in &configuration.services {
+            for engine in configuration.engines_of(service) {
+                let missing = images_to_pull(&engine, [service]);
+                plan.pulls.extend(missing.map(|(_, image)| image.to_owned()));
+            }
+        }
         plan.pulls.sort();
         plan.pulls.dedup();
     }
@@ -44,6 +50,9 @@ struct Plan {
     /// In match order.
     services: Vec<ServicePlan>,
     engine: String,
+    /// Where instances run; absent without `[[place]]`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    places: Vec<PlacePlan>,
     /// Images that `inco run` pulls first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pulls: Vec<String>,
@@ -81,6 +90,18 @@ struct SwitchPlan {
 }
 
 #[derive(Debug, Serialize)]
+struct PlacePlan {
+    name: String,
+    engine: String,
+    /// Absent: all CPUs.
+    cpus: Option<String>,
+    share: f64,
+    /// Absent: no limit.
+    instances: Option<u32>,
+    capacity: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
 struct UplinkPlan {
     name: String,
     device: String,
@@ -98,7 +119,12 @@ struct ServicePlan {
     min: u32,
     max: u32,
     standby: u32,
+    /// Absent without `[[place]]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placement: Option<String>,
     cpus: Option<f64>,
+    /// Whether each instance has a core to itself.
+    exclusive: bool,
     memory_bytes: u64,
     capacity: String,
     scheduler: String,
@@ -151,7 +177,9 @@ impl Plan {
                 min: service.instances.min,
                 max: service.instances.max,
                 standby: service.instances.standby,
+                placement: placement_of(configuration, service),
                 cpus: service.cpus,
+                exclusive: service.exclusive,
                 memory_bytes: service.memory_bytes,
                 capacity: match service.capacity {
                     Capacity::Learn => "learned".to_owned(),
@@ -170,7 +198,14 @@ impl Plan {
                 .map(|service| u64::from(service.max + service.standby).saturating_mul(bytes(service)))
                 .sum()
         };
-        let engine = &configuration.engine;
+        let places = configuration.places_with_ids().map(|(id, place)| PlacePlan {
+            name: place.name.clone(),
+            engine: engine_text(&configuration.engine_at(id)),
+            cpus: place.cpus.clone(),
+            share: place.share,
+            instances: place.instances,
+            capacity: place.capacity_pps.map(show_rate),
+        });
         Ok(Plan {
             file: configuration.file.clone(),
             switch: SwitchPlan {
@@ -191,10 +226,8 @@ impl Plan {
                     max_frame: uplink.max_frame,
                 })
                 .collect(),
-            engine: match engine.driver {
-                EngineDriver::Oci => "oci".to_owned(),
-                EngineDriver::Docker => format!("docker at {}", engine.host),
-            },
+            engine: engine_text(&configuration.engine),
+            places: places.collect(),
             memory: MemoryPlan {
                 flow_tables_bytes: table_bytes * switch.worker_count() as u64,
                 rings_bytes_at_most: at_most(|service| service.ring_bytes_per_instance),
@@ -248,6 +281,9 @@ impl Plan {
         }
         text.push_str(&uplinks.text());
         text.push('\n');
+        if !self.places.is_empty() {
+            text.push_str(&self.places_text());
+        }
         let mut services = Table::new(&[
             "service",
             "match",
@@ -274,9 +310,12 @@ impl Plan {
                     format!("{}-{}", service.min, service.max)
                 },
                 service.standby.to_string(),
-                service
-                    .cpus
-                    .map_or_else(|| "no limit".to_owned(), |cpus| cpus.to_string()),
+                match service.exclusive {
+                    true => "a core each".to_owned(),
+                    false => service
+                        .cpus
+                        .map_or_else(|| "no limit".to_owned(), |cpus| cpus.to_string()),
+                },
                 show_size(service.memory_bytes),
                 show_size(service.ring_bytes_per_instance),
                 service.capacity.clone(),
@@ -309,6 +348,51 @@ impl Plan {
         }
         text
     }
+}
+
+impl Plan {
+    /// The places, and which services use which of them.
+    fn places_text(&self) -> String {
+        let mut places = Table::new(&["place", "engine", "cpus", ">share", ">instances", ">capacity"]);
+        for place in &self.places {
+            let no_limit = || "no limit".to_owned();
+            places.row([
+                place.name.clone(),
+                place.engine.clone(),
+                place.cpus.clone().unwrap_or_else(|| "all".to_owned()),
+                place.share.to_string(),
+                place.instances.map_or_else(no_limit, |limit| limit.to_string()),
+                place.capacity.clone().unwrap_or_else(no_limit),
+            ]);
+        }
+        let mut text = places.text();
+        for service in &self.services {
+            if let Some(placement) = &service.placement {
+                let _ = writeln!(text, "{}: placement {placement}", service.name);
+            }
+        }
+        text.push('\n');
+        text
+    }
+}
+
+fn engine_text(engine: &configuration::Engine) -> String {
+    match engine.driver {
+        EngineDriver::Oci => "oci".to_owned(),
+        EngineDriver::Docker => format!("docker at {}", engine.host),
+    }
+}
+
+/// The value of the key, for services with containers where there are places.
+fn placement_of(configuration: &Configuration, service: &Service) -> Option<String> {
+    if configuration.places.is_empty() || !service.has_containers() {
+        return None;
+    }
+    Some(match service.placement {
+        Placement::Auto => "auto".to_owned(),
+        Placement::Split => "split".to_owned(),
+        Placement::At(place) => configuration.places.get(place.index())?.name.clone(),
+    })
 }
 
 #[cfg(test)]

@@ -339,7 +339,7 @@ pub(crate) struct ServicesArgs {
 pub(crate) struct InstancesArgs {
     /// Only instances of this service
     pub(crate) service: Option<String>,
-    /// Only instances that meet all requirements; the keys are service, state and adopted
+    /// Only instances that meet all requirements; the keys are service, place, state and adopted
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...")]
     pub(crate) selector: Option<Selector>,
     /// What their functions say of themselves: packets, drops by reason, their own counters

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use api::counters::{FunctionCounters, ResumedCounters};
 use api::types::{
-    FlowExplanation, FlowFilter, FlowPage, InstanceRow, PortPool, Refusal, ServiceRow, Status, WorkerRow,
+    FlowExplanation, FlowFilter, FlowPage, InstanceRow, PlaceRow, PortPool, Refusal, ServiceRow, Status,
+    WorkerRow,
 };
 use api::{ApiError, Client};
 use display::event::{clock, event_text};
@@ -115,6 +116,9 @@ fn status_text(status: &Status) -> String {
     }
     if let Some(of) = &status.resumed {
         let _ = writeln!(text, "{}", resumed_text(of));
+    }
+    if !status.places.is_empty() {
+        text.push_str(&places_text(&status.places));
     }
     let mut uplinks = Table::new(&[
         "uplink",
@@ -270,7 +274,49 @@ fn services_text(rows: &[ServiceRow]) -> String {
         .chars()
         .map(|c| if c.is_control() && c != '\n' { '?' } else { c })
         .collect();
-    table.text_within(WIDTH) + &failing + &chains_text(rows) + &weights_text(rows)
+    table.text_within(WIDTH)
+        + &failing
+        + &services_places_text(rows)
+        + &chains_text(rows)
+        + &weights_text(rows)
+}
+
+/// Where the active instances of each service run.
+fn services_places_text(rows: &[ServiceRow]) -> String {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| !row.places.is_empty()) {
+        let places = row
+            .places
+            .iter()
+            .map(|(place, active)| format!("{active} at {place}"));
+        let _ = writeln!(text, "{}: {}", row.name, places.collect::<Vec<_>>().join(", "));
+    }
+    text
+}
+
+/// What is at each place.
+fn places_text(rows: &[PlaceRow]) -> String {
+    let mut table = Table::new(&["place", "engine", "cpus", ">instances", ">capacity pps", "state"]);
+    for row in rows {
+        let of = |limit: Option<String>| limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
+        let state = match row.engine.up {
+            true => "answers".to_owned(),
+            false => format!("has not answered for {}", span_ms(row.engine.down_ms)),
+        };
+        table.row([
+            row.name.clone(),
+            row.engine.driver.clone(),
+            row.cpus.clone().unwrap_or_else(|| "all".to_owned()),
+            format!(
+                "{}{}",
+                row.instances,
+                of(row.instance_limit.map(|limit| limit.to_string()))
+            ),
+            format!("{}{}", short(row.pps), of(row.pps_limit.map(short))),
+            state,
+        ]);
+    }
+    table.text() + "\n"
 }
 
 /// The services of each chain, in order: what one returns goes on to the next.
@@ -350,7 +396,7 @@ fn services_text_wide(rows: &[ServiceRow]) -> String {
             service_reason(row),
         ]);
     }
-    table.text() + &chains_text(rows) + &weights_text(rows)
+    table.text() + &services_places_text(rows) + &chains_text(rows) + &weights_text(rows)
 }
 
 /// The autoscaler's last reason, and its restrictions.
@@ -479,9 +525,10 @@ pub(crate) fn unknown_service(service: &str, services: &[ServiceRow]) -> String 
 }
 
 pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
-    let mut table = Table::new(&[
-        ">id",
-        "service",
+    let has_places = rows.iter().any(|row| row.place.is_some());
+    let mut heading = vec![">id", "service"];
+    heading.extend(has_places.then_some("place"));
+    heading.extend([
         "state",
         ">for",
         ">in pps",
@@ -495,10 +542,11 @@ pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
         ">pid",
         "reason",
     ]);
+    let mut table = Table::new(&heading);
     for row in rows {
-        table.row([
-            row.id.to_string(),
-            row.service.clone(),
+        let mut cells = vec![row.id.to_string(), row.service.clone()];
+        cells.extend(has_places.then(|| or_dash(row.place.as_ref(), String::clone)));
+        cells.extend([
             row.state.name().to_owned(),
             span_ms(row.state_ms),
             short(row.to_pps),
@@ -506,12 +554,16 @@ pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
             grouped(row.live_flows),
             percent(row.ring_occupancy),
             or_dash(row.cpu, percent),
-            or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            match row.core {
+                Some(cpu) => format!("core {cpu}"),
+                None => or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            },
             or_dash(row.capacity_pps, short),
             grouped(row.dropped_packets),
             or_dash(row.pid, |pid| pid.to_string()),
             row.reason.clone(),
         ]);
+        table.row(cells);
     }
     table.text()
 }
@@ -773,6 +825,56 @@ mod tests {
             })
             .contains("more")
         );
+    }
+
+    #[test]
+    fn places_are_shown_where_there_are_some() {
+        let row = |place: Option<&str>, core: Option<u16>| -> InstanceRow {
+            let mut row: InstanceRow = serde_json::from_value(serde_json::json!({
+                "id": 3, "service": "web", "state": "active", "state_ms": 1, "slot": null, "container": null,
+                "pid": null, "adopted": false, "to_pps": 0.0, "back_pps": 0.0, "to_packets": 0, "back_packets": 0,
+                "live_flows": 0, "ring_occupancy": 0.0, "dropped_packets": 0, "capacity_pps": null,
+                "cpu_quota": 0.5, "busy": null, "memory_bytes": null, "reason": "its program runs",
+            }))
+            .unwrap();
+            (row.place, row.core) = (place.map(str::to_owned), core);
+            row
+        };
+        let without = instances_text(&[row(None, None)]);
+        assert!(
+            !without.contains("PLACE") && without.contains("0.50"),
+            "{without}"
+        );
+        let with = instances_text(&[row(Some("card"), None), row(Some("host"), Some(7))]);
+        assert!(
+            with.contains("PLACE") && with.contains("card") && with.contains("core 7"),
+            "{with}"
+        );
+        let service = |places: &[(&str, u32)]| ServiceRow {
+            name: "web".to_owned(),
+            places: places
+                .iter()
+                .map(|(name, active)| ((*name).to_owned(), *active))
+                .collect(),
+            ..ServiceRow::default()
+        };
+        assert_eq!(services_places_text(&[service(&[])]), "");
+        assert_eq!(
+            services_places_text(&[service(&[("card", 2), ("host", 1)])]),
+            "web: 2 at card, 1 at host\n"
+        );
+        let place = PlaceRow {
+            name: "card".to_owned(),
+            instances: 2,
+            instance_limit: Some(4),
+            pps: 20e6,
+            pps_limit: Some(36e6),
+            ..PlaceRow::default()
+        };
+        let text = places_text(&[place]);
+        for words in ["card", "2 of 4", " of 36", "has not answered for"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
 
     #[test]

@@ -334,6 +334,7 @@ fn instance_text(of: &OfInstance) -> String {
             format!("{} for {}", row.state.name(), span_ms(row.state_ms)),
         ),
         ("reason", row.reason.clone()),
+        ("place", row.place.clone().unwrap_or_default()),
         ("container", or_dash(row.container.clone(), |name| name)),
         (
             "process",

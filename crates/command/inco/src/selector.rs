@@ -19,6 +19,7 @@ struct Requirement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Service,
+    Place,
     State,
     Adopted,
 }
@@ -29,6 +30,7 @@ impl Selector {
         let holds = |of: &Requirement| {
             let is_equal = match of.key {
                 Key::Service => row.service == of.value,
+                Key::Place => row.place.as_ref() == Some(&of.value),
                 Key::State => row.state.name() == of.value,
                 Key::Adopted => row.adopted.to_string() == of.value,
             };
@@ -50,10 +52,13 @@ impl FromStr for Selector {
             };
             let key = match key.trim() {
                 "service" => Key::Service,
+                "place" => Key::Place,
                 "state" => Key::State,
                 "adopted" => Key::Adopted,
                 other => {
-                    return Err(format!("unknown key {other:?}: write service, state or adopted"));
+                    return Err(format!(
+                        "unknown key {other:?}: write service, place, state or adopted"
+                    ));
                 }
             };
             let value = value.trim().to_owned();
@@ -79,7 +84,7 @@ mod tests {
     #[test]
     fn instances_are_selected_by_what_is_shown_of_them() {
         let row: InstanceRow = serde_json::from_value(json!({
-            "id": 3, "service": "web", "state": "draining", "state_ms": 1, "slot": null, "container": null,
+            "id": 3, "service": "web", "place": "card", "state": "draining", "state_ms": 1, "slot": null, "container": null,
             "pid": null,
             "adopted": false, "to_pps": 0.0, "back_pps": 0.0, "to_packets": 0, "back_packets": 0, "live_flows": 0,
             "ring_occupancy": 0.0, "dropped_packets": 0, "capacity_pps": null, "cpu_quota": null, "busy": null,
@@ -93,6 +98,8 @@ mod tests {
             ("service=web,state=active", false),
             ("service!=web", false),
             ("adopted=false", true),
+            ("place=card", true),
+            ("place!=card", false),
         ] {
             assert_eq!(
                 text.parse::<Selector>().unwrap().selects(&row),
@@ -100,7 +107,10 @@ mod tests {
                 "{text}"
             );
         }
-        for (text, told) in [("web", "KEY=VALUE"), ("zone=a", "service, state or adopted")] {
+        for (text, told) in [
+            ("web", "KEY=VALUE"),
+            ("zone=a", "service, place, state or adopted"),
+        ] {
             let error = text.parse::<Selector>().unwrap_err();
             assert!(error.contains(told), "{error}");
         }

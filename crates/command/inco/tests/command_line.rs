@@ -544,6 +544,8 @@ fn instance(id: u32, service: &str) -> InstanceRow {
     InstanceRow {
         id: InstanceId(id),
         service: service.to_owned(),
+        place: None,
+        core: None,
         state: InstanceState::Active,
         state_ms: 10,
         slot: Some(1),

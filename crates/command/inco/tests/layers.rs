@@ -43,7 +43,13 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "policy",
         &[
-            &["scheduling", "autoscaling", "actor-scheduling", "path-costs"],
+            &[
+                "scheduling",
+                "autoscaling",
+                "placement",
+                "actor-scheduling",
+                "path-costs",
+            ],
             &["configuration"],
         ],
     ),
@@ -95,6 +101,7 @@ const PURE: &[&str] = &[
     "flow-table",
     "scheduling",
     "autoscaling",
+    "placement",
     "actor-scheduling",
     "actor-migration",
     "path-costs",

@@ -27,6 +27,8 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
     InstanceRow {
         id: InstanceId(id),
         service: service.to_owned(),
+        place: None,
+        core: None,
         state,
         state_ms: 12_000 + second * 1000,
         slot: Some(id as u16),
@@ -254,6 +256,32 @@ fn a_failing_service_shows_its_failure_in_place_of_its_policies() {
         shown.contains("crash loop (12 failures, last: its program"),
         "{shown}"
     );
+}
+
+#[test]
+fn with_places_each_instance_shows_its_own() {
+    let mut top = top();
+    assert!(!text(&drawn(&top, 100, 24, PLAIN)).contains("PLACE"));
+    let mut at_places = observed(20);
+    for (row, place) in at_places.instances.iter_mut().zip(["card", "card", "host"]) {
+        row.place = Some(place.to_owned());
+    }
+    top.update(Update::Observed(Box::new(at_places)));
+    for page in ['1', '2'] {
+        press(&mut top, &[KeyCode::Char(page)]);
+        let shown = text(&drawn(&top, 100, 24, PLAIN));
+        let line = |id: &str| {
+            shown
+                .lines()
+                .find(|line| line.trim_start().starts_with(id))
+                .unwrap()
+        };
+        assert!(shown.contains("PLACE"), "{shown}");
+        assert!(
+            line("1 web").contains("card") && line("3 web").contains("host"),
+            "{shown}"
+        );
+    }
 }
 
 #[test]

@@ -328,12 +328,14 @@ fn chart_columns(width: u16) -> usize {
 }
 
 fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
-    let columns = chart_columns(area.width);
+    let shown = top.instances();
+    let place = place_columns(&shown);
+    let columns = chart_columns(area.width.saturating_sub(place as u16));
+    let at = place_heading(place);
     let heading = format!(
-        "  {:>4} {:<9}{:<9}{:>7} {:columns$} {:>6} {:columns$} {:>5} {:columns$} {:>5} {:columns$}",
+        "  {:>4} {:<9}{at:<place$}{:<9}{:>7} {:columns$} {:>6} {:columns$} {:>5} {:columns$} {:>5} {:columns$}",
         "ID", "INSTANCE", "STATE", "RATE/S", "", "LOST/S", "", "FLOWS", "", "RING", ""
     );
-    let shown = top.instances();
     let most = |values: fn(&History) -> &VecDeque<f64>| {
         let all = shown.iter().filter_map(|row| top.histories.of(row.id));
         all.flat_map(|history| values(history).iter().rev().take(columns))
@@ -350,7 +352,7 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let empty = History::default();
     let lines = shown.iter().map(|row| {
         let history = top.histories.of(row.id).unwrap_or(&empty);
-        let (base, which, state) = instance_cells(row, is_selected(row), theme);
+        let (base, which, state) = instance_cells(row, place, is_selected(row), theme);
         let lost = history.lost_pps();
         let chart = |values: &VecDeque<f64>, most| spark(values, columns, most, theme);
         Line::from(vec![
@@ -390,14 +392,33 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     list(frame, area, heading, lines.collect(), selected, theme);
 }
 
+/// Columns for the places of instances: none where there are none.
+fn place_columns(rows: &[&InstanceRow]) -> usize {
+    let names = rows.iter().filter_map(|row| row.place.as_ref());
+    let longest = names.map(|name| name.chars().count()).max();
+    longest.map_or(0, |longest| longest.clamp(5, 12) + 1)
+}
+
+/// The heading above them.
+fn place_heading(columns: usize) -> &'static str {
+    if columns > 0 { "PLACE" } else { "" }
+}
+
 /// The style of an instance's line, and its first cells: which one it is, and its state.
 fn instance_cells(
     row: &InstanceRow,
+    place: usize,
     is_selected: bool,
     theme: Theme,
 ) -> (Style, Span<'static>, Span<'static>) {
     let base = lit(is_selected);
-    let which = format!("{}{:>4} {:<9}", mark(is_selected), row.id.0, cut(&row.service, 8));
+    let at = cut(row.place.as_deref().unwrap_or_default(), place.saturating_sub(1));
+    let which = format!(
+        "{}{:>4} {:<9}{at:<place$}",
+        mark(is_selected),
+        row.id.0,
+        cut(&row.service, 8)
+    );
     let state = format!("{:<9}", row.state.name());
     (
         base,
@@ -410,11 +431,14 @@ fn instance_cells(
 fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
     let shown = top.instances();
     let total: u64 = top.observed.instances.iter().map(|row| row.live_flows).sum();
-    let bar = (usize::from(area.width.saturating_sub(42)) / 3).clamp(6, 40);
-    let columns = usize::from(area.width).saturating_sub(42 + bar).max(4);
+    let place = place_columns(&shown);
+    let at = place_heading(place);
+    let text = 42 + place;
+    let bar = (usize::from(area.width).saturating_sub(text) / 3).clamp(6, 40);
+    let columns = usize::from(area.width).saturating_sub(text + bar).max(4);
     let most = top.histories.most_flows();
     let heading = format!(
-        "  {:>4} {:<9}{:<9}{:>6}{:>7}  {:<bar$}  {}",
+        "  {:>4} {:<9}{at:<place$}{:<9}{:>6}{:>7}  {:<bar$}  {}",
         "ID", "INSTANCE", "STATE", "FLOWS", "SHARE", "NOW", "HISTORY, newest right"
     );
     let empty = History::default();
@@ -426,7 +450,7 @@ fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
         } else {
             0.0
         };
-        let (base, which, state) = instance_cells(row, is_selected(row), theme);
+        let (base, which, state) = instance_cells(row, place, is_selected(row), theme);
         Line::from(vec![
             which,
             state,

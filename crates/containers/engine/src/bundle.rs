@@ -119,6 +119,8 @@ pub(crate) fn config(
         mounts: _,
         exchange: _,
         hugepages: _,
+        // It is there already.
+        place: _,
         // Before and after it is made: the image's files, its ids, its quota, its devices, what it is listed by.
         image: _,
         user_namespace: _,

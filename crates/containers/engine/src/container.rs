@@ -195,6 +195,9 @@ pub struct Exchange {
 pub struct ContainerSpec {
     /// Its name, as `inco-firewall-7`: see [`ContainerSpec::check`].
     pub name: String,
+    /// The place that is to have it, of a [`PlacesEngine`](crate::PlacesEngine). Other engines have one place.
+    #[serde(skip)]
+    pub place: Option<String>,
     /// Its labels, by which [`Engine::list`](crate::Engine::list) finds it.
     pub labels: BTreeMap<String, String>,
     /// The image of its root file system.
@@ -240,6 +243,7 @@ impl ContainerSpec {
     pub fn new(name: impl Into<String>, image: impl Into<ImageRef>) -> ContainerSpec {
         ContainerSpec {
             name: name.into(),
+            place: None,
             labels: BTreeMap::new(),
             image: image.into(),
             command: Vec::new(),

@@ -555,6 +555,7 @@ impl Service {
             let at = monotonic();
             *since = Some(at);
             self.tell(EngineEvent::EngineDown {
+                place: None,
                 reason: reason.to_owned(),
                 at,
             });
@@ -569,6 +570,7 @@ impl Service {
                     if let Some(since) = self.down_since.take() {
                         let at = monotonic();
                         self.tell(EngineEvent::EngineUp {
+                            place: None,
                             at,
                             after: at.since(since),
                         });
@@ -1472,6 +1474,8 @@ fn body(
         name: _,
         cpu: _,
         functions: _,
+        // It is there already.
+        place: _,
         // With what is usual, in `ContainerSpec::capabilities`.
         capabilities: _,
         // The daemon's own setting.

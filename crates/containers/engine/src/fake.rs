@@ -237,7 +237,11 @@ impl FakeEngine {
             (true, None) => {
                 state.down_since = Some(now);
                 let reason = "the fake engine was stopped".to_owned();
-                state.events.push(EngineEvent::EngineDown { reason, at: now });
+                state.events.push(EngineEvent::EngineDown {
+                    place: None,
+                    reason,
+                    at: now,
+                });
                 // Requests in progress fail, as at the end of a daemon.
                 let mut failed: Vec<Ticket> = Vec::new();
                 state.agenda.retain(|_, deed| match deed {
@@ -265,6 +269,7 @@ impl FakeEngine {
             (false, Some(since)) => {
                 state.down_since = None;
                 state.events.push(EngineEvent::EngineUp {
+                    place: None,
                     at: now,
                     after: now.since(since),
                 });

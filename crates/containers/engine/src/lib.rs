@@ -3,7 +3,8 @@
 //!
 //! Key types: [`Engine`] (the contract), [`ContainerSpec`] (what to run), [`Request`] and [`EngineEvent`] (its
 //! messages), [`EngineError`]. Implementations: [`OciEngine`] (embedded, with a [`Launcher`]), [`DockerEngine`]
-//! (Docker or Podman) and [`FakeEngine`] (deterministic, for the simulation).
+//! (Docker or Podman), [`PlacesEngine`] (the engines of several places as one) and [`FakeEngine`] (deterministic, for
+//! the simulation).
 //!
 //! The life of a container:
 //! 1. [`Request::Create`] creates it and starts its program; [`EngineEvent::Created`] reports that the program runs.
@@ -41,6 +42,7 @@ mod layers;
 pub mod logs;
 mod none;
 mod oci;
+mod places;
 mod port;
 mod program;
 mod seccomp;
@@ -62,6 +64,7 @@ pub use function::{Given, SYS};
 pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine, functions_in_use};
+pub use places::PlacesEngine;
 pub use program::Program;
 pub use unpack::{LeftOut, Owner};
 
@@ -255,6 +258,8 @@ pub enum EngineEvent {
     /// The engine does not answer. Until [`EngineEvent::EngineUp`] requests that need it fail at once with
     /// [`EngineError::Unavailable`]. Containers run on; on this machine their ends are still reported.
     EngineDown {
+        /// The place whose engine it is, of a [`PlacesEngine`].
+        place: Option<String>,
         /// What was seen.
         reason: String,
         /// When.
@@ -262,6 +267,8 @@ pub enum EngineEvent {
     },
     /// The engine answers again. Containers may have ended meanwhile: [`Engine::list`] returns their states.
     EngineUp {
+        /// The place whose engine it is, of a [`PlacesEngine`].
+        place: Option<String>,
         /// When.
         at: Nanos,
         /// Duration of the outage.
@@ -289,7 +296,8 @@ pub trait Engine: Send {
     fn poll(&mut self, events: &mut Vec<EngineEvent>);
 
     /// The containers with this label, by name, including those of an earlier run. From this call on their ends are
-    /// reported. May block for up to 5 s.
+    /// reported. May block for up to 5 s. Of a [`PlacesEngine`], those at places whose engine has reported that it does
+    /// not answer are left out.
     ///
     /// A run that was killed during a pause may have left a container without its quota: set the quotas of adopted
     /// containers again. One in the state [`ContainerState::Exited`] can only be removed.

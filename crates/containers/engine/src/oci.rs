@@ -662,6 +662,7 @@ impl Worker {
                 Err(errno) => {
                     let reason = format!("its thread cannot wait: {errno}");
                     self.tell(EngineEvent::EngineDown {
+                        place: None,
                         reason,
                         at: monotonic(),
                     });
@@ -1668,6 +1669,7 @@ impl Worker {
         self.heard_at = at;
         if let Some(since) = self.down_since.take() {
             self.tell(EngineEvent::EngineUp {
+                place: None,
                 at,
                 after: at.since(since),
             });
@@ -1681,6 +1683,7 @@ impl Worker {
         let at = monotonic();
         self.down_since = Some(at);
         self.tell(EngineEvent::EngineDown {
+            place: None,
             reason: format!("the launcher {what}"),
             at,
         });

@@ -911,7 +911,7 @@ macro_rules! suite {
         $(#[test]
         fn $test() {
             if let Some(mut subject) = $subject(stringify!($test)) {
-                super::$test(&mut subject);
+                crate::$test(&mut subject);
             }
         })*
     };
@@ -1205,5 +1205,168 @@ mod docker {
             std::fs::create_dir(&dir).unwrap();
             super::limits_hold(&mut subject, dir);
         }
+    }
+}
+
+/// The engines of two places as one: the second place has another `oci` engine, or Docker.
+mod places {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use engine::{Container, DEFAULT_HOST, DockerConfig, DockerEngine, PlacesEngine, Ticket, Usage};
+
+    use super::*;
+    use crate::support::{Place, available, oci_missing};
+
+    /// As in `docker`: one at a time, so that their containers do not share a CPU.
+    static ONE: Mutex<()> = Mutex::new(());
+
+    const PLACES: [&str; 2] = ["card", "host"];
+
+    /// Gives each container a place by the last letter of its name, so that a test has some at both.
+    struct ByName(PlacesEngine);
+
+    impl Engine for ByName {
+        fn driver(&self) -> &'static str {
+            self.0.driver()
+        }
+        fn is_local(&self) -> bool {
+            self.0.is_local()
+        }
+        fn submit(&mut self, ticket: Ticket, mut request: Request) {
+            if let Request::Create(spec) = &mut request {
+                let last = spec.name.bytes().last().unwrap_or_default();
+                spec.place = Some(PLACES[usize::from(last % 2)].to_owned());
+            }
+            self.0.submit(ticket, request);
+        }
+        fn execute(&mut self, execution: Execution) {
+            self.0.execute(execution);
+        }
+        fn poll(&mut self, events: &mut Vec<EngineEvent>) {
+            self.0.poll(events);
+        }
+        fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
+            self.0.list(label)
+        }
+        fn usage(&self, name: &str) -> Result<Usage, EngineError> {
+            self.0.usage(name)
+        }
+    }
+
+    struct Places {
+        told: Option<Told>,
+        /// The run directory of each `oci` engine; that of Docker has images only.
+        at: [Place; 2],
+        has_docker: bool,
+        prefix: String,
+        _one: MutexGuard<'static, ()>,
+    }
+
+    fn engine(at: &[Place; 2], has_docker: bool) -> Result<Told, EngineError> {
+        let second: Box<dyn Engine> = if has_docker {
+            let mut config = DockerConfig::at(DEFAULT_HOST);
+            config.images = Some(at[1].store());
+            config.status_limit = Nanos::from_secs(10);
+            Box::new(DockerEngine::start(config)?)
+        } else {
+            Box::new(at[1].engine())
+        };
+        let first: Box<dyn Engine> = Box::new(at[0].engine());
+        let engines = PLACES.into_iter().zip([first, second]);
+        let engines = engines.map(|(place, engine)| (vec![place.to_owned()], engine));
+        Ok(Told::new(Box::new(ByName(PlacesEngine::new(engines)))))
+    }
+
+    fn subject(test: &str, has_docker: bool) -> Option<Places> {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        if !available("oci", oci_missing()) {
+            return None;
+        }
+        let at = [Place::new(), Place::new()];
+        match engine(&at, has_docker) {
+            Ok(told) => Some(Places {
+                told: Some(told),
+                at,
+                has_docker,
+                prefix: format!("places-{}-{}", std::process::id(), test.replace('_', "-")),
+                _one: one,
+            }),
+            Err(error) => {
+                available("docker", Some(error.to_string()));
+                None
+            }
+        }
+    }
+
+    impl Subject for Places {
+        fn told(&mut self) -> &mut Told {
+            self.told.as_mut().unwrap()
+        }
+        fn prefix(&self) -> String {
+            self.prefix.clone()
+        }
+        fn fake(&self) -> Option<FakeEngine> {
+            None
+        }
+        fn reopen(&mut self) {
+            self.told = None;
+            self.told = Some(engine(&self.at, self.has_docker).unwrap());
+        }
+        fn traces(&self, name: &str) -> Vec<String> {
+            let dirs = [self.at[0].run_dir(), self.at[1].run_dir()];
+            let mut traces = traces_on_this_machine(name, name, &dirs);
+            if self.has_docker {
+                let listed = std::process::Command::new("docker")
+                    .args(["ps", "--all", "--no-trunc", "--format", "{{.Names}}"])
+                    .output()
+                    .unwrap();
+                let listed = String::from_utf8(listed.stdout).unwrap();
+                traces.extend(
+                    listed
+                        .lines()
+                        .filter(|own| own.starts_with(name))
+                        .map(str::to_owned),
+                );
+            }
+            traces
+        }
+    }
+
+    impl Drop for Places {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                self.reopen();
+                let label = label_of(self);
+                for container in self.told().engine.list(&label).unwrap_or_default() {
+                    let _ = self.told().ask(Request::Remove { name: container.name });
+                }
+            }
+        }
+    }
+
+    mod two_oci {
+        use super::*;
+
+        fn subject(test: &str) -> Option<Places> {
+            super::subject(test, false)
+        }
+
+        suite!(subject;
+            a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing,
+            ends_are_reported_once_and_in_time, a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once,
+            requests_for_one_container_keep_their_order, what_runs_is_adopted, commands_run_beside_the_program);
+    }
+
+    mod oci_and_docker {
+        use super::*;
+
+        fn subject(test: &str) -> Option<Places> {
+            super::subject(test, true)
+        }
+
+        suite!(subject;
+            a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing,
+            ends_are_reported_once_and_in_time, a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once,
+            requests_for_one_container_keep_their_order, what_runs_is_adopted, commands_run_beside_the_program);
     }
 }

@@ -304,7 +304,7 @@ function drawInstances({ instances }) {
       button.addEventListener("click", () => choose(row.id));
       return button;
     } },
-    { head: "service", className: "left", cell: (row) => row.service },
+    { head: "service", className: "left", cell: (row) => row.place ? `${row.service} at ${row.place}` : row.service },
     { head: "state", className: "left", cell: (row) => row.state, style: (row) => tone(row.state) },
     { head: "for", cell: (row) => span(row.state_ms) },
     { head: "rate/s", cell: (row) => short(row.to_pps) },
@@ -564,7 +564,7 @@ async function look() {
   const id = state.chosen;
   if (id === null || document.hidden || !state.snapshot) return;
   const row = state.snapshot.instances.find((row) => row.id === id);
-  set(at("detail-title"), row ? `Instance ${id} of ${row.service}` : `Instance ${id} is gone`);
+  set(at("detail-title"), row ? `Instance ${id} of ${row.service}${row.place ? ` at ${row.place}` : ""}` : `Instance ${id} is gone`);
   set(at("detail-words"), row ? `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, capacity ${short(row.capacity_pps)}/s, CPU ${percent(row.cpu)} of ${row.cpu_quota ?? "1, not limited"}, held up ${percent(row.held_up)} of the time. Half and 99 % of its packets wait ${within(row.ring_wait_us)} in its ring and take ${within(row.function_us)} in the function. Its largest flows:` : "");
   let flows = [];
   try {

@@ -310,6 +310,8 @@ model::slot_counters! { level! {
         id: u32,
         /// Its service.
         service: String,
+        /// The place where it runs, if places are configured.
+        place: Option<String>,
         /// Its state.
         state: String,
         /// Packets dropped on the way to it or in it, by reason: `ring_full`, `too_large`, `lost`, `function`.

@@ -212,6 +212,8 @@ mod tests {
                 .map(|id| InstanceRow {
                     id: InstanceId(id),
                     service: "web".to_owned(),
+                    place: None,
+                    core: None,
                     state: InstanceState::Active,
                     state_ms: 0,
                     slot: None,

@@ -13,7 +13,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::counters::{Counters, FunctionCounters, Kind, Level, Number, SpanCounts};
+use crate::counters::{Counters, FunctionCounters, InstanceCounters, Kind, Level, Number, SpanCounts};
 
 /// The text formats of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +232,13 @@ impl Collector for Families {
     }
 }
 
+/// Which instance it is, and where it runs if there are places.
+fn instance_labels<'a>(id: &'a str, of: &'a InstanceCounters) -> Labels<'a> {
+    let own = [("service", of.service.as_str()), ("instance_id", id)];
+    let place = of.place.as_deref().map(|place| ("place", place));
+    own.into_iter().chain(place).collect()
+}
+
 impl Families {
     fn process(&self, out: &mut Writer<'_>) -> fmt::Result {
         let of = &self.0;
@@ -345,7 +352,7 @@ impl Families {
         let ids: Vec<String> = self.0.instances.iter().map(|i| i.id.to_string()).collect();
         let all = || ids.iter().map(String::as_str).zip(&self.0.instances);
         // Prometheus uses "instance" for the scraped target.
-        let labelled = all().map(|(id, i)| (vec![("service", i.service.as_str()), ("instance_id", id)], i));
+        let labelled = all().map(|(id, i)| (instance_labels(id, i), i));
         out.level(Kind::Counter, labelled.clone())?;
         out.counter(
             "instance_dropped_packets",

@@ -22,6 +22,9 @@ pub struct Status {
     pub uptime_s: f64,
     /// The container engine and whether it answers.
     pub engine: EngineStatus,
+    /// The places where instances run, in the order of the configuration; absent without `[[place]]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<PlaceRow>,
     /// Data plane workers.
     pub workers: Vec<WorkerRow>,
     /// Uplinks, in the order of the configuration.
@@ -50,6 +53,28 @@ pub struct Status {
     pub flow_limit: u64,
     /// Events so far.
     pub events: u64,
+}
+
+/// A place where instances run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PlaceRow {
+    /// Its name.
+    pub name: String,
+    /// What makes its containers, and whether that answers.
+    pub engine: EngineStatus,
+    /// The CPUs of its containers, as `0-3,7`; absent for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
+    /// Instances there, without those that leave.
+    pub instances: u32,
+    /// Most instances; absent without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_limit: Option<u32>,
+    /// Packets per second that these can process together, or that they get if that is more.
+    pub pps: f64,
+    /// Most packets per second; absent without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pps_limit: Option<f64>,
 }
 
 /// Ports that were created for instances before there was traffic.
@@ -275,6 +300,9 @@ pub struct ServiceRow {
     pub autoscaler: String,
     /// Instances that take new flows.
     pub active: u32,
+    /// These by place; absent without `[[place]]`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub places: BTreeMap<String, u32>,
     /// Target number of active instances.
     pub desired: u32,
     /// Whether `desired` was set manually.
@@ -389,6 +417,9 @@ pub struct InstanceRow {
     pub id: InstanceId,
     /// Its service.
     pub service: String,
+    /// The place where it runs; absent without `[[place]]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
     /// Its state.
     pub state: InstanceState,
     /// Time in that state, in milliseconds.
@@ -419,6 +450,9 @@ pub struct InstanceRow {
     pub capacity_pps: Option<f64>,
     /// Its CPU limit, in CPUs, if there is one.
     pub cpu_quota: Option<f64>,
+    /// The CPU that it has to itself; absent if it shares CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<u16>,
     /// CPU time that it uses, as a share of `cpu_quota`, or of one CPU without a quota. As the kernel accounts it,
     /// over the last second.
     #[serde(default)]

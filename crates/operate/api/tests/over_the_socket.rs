@@ -175,6 +175,8 @@ fn instance(id: u32) -> InstanceRow {
     InstanceRow {
         id: InstanceId(id),
         service: "web".to_owned(),
+        place: None,
+        core: None,
         state: InstanceState::Active,
         state_ms: 10,
         slot: Some(1),

@@ -199,7 +199,8 @@ fn metrics_are_listed_as_they_are() {
          from the code: change it there. Each scrape reads counters that the control loop has anyway; no worker \
          notices. How to scrape it: [deploy/prometheus](../../deploy/prometheus/scrape.yml); alerts and a dashboard \
          are beside it.\n\n`instance_id` is the id of an instance; `instance` is Prometheus' word for the target \
-         that it scrapes. Counters of an instance end with it; those of its service go on.\n\n\
+         that it scrapes. Counters of an instance end with it; those of its service go on. With `[[place]]`, the \
+         counters and gauges of an instance have the label `place`, too.\n\n\
          | metric | type | labels | |\n| --- | --- | --- | --- |\n",
     );
     for (name, kind, help, labels) in families(&encode(full(), Format::Prometheus)) {

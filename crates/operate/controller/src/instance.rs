@@ -2,6 +2,8 @@ use std::path::PathBuf;
 
 use model::{Generation, InstanceId, InstanceState, Nanos, PortKind, ServiceId, Slot};
 
+use placement::PlaceId;
+
 use crate::backoff::BackOff;
 use crate::fitness::Fitness;
 
@@ -74,6 +76,9 @@ pub struct Instance {
     pub(crate) socket_dir: PathBuf,
     pub(crate) slot: Slot,
     pub(crate) port_kind: PortKind,
+    pub(crate) place: PlaceId,
+    /// The CPU that it has to itself.
+    pub(crate) core: Option<u16>,
     /// The block of external ports that it owns.
     pub(crate) block: Option<u16>,
     /// False once it is known that the network can know none of its external ports any more.
@@ -140,6 +145,16 @@ impl Instance {
     /// The kind of its ports: that of its service when it was created.
     pub fn port_kind(&self) -> PortKind {
         self.port_kind
+    }
+
+    /// Where it runs: a position in [`Settings::places`](crate::Settings::places).
+    pub fn place(&self) -> PlaceId {
+        self.place
+    }
+
+    /// The CPU that it has to itself; [`None`] if it shares CPUs.
+    pub fn core(&self) -> Option<u16> {
+        self.core
     }
 
     /// Its state.

@@ -26,6 +26,10 @@
 //! way to the pool, create one. To remove: first those not ready yet, then the Active one with the fewest live flows,
 //! the youngest if equal.
 //!
+//! Where places are configured, [`placement`] says at which of them the next instance is created, and at which one
+//! drains first. An engine that does not answer stops changes at its own places only; instances of a place on another
+//! machine have failed when it has been away for too long.
+//!
 //! A rollout replaces the pool, then the Active instances one by one. A replacement is Active before its predecessor
 //! drains.
 
@@ -40,14 +44,15 @@ mod settings;
 mod shell;
 
 pub use blocks::ReservedBlock;
-pub use controller::{Checks, Controller, Failing, HeldBack, ServiceStatus};
+pub use controller::{Checks, Controller, Failing, HeldBack, PlaceStatus, ServiceStatus};
 pub use fitness::Fitness;
 pub use instance::{Container, Instance, Port};
 pub use message::{Command, CommandError, CommandId, Inputs, Outputs, Report, ReportKind};
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
     ATTACH_AGAIN, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT, CREATES_AT_ONCE,
-    LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_RUN_DIR, LABEL_SERVICE, LABEL_SLOT, Matching,
-    OLDEST_COUNTERS, PortPlace, SAME_EVENT_AGAIN, STALL_AFTER, ServiceSettings, Settings, YOUNG,
+    Core, LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT, LABEL_RUN_DIR, LABEL_SERVICE,
+    LABEL_SLOT, MadePort, Matching, OLDEST_COUNTERS, Place, SAME_EVENT_AGAIN, STALL_AFTER, ServiceSettings,
+    Settings, YOUNG,
 };
 pub use shell::{EngineCalls, Shell};

@@ -55,7 +55,7 @@ pub enum Command {
         /// The settings of the new service.
         settings: Box<ServiceSettings>,
     },
-    /// Changes a service's settings. The name, the number of ports, the places and whether it has containers must
+    /// Changes a service's settings. The name, the number of ports, the ports made in advance and whether it has containers must
     /// stay the same. Existing instances keep their containers unchanged.
     Reconfigure {
         /// The service.

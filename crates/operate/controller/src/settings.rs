@@ -6,12 +6,13 @@ use model::{
     AgentCheck, Fallback, HealthCheck, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId, Slot,
     StandbyMode,
 };
+use placement::Placement;
 use scheduling::Scheduler;
 use switch::{PortKind, PortSpec, ServicePlan};
 
 /// A slot with a port that the switch made in advance, and what its container needs to use the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortPlace {
+pub struct MadePort {
     /// The slot of the port.
     pub slot: Slot,
     /// Mounts through which the container reaches the port.
@@ -40,7 +41,13 @@ pub struct ServiceSettings {
     /// instance's ports are nobody else's for that long after it.
     pub mapping_lifetime: Nanos,
     /// The slots with ports made in advance; [`None`] permits any slot.
-    pub places: Option<Vec<PortPlace>>,
+    pub made_ports: Option<Vec<MadePort>>,
+    /// At which of [`Settings::places`] its instances run.
+    pub placement: Placement,
+    /// Whether each instance has a core of its place to itself, in place of a quota.
+    pub exclusive: bool,
+    /// The NUMA node of its uplink, if known: cores of it are taken first.
+    pub node: Option<u16>,
     /// Minimum of active instances.
     pub min: u32,
     /// Maximum of active instances.
@@ -85,7 +92,10 @@ impl ServiceSettings {
             port: PortSpec::new(PortKind::Null, ""),
             plan: ServicePlan::of_all(ServiceId(0), Scheduler::default()),
             mapping_lifetime: Nanos::ZERO,
-            places: None,
+            made_ports: None,
+            placement: Placement::Auto,
+            exclusive: false,
+            node: None,
             min: 1,
             max: 1,
             standby: 0,
@@ -120,6 +130,50 @@ impl ServiceSettings {
     }
 }
 
+/// A place where instances run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// Its name, as in labels and events.
+    pub name: String,
+    /// The CPUs of its containers, as `0-3,7`; [`None`] for those of the service.
+    pub cpuset: Option<String>,
+    /// The part of a service's CPU quota that an instance has there, above 0 and at most 1.
+    pub share: f64,
+    /// Most instances, without those that leave; [`None`] for no limit.
+    pub instances: Option<u32>,
+    /// Most packets per second for which it has instances; [`None`] for no limit.
+    pub capacity_pps: Option<f64>,
+    /// Its cores, of which an instance may have one to itself; empty if it has no list of them.
+    pub cores: Vec<Core>,
+    /// For how long its engine may be away before its instances have failed; [`None`] on this machine, where their
+    /// ends are seen without an engine.
+    pub lost_after: Option<Nanos>,
+}
+
+/// A core of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Core {
+    /// The number of its CPU.
+    pub cpu: u16,
+    /// Its NUMA node, if known.
+    pub node: Option<u16>,
+}
+
+impl Place {
+    /// A place without limits on this machine.
+    pub fn new(name: impl Into<String>) -> Place {
+        Place {
+            name: name.into(),
+            cpuset: None,
+            share: 1.0,
+            instances: None,
+            capacity_pps: None,
+            cores: Vec::new(),
+            lost_after: None,
+        }
+    }
+}
+
 /// Which packets services get: the order of matches, the fallbacks, and chains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matching {
@@ -134,13 +188,16 @@ pub struct Matching {
 }
 
 /// Settings of the controller as a whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// The run directory, usually `/run/inco`. Instances have their directories in `instances/` below it.
     pub run_dir: PathBuf,
     /// Wall-clock time at zero of the monotonic clock, in milliseconds since 1970. Events use it.
     pub unix_ms_at_zero: u64,
-    /// Most creates in progress at once.
+    /// Where instances run, at most [`PlaceId::LIMIT`](placement::PlaceId::LIMIT). Empty: all at one place, which has no
+    /// name.
+    pub places: Vec<Place>,
+    /// Most creates in progress at once, at each place.
     pub creates_at_once: u32,
     /// Which packets services get.
     pub matching: Matching,
@@ -151,6 +208,7 @@ impl Default for Settings {
         Settings {
             run_dir: PathBuf::from("/run/inco"),
             unix_ms_at_zero: 0,
+            places: Vec::new(),
             creates_at_once: CREATES_AT_ONCE,
             matching: Matching::default(),
         }
@@ -215,6 +273,10 @@ pub const LABEL_SLOT: &str = "inco.slot";
 /// The label with the kind of the instance's ports. Those of an instance stay as they are when its service gets
 /// another kind.
 pub const LABEL_PORT: &str = "inco.port";
+/// The label with the name of the instance's place, where places are configured.
+pub const LABEL_PLACE: &str = "inco.place";
+/// The label with the CPU that the instance has to itself.
+pub const LABEL_CORE: &str = "inco.core";
 /// The label with the external ports that the instance owns, where its service translates.
 pub const LABEL_EXTERNAL: &str = "inco.external";
 /// The environment variable that says the same to its program.

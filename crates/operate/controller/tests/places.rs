@@ -1,4 +1,4 @@
-//! Instances with ports made in advance: each gets one of its service's slots, and an adopted one keeps its slot.
+//! Places: where instances are created, which leave first, and what an engine that is away takes with it.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::collections::BTreeMap;
@@ -6,223 +6,511 @@ use std::collections::BTreeMap;
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{
-    Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, Outputs, PortPlace, ServiceSettings,
+    Command, CommandId, Controller, Core, Inputs, LABEL_CORE, LABEL_PLACE, Outputs, Place, ServiceSettings,
     Settings,
 };
-use engine::{Container, ContainerSpec, ContainerState, Request};
-use model::{EventKind, InstanceState, Mount, Nanos, Ready, Slot};
-use switch::{Resumed, SwitchEvent, SwitchReading};
+use engine::{Container, ContainerSpec, CpuQuota, Engine, EngineEvent, FakeConfig, FakeEngine, PlacesEngine};
+use model::{Action, EventKind, Generation, InstanceState, Nanos};
+use placement::{PlaceId, Placement};
+use switch::{Resumed, SwitchEvent, SwitchReading, SwitchRequest};
 
-/// A service with `instances` instances and the slots 4 and 5.
-fn controller(instances: u32) -> Controller {
-    let place = |slot: u16| PortPlace {
-        slot: Slot(slot),
-        mounts: vec![Mount {
-            source: format!("/ports/{slot}").into(),
-            target: "/run/inco-port".into(),
-            read_only: true,
-        }],
-        env: vec![("INCO_ROLE".to_owned(), "client".to_owned())],
-        functions: Vec::new(),
-    };
-    let scaler = Autoscaler::from_name("fixed").unwrap();
-    let service = ServiceSettings {
-        places: Some(vec![place(4), place(5)]),
-        min: instances,
-        max: instances,
-        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
-    };
-    Controller::new(Settings::default(), vec![service])
+/// The places `card` and `host`, each with an engine, and one service of at most 8 instances.
+struct Bed {
+    controller: Controller,
+    collector: Collector,
+    reading: SwitchReading,
+    engine: PlacesEngine,
+    card: FakeEngine,
+    host: FakeEngine,
+    containers: Option<Vec<Container>>,
+    now: Nanos,
+    acknowledged: Generation,
+    switch: Vec<SwitchEvent>,
+    events: Vec<EventKind>,
 }
 
-/// Its requests and events in one step.
-fn step(controller: &mut Controller, at: Nanos) -> Outputs {
-    step_with(controller, &[], at)
+fn place(name: &str, instances: Option<u32>) -> Place {
+    Place {
+        instances,
+        ..Place::new(name)
+    }
 }
 
-/// The same after events of the switch.
-fn step_with(controller: &mut Controller, switch: &[SwitchEvent], at: Nanos) -> Outputs {
-    let mut collector = Collector::new();
-    collector.add_service(Nanos::from_secs(1));
-    let mut raw = SwitchReading::new(1, 0, 0);
-    raw.at = at;
-    collector.sample(&raw);
-    let mut out = Outputs::default();
-    let inputs = Inputs {
-        switch,
-        ..Inputs::default()
-    };
-    controller.step(inputs, &mut collector, at, &mut out);
-    out
+fn service(placement: Placement) -> ServiceSettings {
+    let mut container = ContainerSpec::new("", "image");
+    container.cpu = Some(CpuQuota::of_cpus(1.0));
+    ServiceSettings {
+        placement,
+        min: 1,
+        max: 8,
+        capacity_pps: Some(1000.0),
+        ..ServiceSettings::new("nf", Some(container), Autoscaler::from_name("fixed").unwrap())
+    }
 }
 
-fn created(out: &Outputs) -> Vec<&ContainerSpec> {
-    let requests = out.engine.iter().filter_map(|(_, request)| match request {
-        Request::Create(spec) => Some(&**spec),
-        _ => None,
-    });
-    requests.collect()
-}
+impl Bed {
+    fn new(card: Place, host: Place, service: ServiceSettings) -> Bed {
+        let fakes = [(); 2].map(|()| FakeEngine::new(FakeConfig::default()));
+        Bed::over(card, host, service, fakes)
+    }
 
-fn told(out: &Outputs) -> usize {
-    let of = |kind: &EventKind| {
-        matches!(kind, EventKind::Failure { what, reason }
-            if what == "switch" && reason.contains("all 2 ports"))
-    };
-    out.events.iter().filter(|event| of(&event.kind)).count()
-}
-
-#[test]
-fn there_are_as_many_instances_as_places_and_it_is_said_once() {
-    let mut controller = controller(3);
-    controller.adopt(&[], &Resumed::default(), Nanos::ZERO);
-    let out = step(&mut controller, Nanos::from_millis(1));
-    let specs = created(&out);
-    let slots: Vec<&str> = specs
-        .iter()
-        .map(|spec| spec.labels[LABEL_SLOT].as_str())
-        .collect();
-    assert_eq!(slots, ["4", "5"]);
-    let sources: Vec<String> = specs[1]
-        .mounts
-        .iter()
-        .map(|mount| mount.source.display().to_string())
-        .collect();
-    assert_eq!(sources[0], "/ports/5");
-    assert!(
-        specs[1]
-            .env
-            .contains(&("INCO_ROLE".to_owned(), "client".to_owned()))
-    );
-    assert_eq!(controller.places(), Some((2, 2)));
-    let again = step(&mut controller, Nanos::from_millis(2));
-    assert_eq!((told(&out), created(&again).len(), told(&again)), (1, 0, 0));
-}
-
-#[test]
-fn an_adopted_container_has_the_place_that_it_was_made_for() {
-    let container = |id: u32, slot: &str| Container {
-        name: format!("inco-nf-{id}"),
-        labels: BTreeMap::from(
-            [
-                (LABEL_SERVICE, "nf"),
-                (LABEL_INSTANCE, &id.to_string()),
-                (LABEL_SLOT, slot),
-            ]
-            .map(|(key, value)| (key.to_owned(), value.to_owned())),
-        ),
-        pid: 0,
-        state: ContainerState::Running,
-        started_unix_ms: 0,
-    };
-    let mut controller = controller(2);
-    // Containers with a slot of another service, or with a slot that is taken, are removed.
-    let containers = [container(1, "5"), container(2, "9"), container(3, "5")];
-    controller.adopt(&containers, &Resumed::default(), Nanos::ZERO);
-    let adopted: Vec<(u32, Slot)> = controller
-        .instances()
-        .iter()
-        .map(|i| (i.id().0, i.slot()))
-        .collect();
-    assert_eq!(adopted, [(1, Slot(5))]);
-    let out = step(&mut controller, Nanos::from_millis(1));
-    let mut removed: Vec<&str> = Vec::new();
-    for (_, request) in &out.engine {
-        if let Request::Remove { name } = request {
-            removed.push(name);
+    /// One over engines that may have containers.
+    fn over(card: Place, host: Place, service: ServiceSettings, fakes: [FakeEngine; 2]) -> Bed {
+        let names = [card.name.clone(), host.name.clone()];
+        let settings = Settings {
+            places: vec![card, host],
+            ..Settings::default()
+        };
+        let boxed = |fake: &FakeEngine| Box::new(fake.clone()) as Box<dyn Engine>;
+        let engines = names.into_iter().zip(&fakes);
+        let engines = engines.map(|(name, fake)| (vec![name], boxed(fake)));
+        let mut engine = PlacesEngine::new(engines);
+        let mut controller = Controller::new(settings, vec![service]);
+        let containers = engine.list(&controller.settings().label()).unwrap();
+        controller.adopt(&containers, &Resumed::default(), Nanos::ZERO);
+        let mut collector = Collector::new();
+        collector.add_service(Nanos::from_secs(1));
+        let [card, host] = fakes;
+        Bed {
+            controller,
+            collector,
+            reading: SwitchReading::new(1, 0, 1),
+            engine,
+            card,
+            host,
+            containers: None,
+            now: Nanos::ZERO,
+            acknowledged: Generation(0),
+            switch: Vec::new(),
+            events: Vec::new(),
         }
     }
-    assert_eq!(removed, ["inco-nf-2", "inco-nf-3"]);
-    let slots: Vec<&str> = created(&out)
-        .iter()
-        .map(|spec| spec.labels[LABEL_SLOT].as_str())
-        .collect();
-    assert_eq!(slots, ["4"]);
+
+    /// A step of a millisecond, with what engines and switch do in it.
+    fn step(&mut self, command: Option<Command>) {
+        self.now = self.now + Nanos::from_millis(1);
+        self.card.advance(self.now);
+        self.host.advance(self.now);
+        let mut engine: Vec<EngineEvent> = Vec::new();
+        self.engine.poll(&mut engine);
+        self.reading.at = self.now;
+        self.collector.sample(&self.reading);
+        let commands: Vec<_> = command.into_iter().map(|of| (CommandId(1), of)).collect();
+        let switch = std::mem::take(&mut self.switch);
+        let containers = self.containers.take();
+        let inputs = Inputs {
+            engine: &engine,
+            containers: containers.as_deref(),
+            switch: &switch,
+            acknowledged: self.acknowledged,
+            commands: &commands,
+            ..Inputs::default()
+        };
+        let mut out = Outputs::default();
+        self.controller
+            .step(inputs, &mut self.collector, self.now, &mut out);
+        for (ticket, request) in out.engine.drain(..) {
+            self.engine.submit(ticket, request);
+        }
+        if out.list_containers {
+            self.containers = self.engine.list(&self.controller.settings().label()).ok();
+        }
+        for request in &out.switch {
+            match request {
+                SwitchRequest::Publish(plan) => self.acknowledged = plan.generation,
+                SwitchRequest::Attach { slot, .. } => self.switch.push(SwitchEvent::Attached {
+                    slot: *slot,
+                    peer: String::new(),
+                }),
+                SwitchRequest::Detach(slot) => self.switch.push(SwitchEvent::Detached {
+                    slot: *slot,
+                    outstanding: 0,
+                }),
+                _ => {}
+            }
+        }
+        for (_, answer) in out.answers {
+            answer.unwrap();
+        }
+        self.events.extend(out.events.into_iter().map(|event| event.kind));
+    }
+
+    /// Steps until it holds, for at most 20 s.
+    fn until(&mut self, what: &str, holds: impl Fn(&Bed) -> bool) {
+        for _ in 0..20_000 {
+            if holds(self) {
+                return;
+            }
+            self.step(None);
+        }
+        panic!("{what}: {:?}; {:#?}", self.active(), self.controller.instances());
+    }
+
+    fn scale(&mut self, instances: u32) {
+        let service = "nf".to_owned();
+        let instances = Some(instances);
+        self.step(Some(Action::Scale { service, instances }.into()));
+    }
+
+    fn act(&mut self, action: Action) {
+        self.step(Some(action.into()));
+    }
+
+    /// Active instances at `card` and `host`.
+    fn active(&self) -> (usize, usize) {
+        let at = |place| {
+            let instances = self.controller.instances().iter();
+            let active = instances.filter(|of| of.state() == InstanceState::Active);
+            active.filter(|of| of.place() == place).count()
+        };
+        (at(PlaceId(0)), at(PlaceId(1)))
+    }
+
+    fn settles(&mut self, active: (usize, usize)) {
+        self.until(&format!("{active:?} active"), |bed| {
+            bed.active() == active && bed.controller.is_settled()
+        });
+        // What the controller says is where the containers are.
+        let have = |fake: &FakeEngine| fake.containers().len();
+        assert_eq!((have(&self.card), have(&self.host)), active);
+    }
+
+    fn failures(&self, of: &str) -> Vec<&str> {
+        let failures = self.events.iter().filter_map(|kind| match kind {
+            EventKind::Failure { what, reason } if what == of => Some(reason.as_str()),
+            _ => None,
+        });
+        failures.collect()
+    }
+
+    fn reasons(&self, state: InstanceState) -> Vec<&str> {
+        let reasons = self.events.iter().filter_map(|kind| match kind {
+            EventKind::State { to, reason, .. } if *to == state => Some(reason.as_str()),
+            _ => None,
+        });
+        reasons.collect()
+    }
 }
 
-/// Those whose flows were taken over are Active again, with the slots that the flows name.
 #[test]
-fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
-    let container = |id: u32, slot: u16| Container {
-        name: format!("inco-nf-{id}"),
-        labels: BTreeMap::from(
-            [
-                (LABEL_SERVICE, "nf".to_owned()),
-                (LABEL_INSTANCE, id.to_string()),
-                (LABEL_SLOT, slot.to_string()),
-            ]
-            .map(|(key, value)| (key.to_owned(), value)),
-        ),
-        pid: 0,
-        state: ContainerState::Running,
-        started_unix_ms: 0,
+fn auto_fills_the_card_first_and_leaves_the_host_first() {
+    let mut bed = Bed::new(
+        place("card", Some(2)),
+        place("host", None),
+        service(Placement::Auto),
+    );
+    bed.settles((1, 0));
+    bed.scale(5);
+    bed.settles((2, 3));
+    let labels: Vec<String> = bed
+        .host
+        .containers()
+        .iter()
+        .map(|of| of.labels[LABEL_PLACE].clone())
+        .collect();
+    assert_eq!(labels, ["host"; 3]);
+    assert!(
+        bed.reasons(InstanceState::Starting)
+            .contains(&"its program runs at host")
+    );
+    bed.scale(2);
+    bed.settles((2, 0));
+    bed.scale(1);
+    bed.settles((1, 0));
+    let reasons = bed.reasons(InstanceState::Draining);
+    let drained = |place: &str| {
+        let at = format!("scale-in at {place}; it has the fewest flows there (0)");
+        reasons.iter().filter(|reason| **reason == at).count()
     };
-    let scaler = Autoscaler::from_name("fixed").unwrap();
-    let service = ServiceSettings {
-        min: 2,
-        max: 2,
-        standby: 1,
-        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    assert_eq!((drained("host"), drained("card")), (3, 1), "{reasons:?}");
+}
+
+#[test]
+fn a_place_takes_packets_up_to_its_limit() {
+    let card = Place {
+        capacity_pps: Some(2500.0),
+        ..Place::new("card")
     };
-    let mut controller = Controller::new(Settings::default(), vec![service]);
-    let containers = [container(3, 900), container(4, 0), container(7, 1)];
-    let resumed = Resumed {
-        live: BTreeMap::from([(Slot(0), 10), (Slot(1), 1)]),
-        ..Resumed::default()
+    let mut bed = Bed::new(card, place("host", None), service(Placement::Auto));
+    bed.scale(4);
+    bed.settles((2, 2));
+    let rooms: Vec<f64> = bed.controller.place_statuses().map(|of| of.room.pps).collect();
+    assert_eq!(rooms, [2000.0, 2000.0]);
+}
+
+#[test]
+fn split_spreads_by_the_limits_in_both_directions() {
+    let mut bed = Bed::new(
+        place("card", Some(2)),
+        place("host", Some(4)),
+        service(Placement::Split),
+    );
+    bed.scale(3);
+    bed.settles((1, 2));
+    bed.scale(6);
+    bed.settles((2, 4));
+    bed.scale(3);
+    bed.settles((1, 2));
+}
+
+#[test]
+fn full_places_are_told_once_and_used_when_there_is_room() {
+    let mut bed = Bed::new(
+        place("card", Some(1)),
+        place("host", Some(2)),
+        service(Placement::Auto),
+    );
+    bed.scale(5);
+    bed.until("three are active", |bed| bed.active() == (1, 2));
+    for _ in 0..100 {
+        bed.step(None);
+    }
+    let told = "its places are full (card 1 of 1; host 2 of 2); a new instance waits";
+    assert_eq!(bed.failures("place"), [told]);
+    bed.scale(3);
+    bed.settles((1, 2));
+    bed.scale(4);
+    bed.until("it is told again", |bed| bed.failures("place").len() == 2);
+}
+
+#[test]
+fn a_service_stays_at_its_place() {
+    let mut bed = Bed::new(
+        place("card", None),
+        place("host", None),
+        service(Placement::At(PlaceId(1))),
+    );
+    bed.scale(3);
+    bed.settles((0, 3));
+}
+
+#[test]
+fn an_instance_has_its_share_of_the_quota_and_of_the_capacity() {
+    let card = Place {
+        share: 0.4,
+        cpuset: Some("0-3".to_owned()),
+        ..place("card", Some(1))
     };
-    controller.adopt(&containers, &resumed, Nanos::ZERO);
-    let adopted: Vec<(u32, Slot, bool)> = controller
+    let mut bed = Bed::new(card, place("host", None), service(Placement::Auto));
+    bed.scale(2);
+    bed.settles((1, 1));
+    let cpus: Vec<Option<f64>> = bed.controller.instances().iter().map(|of| of.cpus()).collect();
+    assert_eq!(cpus, [Some(0.4), Some(1.0)]);
+    let capacity: Vec<f32> = bed
+        .controller
+        .plan()
+        .slots
+        .iter()
+        .flatten()
+        .map(|of| of.capacity_pps)
+        .collect();
+    assert_eq!(capacity, [400.0, 1000.0]);
+    bed.act(Action::Resize {
+        service: "nf".to_owned(),
+        cpus: Some(0.5),
+    });
+    bed.until("both have the quota", |bed| {
+        let cpus: Vec<Option<f64>> = bed.controller.instances().iter().map(|of| of.cpus()).collect();
+        cpus == [Some(0.2), Some(0.5)]
+    });
+}
+
+#[test]
+fn an_engine_that_is_away_stops_changes_at_its_place_only() {
+    let mut bed = Bed::new(
+        place("card", Some(2)),
+        place("host", None),
+        service(Placement::Auto),
+    );
+    bed.settles((1, 0));
+    bed.card.set_down(true);
+    bed.step(None);
+    bed.step(None);
+    bed.scale(3);
+    bed.until("others are made at the host", |bed| bed.active() == (1, 2));
+    let told = bed.failures("engine of card");
+    assert!(
+        matches!(told[..], [reason] if reason.contains("packets are still steered; nothing changes at this place")),
+        "{told:?}"
+    );
+    assert_eq!(bed.failures("engine of host"), Vec::<&str>::new());
+    // An end at the other place is seen meanwhile, and replaced there.
+    let name = bed.host.containers()[0].name.clone();
+    bed.host.kill(&name, 9);
+    bed.until("it is replaced", |bed| {
+        bed.active() == (1, 2) && bed.host.containers().iter().all(|of| of.name != name)
+    });
+    bed.card.set_down(false);
+    bed.settles((1, 2));
+    let is_back =
+        |kind: &EventKind| matches!(kind, EventKind::Recovered { what, .. } if what == "engine of card");
+    assert_eq!(bed.events.iter().filter(|kind| is_back(kind)).count(), 1);
+    bed.scale(4);
+    bed.settles((2, 2));
+}
+
+#[test]
+fn a_lost_place_is_the_failure_of_its_instances() {
+    let card = Place {
+        lost_after: Some(Nanos::from_secs(2)),
+        ..place("card", Some(2))
+    };
+    let mut bed = Bed::new(card, place("host", None), service(Placement::Auto));
+    bed.scale(3);
+    bed.settles((2, 1));
+    bed.card.set_down(true);
+    for _ in 0..1_900 {
+        bed.step(None);
+    }
+    assert_eq!(bed.active(), (2, 1), "it may come back");
+    bed.until("the host has all", |bed| bed.active() == (0, 3));
+    let lost = "place card is lost: its engine has not answered for 2 s";
+    assert_eq!(bed.reasons(InstanceState::Failed), [lost; 2]);
+    // Back again: what was lost is removed there, and the place is used again.
+    bed.card.set_down(false);
+    bed.settles((0, 3));
+    bed.scale(5);
+    bed.settles((2, 3));
+}
+
+#[test]
+fn on_this_machine_instances_go_on_without_their_engine() {
+    let mut bed = Bed::new(
+        place("card", Some(2)),
+        place("host", None),
+        service(Placement::Auto),
+    );
+    bed.scale(3);
+    bed.settles((2, 1));
+    bed.card.set_down(true);
+    for _ in 0..15_000 {
+        bed.step(None);
+    }
+    assert_eq!(bed.active(), (2, 1));
+    bed.card.set_down(false);
+    bed.settles((2, 1));
+}
+
+#[test]
+fn adopted_containers_keep_their_places() {
+    let both = || (place("card", Some(2)), place("host", None));
+    let (card, host) = both();
+    let mut bed = Bed::new(card, host, service(Placement::Auto));
+    bed.scale(3);
+    bed.settles((2, 1));
+    let fakes = [bed.card.clone(), bed.host.clone()];
+    let (card, host) = both();
+    let mut next = Bed::over(card, host, service(Placement::Auto), fakes);
+    next.now = bed.now;
+    let adopted: BTreeMap<u32, PlaceId> = next
+        .controller
         .instances()
         .iter()
-        .map(|i| (i.id().0, i.slot(), i.comes_back()))
+        .map(|of| (of.id().0, of.place()))
         .collect();
     assert_eq!(
-        adopted,
-        [(3, Slot(900), false), (4, Slot(0), true), (7, Slot(1), true)]
+        adopted.values().map(|place| place.0).collect::<Vec<_>>(),
+        [0, 0, 1]
     );
+    next.scale(2);
+    next.settles((2, 0));
 }
 
-/// What flows wait for may not wait for a command of the engine: they would move to the instances that are ready.
 #[test]
-fn an_adopted_container_with_flows_serves_as_soon_as_its_ports_are_up() {
-    let container = |id: u32, slot: u16| Container {
-        name: format!("inco-nf-{id}"),
-        labels: BTreeMap::from(
-            [
-                (LABEL_SERVICE, "nf".to_owned()),
-                (LABEL_INSTANCE, id.to_string()),
-                (LABEL_SLOT, slot.to_string()),
-            ]
-            .map(|(key, value)| (key.to_owned(), value)),
-        ),
-        pid: 0,
-        state: ContainerState::Running,
-        started_unix_ms: 0,
+fn a_service_that_moves_leaves_its_former_place_first() {
+    let mut bed = Bed::new(
+        place("card", None),
+        place("host", None),
+        service(Placement::At(PlaceId(0))),
+    );
+    bed.scale(3);
+    bed.settles((3, 0));
+    bed.step(Some(Command::Reconfigure {
+        service: model::ServiceId(0),
+        settings: Box::new(service(Placement::At(PlaceId(1)))),
+        autoscaler: false,
+        scheduler: false,
+    }));
+    bed.settles((3, 0));
+    bed.scale(5);
+    bed.settles((3, 2));
+    bed.scale(3);
+    bed.settles((1, 2));
+}
+
+/// Two cores at the card, one of each node; one at the host.
+fn with_cores() -> (Place, Place, ServiceSettings) {
+    let core = |cpu, node| Core {
+        cpu,
+        node: Some(node),
     };
-    let scaler = Autoscaler::from_name("fixed").unwrap();
-    let service = ServiceSettings {
-        min: 2,
-        max: 2,
-        ready: Ready::Exec(vec!["/bin/ready".to_owned()]),
-        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    let card = Place {
+        cores: vec![core(2, 0), core(3, 1)],
+        ..place("card", Some(4))
     };
-    let mut controller = Controller::new(Settings::default(), vec![service]);
-    let resumed = Resumed {
-        live: BTreeMap::from([(Slot(0), 10)]),
-        ..Resumed::default()
+    let host = Place {
+        cores: vec![core(5, 0)],
+        ..place("host", None)
     };
-    controller.adopt(&[container(3, 0), container(4, 1)], &resumed, Nanos::ZERO);
-    step(&mut controller, Nanos::from_millis(1));
-    let attached = [0, 1].map(|slot| SwitchEvent::Attached {
-        slot: Slot(slot),
-        peer: String::new(),
+    let mut service = service(Placement::Auto);
+    service.container = Some(ContainerSpec::new("", "image"));
+    (service.exclusive, service.node) = (true, Some(1));
+    (card, host, service)
+}
+
+/// The core of each instance, in the order of their ids.
+fn cores(bed: &Bed) -> Vec<Option<u16>> {
+    bed.controller.instances().iter().map(|of| of.core()).collect()
+}
+
+#[test]
+fn each_instance_has_a_core_to_itself_near_its_uplink_first() {
+    let (card, host, service) = with_cores();
+    let mut bed = Bed::new(card, host, service);
+    bed.settles((1, 0));
+    assert_eq!(cores(&bed), [Some(3)]);
+    bed.scale(5);
+    bed.until("as many as cores", |bed| bed.active() == (2, 1));
+    assert_eq!(cores(&bed), [Some(3), Some(2), Some(5)]);
+    for _ in 0..100 {
+        bed.step(None);
+    }
+    let told = "too few cores are free at its places (card 2 of 4, 0 of 2 cores free; host 1, 0 of 1 cores free); a new \
+                instance waits";
+    assert_eq!(bed.failures("place"), [told]);
+    let labels: Vec<String> = bed
+        .card
+        .containers()
+        .iter()
+        .map(|of| of.labels[LABEL_CORE].clone())
+        .collect();
+    assert_eq!(labels, ["3", "2"]);
+    // One that ends gives its core to the one that replaces it.
+    let name = bed.card.containers()[0].name.clone();
+    bed.card.kill(&name, 9);
+    bed.until("it is replaced", |bed| {
+        bed.active() == (2, 1) && bed.card.containers().iter().all(|of| of.name != name)
     });
-    let out = step_with(&mut controller, &attached, Nanos::from_millis(2));
-    let states: Vec<InstanceState> = controller.instances().iter().map(|i| i.state()).collect();
-    assert_eq!(states, [InstanceState::Active, InstanceState::Starting]);
-    let mut asked = out.engine.iter().filter_map(|(_, request)| match request {
-        Request::Exec { name, .. } => Some(name.as_str()),
-        _ => None,
-    });
-    assert_eq!((asked.next(), asked.next()), (Some("inco-nf-4"), None));
+    let mut taken = cores(&bed);
+    taken.sort_unstable();
+    assert_eq!(taken, [Some(2), Some(3), Some(5)]);
+    bed.scale(1);
+    bed.settles((1, 0));
+    bed.scale(2);
+    bed.settles((2, 0));
+}
+
+#[test]
+fn adopted_containers_keep_their_cores() {
+    let (card, host, service) = with_cores();
+    let mut bed = Bed::new(card.clone(), host.clone(), service.clone());
+    bed.scale(2);
+    bed.settles((2, 0));
+    let fakes = [bed.card.clone(), bed.host.clone()];
+    let mut next = Bed::over(card, host, service, fakes);
+    next.now = bed.now;
+    assert_eq!(cores(&next), [Some(3), Some(2)]);
+    next.scale(3);
+    next.settles((2, 1));
+    assert_eq!(cores(&next), [Some(3), Some(2), Some(5)]);
 }

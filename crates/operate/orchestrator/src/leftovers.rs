@@ -49,15 +49,44 @@ struct Record {
     listen: Option<SocketAddr>,
     /// Sockets of uplinks.
     uplinks: Vec<PathBuf>,
-    driver: String,
-    host: String,
-    tls: Option<PathBuf>,
+    /// Its engine, or that of its first place.
+    #[serde(flatten)]
+    engine: EngineRecord,
+    /// Those of other places.
+    #[serde(default)]
+    more_engines: Vec<EngineRecord>,
     /// Its bridge in Open vSwitch.
     #[serde(default)]
     bridge: Option<Bridge>,
 }
 
+/// How an engine is reached.
+#[derive(Debug, Serialize, Deserialize)]
+struct EngineRecord {
+    driver: String,
+    host: String,
+    tls: Option<PathBuf>,
+}
+
+impl EngineRecord {
+    fn of(engine: &configuration::Engine) -> EngineRecord {
+        EngineRecord {
+            driver: engine.driver.name().to_owned(),
+            host: engine.host.clone(),
+            tls: engine.tls.clone(),
+        }
+    }
+
+    fn is_oci(&self) -> bool {
+        self.driver == EngineDriver::Oci.name()
+    }
+}
+
 impl Record {
+    fn engines(&self) -> impl Iterator<Item = &EngineRecord> {
+        std::iter::once(&self.engine).chain(&self.more_engines)
+    }
+
     /// What is written in the file. After a shorter record there may be the rest of the one before: inco was killed
     /// while it wrote.
     fn read(mut file: &File) -> Result<Record> {
@@ -190,7 +219,8 @@ impl Mark {
         let is_unused = |of: &Bridge| !bridge.as_ref().is_some_and(|bridge| bridge.is_same_as(of));
         let unused_bridge = Record::parse(&before).ok().and_then(|record| record.bridge);
         let unused_bridge = unused_bridge.filter(is_unused);
-        let engine = &configuration.engine;
+        let engines = configuration.engines();
+        let mut engines = engines.iter().map(|(_, engine)| EngineRecord::of(engine));
         let uplinks = configuration
             .uplinks
             .iter()
@@ -201,9 +231,10 @@ impl Mark {
             socket: socket.to_owned(),
             listen: configuration.api.tcp.as_ref().map(|tcp| tcp.listen),
             uplinks: uplinks.collect(),
-            driver: engine.driver.name().to_owned(),
-            host: engine.host.clone(),
-            tls: engine.tls.clone(),
+            engine: engines
+                .next()
+                .unwrap_or_else(|| EngineRecord::of(&configuration.engine)),
+            more_engines: engines.collect(),
             bridge,
         };
         record.write(&file).with_context(of_file)?;
@@ -272,8 +303,11 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
         let (pid, socket) = (record.pid, record.socket.display());
         bail!("inco runs (process {pid}) with another socket: `inco stop --socket {socket}`");
     }
-    let launcher = launcher_of(&record, run_dir)?;
-    let removed = remove_containers(engine_of(&record, run_dir, launcher)?.as_mut(), run_dir)?;
+    let mut launcher = launcher_of(&record, run_dir)?;
+    let mut removed = 0;
+    for engine in record.engines() {
+        removed += remove_containers(engine_of(engine, run_dir, &mut launcher)?.as_mut(), run_dir)?;
+    }
     // Whatever comes of it, all else is removed.
     let bridge = record.bridge.as_ref().map_or(Ok(()), Bridge::remove);
     for socket in record.uplinks.iter().chain([&record.socket]) {
@@ -312,7 +346,7 @@ pub(crate) fn remove_folders(run_dir: &Path) -> Result<()> {
 /// The launcher of that run, or a new one where the engine needs one. It keeps nothing any more: flows, rings and
 /// sockets go.
 fn launcher_of(record: &Record, run_dir: &Path) -> Result<Option<Launcher>> {
-    let is_oci = record.driver == EngineDriver::Oci.name();
+    let is_oci = record.engines().any(EngineRecord::is_oci);
     let sockets = [engine::launcher::SOCKET, keeper::SOCKET];
     if !is_oci && !sockets.iter().any(|socket| run_dir.join(socket).exists()) {
         return Ok(None);
@@ -322,9 +356,15 @@ fn launcher_of(record: &Record, run_dir: &Path) -> Result<Option<Launcher>> {
     Ok(is_oci.then_some(launcher))
 }
 
-/// The engine of that run. It adopts or removes the containers that it finds.
-fn engine_of(record: &Record, run_dir: &Path, launcher: Option<Launcher>) -> Result<Box<dyn Engine>> {
-    if let Some(launcher) = launcher {
+/// An engine of that run. It adopts or removes the containers that it finds.
+fn engine_of(
+    record: &EngineRecord,
+    run_dir: &Path,
+    launcher: &mut Option<Launcher>,
+) -> Result<Box<dyn Engine>> {
+    if record.is_oci()
+        && let Some(launcher) = launcher.take()
+    {
         return Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?));
     }
     let engine = configuration::Engine {
@@ -388,9 +428,12 @@ mod tests {
             socket: PathBuf::from("api.sock"),
             listen: None,
             uplinks: Vec::new(),
-            driver: "oci".to_owned(),
-            host: String::new(),
-            tls: None,
+            engine: EngineRecord {
+                driver: "oci".to_owned(),
+                host: String::new(),
+                tls: None,
+            },
+            more_engines: Vec::new(),
             bridge: None,
         };
         let directory = tempfile::tempdir().unwrap();

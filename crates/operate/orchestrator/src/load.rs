@@ -115,7 +115,11 @@ fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
             .iter()
             .filter_map(|uplink| Some(in_run_dir(uplink.device.socket()?))),
     );
-    if configuration.engine.driver == EngineDriver::Oci && configuration.has_containers() {
+    let engines = configuration.engines();
+    let has_oci = engines
+        .iter()
+        .any(|(_, engine)| engine.driver == EngineDriver::Oci);
+    if has_oci && configuration.has_containers() {
         sockets.push(in_run_dir(Path::new(engine::launcher::SOCKET)));
     }
     sockets.extend(drivers::driver(configuration).sockets(configuration));

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use configuration::{Configuration, InstanceDevice, Service};
-use controller::PortPlace;
+use controller::MadePort;
 use model::{Mount, ServiceId, Slot};
 use openflow_switch::{PooledPorts, PortDevice};
 
@@ -23,7 +23,7 @@ pub(super) fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Ser
     let mut next = 0;
     configuration.services.iter().map(move |service| {
         let first = next;
-        next += service.places(spare);
+        next += service.made_ports(spare);
         (service, (first..next).map(|slot| Slot(slot as u16)).collect())
     })
 }
@@ -77,8 +77,8 @@ pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
 }
 
 /// The slots and port settings for each service's instances, where a memif port has `queue_pairs` queue pairs.
-pub(super) fn places(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec<PortPlace>> {
-    let memif = |service: &Service, slot| PortPlace {
+pub(super) fn made_ports(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec<MadePort>> {
+    let memif = |service: &Service, slot| MadePort {
         slot,
         mounts: vec![Mount {
             source: directory(slot),
@@ -98,7 +98,7 @@ pub(super) fn places(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec
         ],
         functions: Vec::new(),
     };
-    let device = |slot, devices: &[InstanceDevice]| PortPlace {
+    let device = |slot, devices: &[InstanceDevice]| MadePort {
         slot,
         mounts: Vec::new(),
         env: Vec::new(),

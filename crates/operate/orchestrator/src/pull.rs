@@ -16,15 +16,18 @@ pub(crate) fn pull_missing(
     configuration: &Configuration,
     say: &(dyn Fn(&str) + Sync),
 ) -> anyhow::Result<usize> {
-    let engine = &configuration.engine;
     let mut pulled = 0;
     // Services may share an image: each is looked for when it is its turn.
     for service in &configuration.services {
-        let Some((_, image)) = images_to_pull(engine, [service]).next() else {
+        let engines = configuration.engines_of(service);
+        let mut missing = engines
+            .iter()
+            .flat_map(|engine| images_to_pull(engine, [service]));
+        let Some((_, image)) = missing.next() else {
             continue;
         };
         let options = RegistryOptions {
-            plain_http: engine.plain_http.clone(),
+            plain_http: configuration.engine.plain_http.clone(),
             ..RegistryOptions::default()
         };
         let got = images::pull(&ImageRef::from(image), &options, say);

@@ -3,19 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Affinity, ApiTcp, Capacity, Configuration, EngineDriver, Service};
+use configuration::{Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, PlaceId, Service};
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::logs::Logs;
 use engine::{
     AttendedLauncher, ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig,
-    OciEngine,
+    OciEngine, PlacesEngine,
 };
 use model::{Nanos, ServiceId};
 use switch::{PortSpec, ServicePlan};
 
 use api::Tcp;
+
+use crate::host;
 
 /// A container's path of its socket directory.
 pub(super) const SOCKET_DIR: &str = "/run/inco";
@@ -116,21 +118,67 @@ pub(super) fn engine(
     launcher: Option<Launcher>,
     logs: Logs,
 ) -> Result<(Box<dyn Engine>, Option<AttendedLauncher>)> {
-    let engine: Box<dyn Engine> = match (configuration.engine.driver, launcher) {
-        (EngineDriver::Oci, Some(launcher)) => {
-            let mut config = OciConfig::at(run_dir);
-            config.logs = logs;
-            Box::new(OciEngine::start(config, launcher)?)
-        }
-        (EngineDriver::Oci, None) => Box::new(NoEngine::new()),
-        (EngineDriver::Docker, launcher) => {
-            let mut config = docker_config(&configuration.engine);
-            config.logs = logs;
-            let engine = Box::new(DockerEngine::start(config)?);
-            return Ok((engine, launcher.map(AttendedLauncher::new).transpose()?));
-        }
+    let mut launcher = launcher;
+    let mut engines = Vec::new();
+    for (_, of) in configuration.engines() {
+        let engine: Box<dyn Engine> = match of.driver {
+            EngineDriver::Oci => match launcher.take() {
+                Some(launcher) => {
+                    let mut config = OciConfig::at(run_dir);
+                    config.logs = logs.clone();
+                    Box::new(OciEngine::start(config, launcher)?)
+                }
+                None => Box::new(NoEngine::new()),
+            },
+            EngineDriver::Docker => {
+                let mut config = docker_config(&of);
+                config.logs = logs.clone();
+                Box::new(DockerEngine::start(config)?)
+            }
+        };
+        let places = configuration.places_with_ids();
+        let own = places.filter(|(place, _)| configuration.engine_at(*place).is_same(&of));
+        engines.push((own.map(|(_, place)| place.name.clone()).collect(), engine));
+    }
+    let launcher = launcher.map(AttendedLauncher::new).transpose()?;
+    let engine: Box<dyn Engine> = match engines.pop() {
+        Some((_, only)) if engines.is_empty() => only,
+        last => Box::new(PlacesEngine::new(engines.into_iter().chain(last))),
     };
-    Ok((engine, None))
+    Ok((engine, launcher))
+}
+
+/// The cores of a place; their nodes are known on this machine.
+fn cores(place: &configuration::Place, is_here: bool) -> Vec<controller::Core> {
+    let core = |cpu| controller::Core {
+        cpu,
+        node: if is_here { host::node_of_cpu(cpu) } else { None },
+    };
+    place.cpu_list().into_iter().map(core).collect()
+}
+
+/// The NUMA node of the first uplink of a service, if it is a device of one.
+fn node(service: &Service, configuration: &Configuration) -> Option<u16> {
+    let uplink = configuration.uplinks.get(service.uplinks.first()?.index())?;
+    match &uplink.device {
+        Device::Veth(interface) | Device::Kernel(interface) => host::node_of_interface(interface),
+        Device::Dpdk(device) => host::node_of_device(device.split(',').next().unwrap_or_default()),
+        Device::Memif(_) | Device::Pcap(_) => None,
+    }
+}
+
+/// The controller's settings of the places.
+pub(super) fn places(configuration: &Configuration) -> Vec<controller::Place> {
+    let place = |(id, place): (PlaceId, &configuration::Place)| controller::Place {
+        name: place.name.clone(),
+        cpuset: place.cpus.clone(),
+        share: place.share,
+        instances: place.instances,
+        capacity_pps: place.capacity_pps,
+        cores: cores(place, configuration.engine_at(id).is_local()),
+        lost_after: (!configuration.engine_at(id).is_local()).then_some(place.lost_after),
+    };
+    configuration.places_with_ids().map(place).collect()
 }
 
 /// A fingerprint of which service has which number, and of how it knows its flows: FNV-1a, the same for every build.
@@ -152,12 +200,17 @@ pub(super) fn services_fingerprint(configuration: &Configuration) -> u64 {
 ///
 /// # Errors
 /// There are arguments, but the image's own program is unknown.
-pub(super) fn service_settings(service: &Service, engine: &configuration::Engine) -> Result<ServiceSettings> {
+pub(super) fn service_settings(service: &Service, configuration: &Configuration) -> Result<ServiceSettings> {
+    // One that may run on another machine shares no directory with this one wherever it runs.
+    let engines = configuration.engines_of(service);
+    let is_here = engines.iter().all(configuration::Engine::is_local);
     // All fields by name: the compiler asks where a new key takes effect.
     let Service {
         name,
         port: kind,
         instances,
+        placement,
+        exclusive,
         ready,
         health,
         agent,
@@ -208,15 +261,18 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         egress: _,
     } = service;
     let container = if kind.has_container() {
-        Some(container(service, engine.is_local())?)
+        Some(container(service, is_here)?)
     } else {
         None
     };
     Ok(ServiceSettings {
-        socket_dir_in_container: engine.is_local().then(|| PathBuf::from(SOCKET_DIR)),
+        socket_dir_in_container: is_here.then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
         plan: service_plan(ServiceId(0), service),
         mapping_lifetime: external.as_ref().map_or(Nanos::ZERO, |of| of.lifetime),
+        placement: *placement,
+        exclusive: *exclusive,
+        node: node(service, configuration),
         min: instances.min,
         max: instances.max,
         standby: instances.standby,

@@ -77,7 +77,7 @@ fn check_next(reader: &mut Reader, configuration: &Configuration, service: &Serv
         );
     }
     if let Some(other) = configuration.previous(to).filter(|of| of.name != service.name) {
-        let line = reader.places.of(&format!("service.{}.next", other.name)).line;
+        let line = reader.positions.of(&format!("service.{}.next", other.name)).line;
         let what = format!(
             "{next} is already the next service of {} (line {line})",
             other.name
@@ -95,7 +95,7 @@ fn check_next(reader: &mut Reader, configuration: &Configuration, service: &Serv
     }
     for of in ["match", "vip"] {
         let key = format!("service.{next}.{of}");
-        if reader.places.has(&key) {
+        if reader.positions.has(&key) {
             let what = format!(
                 "{next} gets what {} returns, and no packets besides",
                 service.name

@@ -2,6 +2,7 @@
 
 mod external;
 mod moves;
+mod places;
 
 use std::ops::RangeInclusive;
 
@@ -11,7 +12,7 @@ use model::{
 };
 
 use crate::chains::check_chains;
-use crate::problem::Places;
+use crate::problem::Positions;
 use crate::read::Reader;
 use crate::types::*;
 use crate::units::ValueError;
@@ -22,6 +23,7 @@ const ASSOCIATIONS_TIMEOUT_MIN: Nanos = Nanos::from_secs(1);
 pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_uplinks(reader, configuration);
     check_engine(reader, configuration);
+    places::check(reader, configuration);
     check_limits(reader, configuration);
     check_devices(reader, configuration);
     check_switch(reader, configuration);
@@ -31,8 +33,8 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_chains(reader, configuration);
 }
 
-fn line_of(places: &Places, key: &str) -> usize {
-    places.of(key).line
+fn line_of(positions: &Positions, key: &str) -> usize {
+    positions.of(key).line
 }
 
 fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
@@ -40,7 +42,7 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
     for (index, uplink) in uplinks.iter().enumerate() {
         for (earlier, other) in uplinks.iter().enumerate().take(index) {
             if other.name == uplink.name && !other.name.is_empty() {
-                let line = line_of(&reader.places, &format!("uplink[{earlier}].name"));
+                let line = line_of(&reader.positions, &format!("uplink[{earlier}].name"));
                 let what = format!("line {line} already has an uplink {:?}", uplink.name);
                 reader.report(
                     &format!("uplink[{index}].name"),
@@ -92,27 +94,30 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
     }
 }
 
+/// Checks what engines on other machines need.
 fn check_engine(reader: &mut Reader, configuration: &Configuration) {
-    let engine = &configuration.engine;
-    if engine.is_local() {
-        return;
-    }
-    if engine.tls.is_none() {
+    for (place, engine) in configuration.engines() {
+        if engine.is_local() || engine.tls.is_some() {
+            continue;
+        }
         let what = "the engine is on another machine and the connection to it is not encrypted";
-        reader.report(
-            "engine.host",
-            ValueError::new(
-                what,
-                "write tls = \"DIR\", a directory with ca.pem, cert.pem and key.pem",
-            ),
-        );
+        let write = "write tls = \"DIR\", a directory with ca.pem, cert.pem and key.pem";
+        let key = match place {
+            Some(place) => format!("place[{}].host", place.0),
+            None => "engine.host".to_owned(),
+        };
+        reader.report(&key, ValueError::new(what, write));
     }
     for service in &configuration.services {
+        let mut engines = configuration.engines_of(service).into_iter();
+        let Some(engine) = engines.find(|engine| !engine.is_local()) else {
+            continue;
+        };
         let key = |name: &str| format!("service.{}.{name}", service.name);
         if service.port == PortKind::Memif {
             let what = format!(
                 "a memif port shares memory, and the containers of {} are on another machine",
-                configuration.engine.host
+                engine.host
             );
             let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \
                          \"device\"";
@@ -167,7 +172,7 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
             if let Some((_, other)) = known.iter().find(same) {
                 let what = format!(
                     "{other} (line {}) already uses it",
-                    line_of(&reader.places, other)
+                    line_of(&reader.positions, other)
                 );
                 reader.report(
                     &place,
@@ -176,7 +181,8 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
             }
             known.push((device, place.clone()));
             let is_moved = !matches!(device.function, NetFunction::Pci { .. });
-            if configuration.engine.driver == EngineDriver::Docker && is_moved {
+            let mut engines = configuration.engines_of(service).into_iter();
+            if is_moved && engines.any(|engine| engine.driver == EngineDriver::Docker) {
                 let wrong = ValueError::new(
                     "Docker cannot move a network interface of the machine into a container",
                     "write pci = \"ADDRESS\" of a function that vfio-pci has, or driver = \"oci\" in [engine]",
@@ -361,7 +367,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             );
         }
         let has_stall_after = reader
-            .places
+            .positions
             .has(&format!("service.{}.stall_after", service.name));
         let mut wrong = |key: &str, what: &str, write: String| {
             let key = format!("service.{}.{key}", service.name);
@@ -543,7 +549,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
             PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Null => {
-                u64::from(service.places(switch.spare_ports())) * service.uplinks.len() as u64
+                u64::from(service.made_ports(switch.spare_ports())) * service.uplinks.len() as u64
             }
         };
     }
@@ -586,7 +592,7 @@ fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
                 continue;
             }
             let key = format!("service.{}.match", service.name);
-            let line = line_of(&reader.places, &format!("service.{}.match", other.name));
+            let line = line_of(&reader.positions, &format!("service.{}.match", other.name));
             let what = if same {
                 format!("service {} (line {line}) matches the same packets", other.name)
             } else {

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use model::Ready;
 
+use placement::PlaceId;
+
 use crate::problem::Problem;
 use crate::types::*;
 use crate::units::ValueError;
@@ -106,32 +108,58 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         "event_log.directory".to_owned(),
         facts.event_log(configuration.event_log.directory.as_deref()),
     );
-    let engine = &configuration.engine;
-    if let Some(tls) = &engine.tls {
-        ask("engine.tls".to_owned(), facts.path(tls));
+    let engines = configuration.engines();
+    // The key that says of an engine what a place, or `[engine]`, says of it.
+    let key_of = |place: Option<PlaceId>, name: &str| match place {
+        Some(place) => {
+            let key = format!("place[{}].{}", place.0, name.replace("driver", "engine"));
+            if configuration.positions.has(&key) {
+                key
+            } else {
+                format!("engine.{name}")
+            }
+        }
+        None => format!("engine.{name}"),
+    };
+    for (place, engine) in &engines {
+        if let Some(tls) = &engine.tls {
+            ask(key_of(*place, "tls"), facts.path(tls));
+        }
     }
     if let Err((key, unusable)) = facts.switch(&configuration.switch) {
         ask(key.to_owned(), Err(unusable));
     }
-    let needs_engine = configuration.services.iter().any(Service::has_containers);
-    let mut engine_answers = needs_engine;
-    if needs_engine {
+    let mut answering: Vec<&Engine> = Vec::new();
+    for (place, engine) in engines.iter().filter(|_| configuration.has_containers()) {
         let answer = facts.engine(engine);
-        engine_answers = answer.is_ok();
+        if answer.is_ok() {
+            answering.push(engine);
+        }
         let key = if engine.driver == EngineDriver::Docker {
-            "engine.host"
+            "host"
         } else {
-            "engine.driver"
+            "driver"
         };
-        ask(key.to_owned(), answer);
+        ask(key_of(*place, key), answer);
+    }
+    for (id, place) in configuration.places_with_ids() {
+        let cpus = place.cpu_list();
+        if configuration.engine_at(id).is_local()
+            && let Some(answer) = cpus.into_iter().map(|cpu| facts.cpu(cpu)).find(Result::is_err)
+        {
+            ask(format!("place[{}].cpus", id.0), answer);
+        }
     }
     for service in &configuration.services {
         let key = |name: &str| format!("service.{}.{name}", service.name);
-        if let Some(image) = service
-            .image
-            .as_deref()
-            .filter(|_| engine_answers && service.has_containers())
-        {
+        let engines = configuration.engines_of(service);
+        let usable = engines
+            .iter()
+            .filter(|engine| answering.iter().any(|known| known.is_same(engine)));
+        for (engine, image) in usable.flat_map(|engine| Some((engine, service.image.as_deref()?))) {
+            if !service.has_containers() {
+                break;
+            }
             let answer = facts.image(engine, image);
             if answer.is_ok() {
                 let of_command = if service.command.is_empty() {
@@ -152,9 +180,10 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
             if is_here && !device.is_of_dpdk() {
                 ask(format!("{key}.representor"), facts.interface(&device.representor));
             }
-            ask(key, facts.function(engine, device));
+            let of = engines.first().unwrap_or(&configuration.engine);
+            ask(key, facts.function(of, device));
         }
-        if engine.is_local() {
+        if engines.iter().any(Engine::is_local) {
             for (index, mount) in service.mounts.iter().enumerate() {
                 ask(format!("{}[{index}]", key("mounts")), facts.path(&mount.source));
             }
@@ -172,11 +201,13 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         }
     }
     problems.sort_by_key(|problem| (problem.line, problem.column));
+    // Two engines may lack the same.
+    problems.dedup();
     problems
 }
 
 impl Configuration {
     fn problem(&self, key: &str, wrong: ValueError) -> Problem {
-        Problem::new(&self.file, self.places.of(key), key, wrong)
+        Problem::new(&self.file, self.positions.of(key), key, wrong)
     }
 }

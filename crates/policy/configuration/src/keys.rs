@@ -131,6 +131,8 @@ tables! {
             "tables", "", "See `[[uplink]]`.";
         services as "service": service_tables, [or "must be written"], Keys,
             "tables", "", "See `[service.NAME]`.";
+        places as "place": place_tables, [or "none" => Vec::new()], Restart,
+            "tables", "", "See `[[place]]`.";
         engine: engine, [keys], Keys,
             "table", "", "See `[engine]`.";
         api: api, [keys], Keys,
@@ -147,10 +149,11 @@ tables! {
             switch,
             uplinks: uplinks.unwrap_or_default(),
             services: services.unwrap_or_default(),
+            places,
             engine,
             api,
             event_log,
-            places: Default::default(),
+            positions: Default::default(),
             values: Default::default(),
         }
     }
@@ -479,8 +482,15 @@ tables! {
             [or "the defaults of its keys" => instances_table(reader, section.key("instances"), None, &[])], Applies,
             "table, or a number", "{ min = 3, max = 8, standby = 1, standby_mode = \"warm\" }",
             "The number of instances. See the table below.";
-        cpus: cpus, [or "no limit"], Applies,
-            "number of CPUs, at least 0.001", "0.5", "CPU limit of one container; 0.5 is half a CPU.";
+        placement: placement, [= "\"auto\""], Applies,
+            "`\"auto\"`, `\"split\"` or the name of a place", "\"split\"",
+            "Where its instances run, of the places of the file (`[[place]]`, [places](../places.md)). `auto`: at the \
+             first that has room, in their order; those at the last leave first. `split`: at the one with the most room \
+             in proportion to its limits. A name: there only. Running instances stay where they are.";
+        cpus: cpus, [or "no limit" => Cpus::NoLimit], Applies,
+            "number of CPUs, at least 0.001, or `\"exclusive\"`", "0.5",
+            "CPU limit of one container; 0.5 is half a CPU. `exclusive`: a CPU of its place for each instance, which no \
+             other instance uses. See [places](../places.md#a-core-for-each-instance).";
         capacity: capacity, [= "\"learn\""], Applies,
             "packet rate, or `\"learn\"`", "\"10Mpps\"",
             "Packet rate that one instance can process, for schedulers and autoscalers. `learn` measures it in \
@@ -556,13 +566,14 @@ tables! {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;
+        let (exclusive, cpus) = (cpus == Cpus::Exclusive, cpus.limit());
         let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
         let external = external.flatten();
         let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, cpus, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
             signals,
         }
@@ -899,6 +910,48 @@ tables! {
             "bytes, 128 to 16384", "4096", "Size of one buffer. Longer frames use several buffers.";
     } => {
         Ring { slots, buffer_bytes }
+    }
+
+    place(reader, section) -> Place = "place[]":
+        "A place where instances run: CPUs of this machine, a card, another machine. At most 16, each with its own \
+         heading `[[place]]`, in the order in which `placement = \"auto\"` fills them. Without any, all instances run on \
+         this machine, or where `[engine]` says. See [places](../places.md)."
+    {
+        name: text(place_name), [required], Restart,
+            "name", "\"card\"", "Its name in services, tables, labels and events; neither `auto` nor `split`.";
+        driver as "engine": word(EngineDriver::WORDS), [or "that of `[engine]`; with `host`, `\"docker\"`"], Restart,
+            "`\"oci\"` or `\"docker\"`", "\"docker\"", "What makes its containers.";
+        host: text(host), [or "that of `[engine]`"], Restart,
+            "`unix:///...` or `tcp://HOST:PORT`", "\"tcp://192.168.100.2:2376\"",
+            "Address of its Docker or Podman. Memif ports need an engine on this machine.";
+        tls: path, [or "that of `[engine]`, for its host"], Restart,
+            "directory", "\"/etc/inco/card-tls\"",
+            "For an engine on another machine: directory with `ca.pem`, `cert.pem` and `key.pem`.";
+        cpus: text(cpuset), [or "every CPU"], Restart,
+            "list of CPUs such as `\"0-3,7\"`", "\"0-3\"",
+            "The CPUs on which its containers run. Places on one machine have different ones.";
+        share: share, [= "1.0"], Restart,
+            "above 0, at most 1", "0.4",
+            "The part of a service's `cpus`, and so of its `capacity`, that an instance has there. For a machine that \
+             stands in for one with slower cores.";
+        instances: number(1, INSTANCE_LIMIT), [or "no limit"], Restart,
+            "number, 1 to 1024", "8", "Most instances of all services there, without those that drain.";
+        capacity_pps as "capacity": pps, [or "no limit"], Restart,
+            "packets per second", "\"36Mpps\"",
+            "Most packets per second for which it has instances: the sum of their capacities, or what they get if that is \
+             more. Write a tenth less than the load at which the place collapses.";
+        lost_after: span(Nanos::from_millis(100), Nanos::MAX), [= "\"10s\""], Restart,
+            "duration, at least 100 ms", "\"5s\"",
+            "How long an engine on another machine may not answer before the instances there have failed. On this \
+             machine, instances go on without their engine.";
+    } => {
+        if driver == Some(EngineDriver::Oci) {
+            for key in ["host", "tls"].into_iter().filter(|key| section.get(key).is_some()) {
+                let what = "the oci engine is embedded and has no such key";
+                reader.report(&section.key(key), ValueError::new(what, "remove it, or write engine = \"docker\""));
+            }
+        }
+        Place { name, driver, host, tls, cpus, share, instances, capacity_pps, lost_after }
     }
 
     engine(reader, section) -> Engine = "engine":

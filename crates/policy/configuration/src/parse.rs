@@ -37,7 +37,8 @@ pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configurat
         problems.dedup_by_key(|problem| problem.line);
         return Err(problems);
     }
-    reader.uplinks = uplink_names(document.get_ref());
+    reader.uplinks = names_of(document.get_ref(), "uplink");
+    reader.places = names_of(document.get_ref(), "place");
     let mut configuration = keys::document(&mut reader, String::new(), Some(document.get_ref()), &[]);
     // With parts missing, the checks of the whole would report consequential errors.
     if !configuration.uplinks.is_empty() && !configuration.services.is_empty() {
@@ -47,7 +48,7 @@ pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configurat
         return Err(reader.into_problems());
     }
     configuration.file = file_name.to_owned();
-    configuration.places = reader.places;
+    configuration.positions = reader.positions;
     configuration.values = reader.values;
     Ok(configuration)
 }
@@ -96,15 +97,13 @@ fn syntax(message: &str) -> ValueError {
     ValueError::new(format!("this is not TOML: {message}"), write)
 }
 
-/// The names of all uplinks.
-fn uplink_names(document: &DeTable<'_>) -> Vec<String> {
-    let uplinks = document
-        .get("uplink")
-        .and_then(|value| value.get_ref().as_array());
-    let name = |uplink: &Spanned<DeValue<'_>>| {
-        let name = uplink.get_ref().as_table()?.get("name")?;
+/// The names in all tables of a list, valid or not.
+fn names_of(document: &DeTable<'_>, list: &str) -> Vec<String> {
+    let tables = document.get(list).and_then(|value| value.get_ref().as_array());
+    let name = |table: &Spanned<DeValue<'_>>| {
+        let name = table.get_ref().as_table()?.get("name")?;
         name.get_ref().as_str().map(str::to_owned)
     };
-    let uplinks = uplinks.into_iter().flatten();
-    uplinks.map(|uplink| name(uplink).unwrap_or_default()).collect()
+    let tables = tables.into_iter().flatten();
+    tables.map(|table| name(table).unwrap_or_default()).collect()
 }

@@ -1,4 +1,4 @@
-//! Problems of a configuration, with their places.
+//! Problems of a configuration, with their positions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +26,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn new(file: &str, place: Place, key: &str, wrong: ValueError) -> Problem {
+    pub(crate) fn new(file: &str, place: Position, key: &str, wrong: ValueError) -> Problem {
         Problem {
             file: file.to_owned(),
             line: place.line,
@@ -48,21 +48,21 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A place in the file: line and column, counted from 1.
+/// A position in the file: line and column, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Position {
     /// The line.
     pub line: usize,
     /// The column, in characters.
     pub column: usize,
 }
 
-/// The place of each key.
+/// The position of each key.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Places(BTreeMap<String, Place>);
+pub(crate) struct Positions(BTreeMap<String, Position>);
 
-impl Places {
-    pub(crate) fn note(&mut self, path: &str, place: Place) {
+impl Positions {
+    pub(crate) fn note(&mut self, path: &str, place: Position) {
         self.0.entry(path.to_owned()).or_insert(place);
     }
 
@@ -71,8 +71,8 @@ impl Places {
         self.0.contains_key(path)
     }
 
-    /// The place of that key; else of the nearest enclosing table; else the start of the file.
-    pub(crate) fn of(&self, path: &str) -> Place {
+    /// The position of that key; else of the nearest enclosing table; else the start of the file.
+    pub(crate) fn of(&self, path: &str) -> Position {
         let mut path = path;
         loop {
             if let Some(place) = self.0.get(path) {
@@ -80,7 +80,7 @@ impl Places {
             }
             match path.rfind(['.', '[']) {
                 Some(end) => path = path.get(..end).unwrap_or_default(),
-                None => return Place { line: 1, column: 1 },
+                None => return Position { line: 1, column: 1 },
             }
         }
     }
@@ -103,7 +103,7 @@ impl Lines {
         }
     }
 
-    pub(crate) fn place(&self, offset: usize) -> Place {
+    pub(crate) fn place(&self, offset: usize) -> Position {
         let line = self.starts.partition_point(|start| *start <= offset).max(1);
         let start = self.starts.get(line - 1).copied().unwrap_or_default();
         let mut end = offset.min(self.text.len());
@@ -115,7 +115,7 @@ impl Lines {
             .get(start..end)
             .map_or(0, |before| before.chars().count())
             + 1;
-        Place { line, column }
+        Position { line, column }
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_count_lines_and_characters() {
+    fn positions_count_lines_and_characters() {
         let lines = Lines::new("a = 1\nü = 2\n\nc");
         for (offset, line, column) in [
             (0, 1, 1),
@@ -135,19 +135,19 @@ mod tests {
             (13, 3, 1),
             (14, 4, 1),
         ] {
-            assert_eq!(lines.place(offset), Place { line, column }, "{offset}");
+            assert_eq!(lines.place(offset), Position { line, column }, "{offset}");
         }
         assert_eq!(lines.place(999).line, 4);
-        assert_eq!(Lines::new("").place(0), Place { line: 1, column: 1 });
+        assert_eq!(Lines::new("").place(0), Position { line: 1, column: 1 });
     }
 
     #[test]
     fn a_key_that_is_not_written_is_placed_at_its_table() {
-        let mut places = Places::default();
-        places.note("service.a", Place { line: 7, column: 1 });
-        places.note("service.a.instances", Place { line: 9, column: 1 });
-        assert_eq!(places.of("service.a.instances.min").line, 9);
-        assert_eq!(places.of("service.a.env[0]").line, 7);
-        assert_eq!(places.of("engine.host").line, 1);
+        let mut positions = Positions::default();
+        positions.note("service.a", Position { line: 7, column: 1 });
+        positions.note("service.a.instances", Position { line: 9, column: 1 });
+        assert_eq!(positions.of("service.a.instances.min").line, 9);
+        assert_eq!(positions.of("service.a.env[0]").line, 7);
+        assert_eq!(positions.of("engine.host").line, 1);
     }
 }

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use crate::key::{KeptValue, Key, KeyDefault, Reload, heading};
 use crate::limits::QUEUES_MAX;
 use crate::nearest::{distance, list, nearest, write_one_of};
-use crate::problem::{Lines, Places, Problem};
+use crate::problem::{Lines, Positions, Problem};
 use crate::types::Drivers;
 use crate::units::{self, ValueError};
 
@@ -45,17 +45,19 @@ impl<'a> Section<'a> {
 /// Reads a table, with its path and keys besides.
 pub(crate) type TableReader<T> = fn(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T;
 
-/// Collects problems, places and values while a file is read.
+/// Collects problems, positions and values while a file is read.
 pub(crate) struct Reader {
     file: String,
     /// Every key that there is.
     keys: &'static [Key],
     lines: Lines,
-    pub(crate) places: Places,
+    pub(crate) positions: Positions,
     pub(crate) problems: Vec<Problem>,
     pub(crate) values: BTreeMap<String, KeptValue>,
     /// The names of all uplinks, valid or not, so that references to them can be checked.
     pub(crate) uplinks: Vec<String>,
+    /// Those of all places, likewise.
+    pub(crate) places: Vec<String>,
     /// Number of the switch's workers.
     pub(crate) workers: usize,
     /// The kind of ports that instances have with the switch's driver.
@@ -70,10 +72,11 @@ impl Reader {
             file: file.to_owned(),
             keys,
             lines: Lines::new(text),
-            places: Places::default(),
+            positions: Positions::default(),
             problems: Vec::new(),
             values: BTreeMap::new(),
             uplinks: Vec::new(),
+            places: Vec::new(),
             workers: 1,
             usual_port: PortKind::Memif,
             drivers,
@@ -82,7 +85,7 @@ impl Reader {
 
     /// Records a problem with a key, at the key's place or that of the enclosing table.
     pub(crate) fn report(&mut self, key: &str, wrong: ValueError) {
-        let place = self.places.of(key);
+        let place = self.positions.of(key);
         self.problems.push(Problem::new(&self.file, place, key, wrong));
     }
 
@@ -94,7 +97,7 @@ impl Reader {
 
     pub(crate) fn note(&mut self, path: &str, offset: usize) {
         let place = self.lines.place(offset);
-        self.places.note(path, place);
+        self.positions.note(path, place);
     }
 
     /// The keys of a table.

@@ -11,10 +11,11 @@ use model::{
     Mount, Nanos, NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts,
     UplinkId, UplinkKind, Vip,
 };
+use placement::{PlaceId, Placement};
 use scheduling::Scheduler;
 
 use crate::key::KeptValue;
-use crate::problem::Places;
+use crate::problem::Positions;
 
 /// A checked configuration. Services and uplinks are in the order of the file; [`ServiceId`] and [`UplinkId`] are
 /// their indices.
@@ -28,14 +29,16 @@ pub struct Configuration {
     pub uplinks: Vec<Uplink>,
     /// Network functions; at least one.
     pub services: Vec<Service>,
+    /// Where instances run, in the order of the file; empty: on this machine, by [`engine`](Self::engine).
+    pub places: Vec<Place>,
     /// The container engine.
     pub engine: Engine,
     /// The API.
     pub api: Api,
     /// The event log.
     pub event_log: EventLog,
-    /// The place of each key in the file.
-    pub(crate) places: Places,
+    /// The position of each key in the file.
+    pub(crate) positions: Positions,
     /// The value of each key, written or default.
     pub(crate) values: BTreeMap<String, KeptValue>,
 }
@@ -373,8 +376,12 @@ pub struct Service {
     pub stall_after: Nanos,
     /// The number of instances.
     pub instances: Instances,
+    /// At which of [`Configuration::places`] they run.
+    pub placement: Placement,
     /// CPUs that one container may use, 0.1 for a tenth; `None` for no limit.
     pub cpus: Option<f64>,
+    /// Whether an instance has a CPU of its place to itself.
+    pub exclusive: bool,
     /// The capacity of one instance.
     pub capacity: Capacity,
     /// Share of the capacity that scheduling may use, above 0 and at most 1.
@@ -416,7 +423,7 @@ pub struct Service {
 impl Service {
     /// Number of instances for which a rule-based switch makes ports in advance: with devices as many as these serve,
     /// else the instance limit plus `spare` for draining ones.
-    pub fn places(&self, spare: u32) -> u32 {
+    pub fn made_ports(&self, spare: u32) -> u32 {
         if self.port.is_listed() {
             return (self.devices.len() / self.uplinks.len().max(1)) as u32;
         }
@@ -551,6 +558,48 @@ impl Engine {
     pub fn is_local(&self) -> bool {
         self.driver == EngineDriver::Oci || self.host.starts_with("unix:")
     }
+
+    /// Whether both are one engine: the embedded one, or the same endpoint.
+    pub fn is_same(&self, other: &Engine) -> bool {
+        self.driver == other.driver && (self.driver == EngineDriver::Oci || self.host == other.host)
+    }
+}
+
+/// A place where instances run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// The driver of its engine; `None` for that of `[engine]`, with its host.
+    pub driver: Option<EngineDriver>,
+    /// The endpoint of its engine; `None` for that of `[engine]`.
+    pub host: Option<String>,
+    /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for an engine on another machine; `None` for that of
+    /// `[engine]`.
+    pub tls: Option<PathBuf>,
+    /// CPUs that its containers may use, as `0-3,7`; `None` for all.
+    pub cpus: Option<String>,
+    /// The part of a service's `cpus`, and so of its capacity, that an instance has there. Above 0 and at most 1.
+    pub share: f64,
+    /// Most instances there, without those that leave; `None` for no limit.
+    pub instances: Option<u32>,
+    /// Most packets per second for which it has instances; `None` for no limit.
+    pub capacity_pps: Option<f64>,
+    /// How long an engine on another machine may be away before its instances have failed.
+    pub lost_after: Nanos,
+}
+
+impl Place {
+    /// Its CPUs in ascending order; empty if it has no list of them.
+    pub fn cpu_list(&self) -> Vec<u16> {
+        let cpus = self.cpus.as_deref().map(crate::values::cpus_of);
+        cpus.and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// Whether it takes any number of instances.
+    pub fn is_unlimited(&self) -> bool {
+        self.instances.is_none() && self.capacity_pps.is_none()
+    }
 }
 
 /// The API.
@@ -590,6 +639,61 @@ impl Configuration {
     /// Whether any service has containers.
     pub fn has_containers(&self) -> bool {
         self.services.iter().any(Service::has_containers)
+    }
+
+    /// The engine of a place: that of `[engine]`, except for what the place says.
+    pub fn engine_at(&self, place: PlaceId) -> Engine {
+        let mut engine = self.engine.clone();
+        if let Some(place) = self.places.get(place.index()) {
+            let names_docker = place.driver.is_none() && (place.host.is_some() || place.tls.is_some());
+            engine.driver = match place.driver {
+                None if names_docker => EngineDriver::Docker,
+                driver => driver.unwrap_or(engine.driver),
+            };
+            // Certificates belong to a host.
+            if let Some(host) = &place.host {
+                (engine.host, engine.tls) = (host.clone(), None);
+            }
+            engine.tls = place.tls.clone().or(engine.tls);
+        }
+        engine
+    }
+
+    /// The places with their ids.
+    pub fn places_with_ids(&self) -> impl Iterator<Item = (PlaceId, &Place)> {
+        (0..).map(PlaceId).zip(&self.places)
+    }
+
+    /// The engines of the places where a service may have instances, each once. Those of equal endpoints are one.
+    pub fn engines_of(&self, service: &Service) -> Vec<Engine> {
+        let mut engines: Vec<Engine> = Vec::new();
+        let places = self.places_with_ids().map(|(place, _)| place);
+        for place in places.filter(|place| service.placement.permits(*place)) {
+            let engine = self.engine_at(place);
+            if !engines.iter().any(|known| known.is_same(&engine)) {
+                engines.push(engine);
+            }
+        }
+        if engines.is_empty() {
+            engines.push(self.engine.clone());
+        }
+        engines
+    }
+
+    /// The engines of all places, each once, with the first place that it is of; [`None`] for that of `[engine]`
+    /// without places.
+    pub fn engines(&self) -> Vec<(Option<PlaceId>, Engine)> {
+        if self.places.is_empty() {
+            return vec![(None, self.engine.clone())];
+        }
+        let mut engines: Vec<(Option<PlaceId>, Engine)> = Vec::new();
+        for (place, _) in self.places_with_ids() {
+            let engine = self.engine_at(place);
+            if !engines.iter().any(|(_, known)| known.is_same(&engine)) {
+                engines.push((Some(place), engine));
+            }
+        }
+        engines
     }
 
     /// The uplink of that name.

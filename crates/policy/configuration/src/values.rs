@@ -9,6 +9,7 @@ use model::{
     Association, CAPABILITIES, Capabilities, Fallback, Match, Mount, PortKind, Prefix, Ready, ServiceId,
     StandbyMode, UplinkId, WorkerId, protocol,
 };
+use placement::{PlaceId, Placement};
 use toml::de::DeValue;
 
 use crate::keys;
@@ -74,6 +75,58 @@ pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, ValueError> {
         _ => Err(at.wrong_kind("an uplink", example)),
     };
     Ok(at.items(uplink)?.0)
+}
+
+/// Reads the places of the file.
+pub(crate) fn place_tables(at: At<'_>) -> Result<Vec<Place>, ValueError> {
+    let example = "[[place]], name = \"card\", instances = 2";
+    let Some(items) = at.value.as_array() else {
+        return Err(at.wrong_kind("a list of places", example));
+    };
+    if items.len() > PlaceId::LIMIT {
+        let (count, limit) = (items.len(), PlaceId::LIMIT);
+        let what = format!("{count} places, more than the limit of {limit}");
+        at.reader
+            .report(at.path, ValueError::new(what, "remove some of them"));
+    }
+    let place = |at: At<'_>| match at.value {
+        DeValue::Table(_) => at.table(keys::place),
+        _ => Err(at.wrong_kind("a place", example)),
+    };
+    Ok(at.items(place)?.0)
+}
+
+/// Parses the name of a place.
+pub(crate) fn place_name(text: &str) -> Result<String, ValueError> {
+    if PLACEMENTS.iter().any(|(word, _)| *word == text) {
+        let what = format!("{text:?} is a rule of `placement`");
+        return Err(ValueError::new(what, "write another name"));
+    }
+    name(text)
+}
+
+/// The rules of placement that have a word.
+const PLACEMENTS: [(&str, Placement); 2] = [("auto", Placement::Auto), ("split", Placement::Split)];
+
+/// Reads where the instances of a service run.
+pub(crate) fn placement(at: At<'_>) -> Result<Placement, ValueError> {
+    let text = at.text()?;
+    if let Some((_, rule)) = PLACEMENTS.iter().find(|(word, _)| *word == text) {
+        return Ok(*rule);
+    }
+    let names = &at.reader.places;
+    let index = names.iter().position(|name| name == text && !name.is_empty());
+    if let Some(index) = index.and_then(|index| u8::try_from(index).ok()) {
+        return Ok(Placement::At(PlaceId(index)));
+    }
+    let known = names.iter().map(String::as_str).filter(|name| !name.is_empty());
+    let known: Vec<&str> = known.chain(PLACEMENTS.map(|(word, _)| word)).collect();
+    let write = if known.len() > PLACEMENTS.len() {
+        write_one_of(text, known)
+    } else {
+        format!("add a [[place]] with that name, or {}", write_one_of(text, known))
+    };
+    Err(ValueError::new(format!("unknown place {text:?}"), write))
 }
 
 /// Reads the services of the file.
@@ -778,10 +831,31 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
     })
 }
 
+/// The CPUs of a container.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Cpus {
+    /// As many as there are.
+    NoLimit,
+    /// At most so many.
+    Limit(f64),
+    /// One that no other instance uses.
+    Exclusive,
+}
+
+impl Cpus {
+    pub(crate) fn limit(self) -> Option<f64> {
+        match self {
+            Cpus::Limit(cpus) => Some(cpus),
+            Cpus::NoLimit | Cpus::Exclusive => None,
+        }
+    }
+}
+
 /// Reads the CPUs of a container.
-pub(crate) fn cpus(at: At<'_>) -> Result<f64, ValueError> {
+pub(crate) fn cpus(at: At<'_>) -> Result<Cpus, ValueError> {
     let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5 or \"500m\"");
     let cpus = match at.value {
+        DeValue::String(text) if text == "exclusive" => return Ok(Cpus::Exclusive),
         DeValue::String(text) => units::cpus(text),
         value => float(value),
     };
@@ -789,7 +863,7 @@ pub(crate) fn cpus(at: At<'_>) -> Result<f64, ValueError> {
     if !(CPUS_MIN..=f64::from(CPU_LIMIT)).contains(&cpus) {
         return Err(ValueError::new(format!("{cpus} is out of range"), write));
     }
-    Ok(cpus)
+    Ok(Cpus::Limit(cpus))
 }
 
 /// What one instance can process.
@@ -800,9 +874,23 @@ pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, ValueError> {
             .map_err(|wrong| ValueError::new(wrong.what, format!("{}, or \"learn\"", wrong.write)))?,
         value => float(value).ok_or_else(|| at.wrong_kind("a packet rate", "\"10Mpps\", or \"learn\""))?,
     };
+    in_range(pps).map(Capacity::Pps)
+}
+
+/// Reads a packet rate.
+pub(crate) fn pps(at: At<'_>) -> Result<f64, ValueError> {
+    let pps = match at.value {
+        DeValue::String(text) => units::rate(text)?,
+        value => float(value).ok_or_else(|| at.wrong_kind("a packet rate", "\"10Mpps\""))?,
+    };
+    in_range(pps)
+}
+
+/// The rate, if it can be one.
+fn in_range(pps: f64) -> Result<f64, ValueError> {
     // Load is stored as f32. A rate above 1 Tpps is a mistaken unit.
     if pps > 0.0 && pps <= 1e12 {
-        Ok(Capacity::Pps(pps))
+        Ok(pps)
     } else {
         Err(ValueError::new(
             format!("{pps} packets per second is out of range"),

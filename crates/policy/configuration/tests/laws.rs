@@ -229,6 +229,10 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         "switch.openflow" => text.push_str(&format!(
             "[switch]\ndriver = \"openflow\"\n[switch.openflow]\n{line}"
         )),
+        "place[]" => {
+            text = text.replace("image", "cpus = 1.0\nimage");
+            text.push_str(&format!("[[place]]\n{}{line}", without("name = \"card\"\n")));
+        }
         "engine" if name != "driver" => text.push_str(&format!("[engine]\ndriver = \"docker\"\n{line}")),
         other => text.push_str(&format!("[{}]\n{line}", other.replace("NAME", "a"))),
     }
@@ -276,7 +280,12 @@ fn the_example_of_every_key_is_accepted() {
                 "move_state = true\naffinity = \"relaxed\"\n",
             );
         }
-        if (key.table, key.name) == ("engine", "host") {
+        if (key.table, key.name) == ("service.NAME", "placement") {
+            text.push_str(
+                "[[place]]\nname = \"card\"\ninstances = 2\n[[place]]\nname = \"host\"\ninstances = 4\n",
+            );
+        }
+        if key.name == "host" {
             text = text.replace("image = \"inco/forward\"", "port = \"null\"") + "tls = \"/tls\"\n";
         }
         if let Err(problems) = parse(&text, "f") {
@@ -293,8 +302,8 @@ fn writing_a_default_changes_nothing() {
             "{:?}",
             parse(text, "f").unwrap_or_else(|p| panic!("{p:?}\n{text}"))
         );
-        // The places of keys are part of it and differ.
-        shown.split(", places:").next().unwrap().to_owned()
+        // The positions of keys are part of it and differ.
+        shown.split(", positions:").next().unwrap().to_owned()
     };
     for key in KEYS.iter().filter(|key| !key.table.is_empty()) {
         let KeyDefault::Value(value) = key.default else {

@@ -43,6 +43,7 @@ mod packet_capture;
 mod page;
 #[cfg(feature = "dpdk")]
 mod paths;
+mod places;
 mod policies;
 mod pool;
 mod port_kinds;

@@ -214,9 +214,10 @@ impl Controller {
             });
         }
         service.cpus = cpus;
-        let to_cpus = cpus.map_or(in_file, CpuQuota::of_cpus).cpus();
+        let quota = cpus.map_or(in_file, CpuQuota::of_cpus);
         let (id, mut changed) = (service.id, 0);
         for at in 0..self.instances.len() {
+            let to_cpus = self.quota_at(self.instances[at].place, quota).cpus();
             let instance = &mut self.instances[at];
             if instance.service != id || instance.wanted_cpus == Some(to_cpus) {
                 continue;
@@ -233,7 +234,8 @@ impl Controller {
             self.event(Some(id), Some(instance), kind);
         }
         Ok(format!(
-            "{name}: {to_cpus:.3} CPUs for each instance; {changed} change"
+            "{name}: {:.3} CPUs for each instance; {changed} change",
+            quota.cpus()
         ))
     }
 
@@ -393,7 +395,7 @@ impl Controller {
     ) -> Result<String, CommandError> {
         let service = with_id(&mut self.services, id)?;
         let before = std::mem::replace(&mut service.settings, settings.clone());
-        service.settings.places = before.places;
+        service.settings.made_ports = before.made_ports;
         service.settings.plan.recovers |= before.plan.recovers;
         service.settings.plan.id = id;
         if scheduler {

@@ -11,8 +11,8 @@ use model::{
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::settings::{
-    CAPACITY_STEP, ENV_EXTERNAL, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT,
-    OLDEST_COUNTERS, SAME_EVENT_AGAIN,
+    CAPACITY_STEP, ENV_EXTERNAL, LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT,
+    LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
 };
 
 /// An overload that is not seen for this long has ended; a later one is reported again.
@@ -263,6 +263,10 @@ impl Controller {
         while pooled < pool && there.active + there.coming >= wanted && self.create(index, false) {
             pooled += 1;
         }
+        if pooled >= pool && there.active + there.coming >= wanted {
+            // None waits for room any more; the next one that does is told.
+            self.services[index].no_room_told = false;
+        }
         while pooled > pool {
             let youngest = self
                 .instances
@@ -316,8 +320,15 @@ impl Controller {
         let service = &self.services[index];
         let (id, max) = (service.id, service.settings.max);
         let active = self.count(id, |i| i.state == InstanceState::Active) - self.unfit(id);
-        let find =
-            |test: &dyn Fn(&Instance) -> bool| self.instances.iter().position(|i| i.service == id && test(i));
+        let placement = service.settings.placement;
+        // The first of those at the place that is preferred.
+        let find = |test: &dyn Fn(&Instance) -> bool| {
+            let all = self.instances.iter().enumerate();
+            let found = all.filter(|(_, i)| i.service == id && test(i));
+            found
+                .min_by_key(|(_, i)| placement.rank(i.place))
+                .map(|(at, _)| at)
+        };
         if active < max
             && let Some(at) = find(&|i| {
                 i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up && i.fitness.takes()
@@ -351,10 +362,10 @@ impl Controller {
     /// Gives up the youngest instance on its way to Active: it goes to the pool if there is room, else it is stopped.
     pub(super) fn give_up_one(&mut self, id: ServiceId, pool: u32) -> bool {
         let pooled = self.count(id, Instance::is_for_pool);
-        let youngest = self
-            .instances
-            .iter()
-            .rposition(|i| i.service == id && i.is_on_its_way());
+        let first = self.leaves_first(id, Instance::is_on_its_way);
+        let youngest = self.instances.iter().rposition(|i| {
+            i.service == id && i.is_on_its_way() && first.is_none_or(|place| i.place == place)
+        });
         let Some(at) = youngest else { return false };
         if pooled < pool {
             let instance = &mut self.instances[at];
@@ -367,14 +378,25 @@ impl Controller {
     }
 
     /// Drains one Active instance: first one that a rollout replaces, else one that takes no new flows, else the one
-    /// with the fewest live flows, the youngest if equal.
+    /// with the fewest live flows, the youngest if equal; where there are places, at the one that is left first.
     pub(super) fn drain_one(&mut self, id: ServiceId, collector: &Collector) -> bool {
         let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.signals.live_flows);
+        let is_first = |i: &Instance| self.is_replaced(i) || !i.fitness.takes();
+        let candidate = |i: &Instance| i.state == InstanceState::Active && !i.leaving;
+        let has_first = self
+            .instances
+            .iter()
+            .any(|i| i.service == id && candidate(i) && is_first(i));
+        let first = match has_first {
+            true => None,
+            false => self.leaves_first(id, candidate),
+        };
         let victim = self
             .instances
             .iter()
             .enumerate()
-            .filter(|(_, i)| i.service == id && i.state == InstanceState::Active && !i.leaving)
+            .filter(|(_, i)| i.service == id && candidate(i))
+            .filter(|(_, i)| first.is_none_or(|place| i.place == place))
             .min_by_key(|(_, i)| {
                 (
                     !self.is_replaced(i),
@@ -385,15 +407,26 @@ impl Controller {
             })
             .map(|(at, i)| (at, flows(i)));
         let Some((at, flows)) = victim else { return false };
-        self.drain(at, format!("scale-in; it has the fewest flows ({flows})"));
+        let reason = match first {
+            Some(place) => format!(
+                "{}; it has the fewest flows there ({flows})",
+                self.at_place("scale-in", place)
+            ),
+            None => format!("scale-in; it has the fewest flows ({flows})"),
+        };
+        self.drain(at, reason);
         true
     }
 
     /// Requests one more instance from the engine. False if that must wait.
     pub(super) fn create(&mut self, index: usize, for_active: bool) -> bool {
-        let creating = self.instances.iter().filter(|i| i.op == Some(Op::Create)).count();
+        let Some(place) = self.choose_place(index) else {
+            return false;
+        };
+        let is_creating = |i: &&Instance| i.op == Some(Op::Create) && i.place == place;
+        let creating = self.instances.iter().filter(is_creating).count();
         let service = &self.services[index];
-        if self.engine_down.is_some()
+        if self.is_down(place)
             || creating >= self.settings.creates_at_once as usize
             || !service.back_off.is_over(self.now)
         {
@@ -407,11 +440,11 @@ impl Controller {
         let Some(slot) = self.take_slot(id) else {
             self.put_block_back(index, block);
             if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
-                let reason = match &self.services[index].settings.places {
-                    Some(places) => format!(
+                let reason = match &self.services[index].settings.made_ports {
+                    Some(ports) => format!(
                         "all {} ports of its instances are in use, draining instances included; a new instance \
                          waits for a free port",
-                        places.len()
+                        ports.len()
                     ),
                     None => format!(
                         "all {} slots are in use; a new instance waits for a free slot",
@@ -432,7 +465,8 @@ impl Controller {
         self.services[index].no_slot_told = false;
         self.next_id = self.next_id.saturating_add(1);
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
-        instance.block = block;
+        (instance.block, instance.place) = (block, place);
+        instance.core = self.take_core(index, place);
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {
             // Nothing to create: a sink exists when its port does.
@@ -461,11 +495,11 @@ impl Controller {
             spec.labels.insert(LABEL_EXTERNAL.to_owned(), ports.to_string());
             spec.env.push((ENV_EXTERNAL.to_owned(), ports.to_string()));
         }
-        let mut places = settings.places.iter().flatten();
-        if let Some(place) = places.find(|place| place.slot == slot) {
-            spec.mounts.extend(place.mounts.iter().cloned());
-            spec.env.extend(place.env.iter().cloned());
-            spec.functions.clone_from(&place.functions);
+        let mut ports = settings.made_ports.iter().flatten();
+        if let Some(port) = ports.find(|port| port.slot == slot) {
+            spec.mounts.extend(port.mounts.iter().cloned());
+            spec.env.extend(port.env.iter().cloned());
+            spec.functions.clone_from(&port.functions);
         }
         spec.exchange = settings.socket_dir_in_container.clone().map(|target| Exchange {
             source: instance.socket_dir.clone(),
@@ -474,6 +508,16 @@ impl Controller {
         spec.env
             .push(("INCO_INSTANCE_ID".to_owned(), instance_id.0.to_string()));
         spec.cpu = by_hand.map(CpuQuota::of_cpus).or(spec.cpu);
+        if let Some(of) = self.settings.places.get(place.index()) {
+            spec.place = Some(of.name.clone());
+            spec.labels.insert(LABEL_PLACE.to_owned(), of.name.clone());
+            spec.cpuset = of.cpuset.clone().or(spec.cpuset);
+            spec.cpu = spec.cpu.map(|quota| self.quota_at(place, quota));
+        }
+        if let Some(cpu) = instance.core {
+            spec.labels.insert(LABEL_CORE.to_owned(), cpu.to_string());
+            spec.cpuset = Some(cpu.to_string());
+        }
         instance.cpus = spec.cpu.map(|quota| quota.cpus());
         instance.wanted_cpus = instance.cpus;
         self.instances.push(instance);

@@ -26,8 +26,10 @@ impl Controller {
                     instance.container = Container::Running;
                     instance.pid = (*pid != 0).then_some(*pid);
                     instance.started = self.now;
+                    let place = instance.place;
                     if instance.state == InstanceState::Creating {
-                        self.transition(index, InstanceStep::Started, "its program runs");
+                        let reason = self.at_place("its program runs", place);
+                        self.transition(index, InstanceStep::Started, reason);
                     }
                 }
             }
@@ -64,47 +66,8 @@ impl Controller {
                     }
                 }
             }
-            EngineEvent::EngineDown { reason, .. } => {
-                if self.engine_down.is_none() {
-                    self.engine_down = Some(self.now);
-                    let reason = format!(
-                        "{reason}; packets are still steered; scaling waits until the engine \
-                                          answers"
-                    );
-                    self.event(
-                        None,
-                        None,
-                        EventKind::Failure {
-                            what: "engine".to_owned(),
-                            reason,
-                        },
-                    );
-                }
-            }
-            EngineEvent::EngineUp { .. } => {
-                if let Some(since) = self.engine_down.take() {
-                    let after_ms = self.now.since(since).as_millis();
-                    self.event(
-                        None,
-                        None,
-                        EventKind::Recovered {
-                            what: "engine".to_owned(),
-                            after_ms,
-                        },
-                    );
-                }
-                for service in &mut self.services {
-                    service.back_off.retry_now();
-                }
-                for instance in &mut self.instances {
-                    instance.retry.retry_now();
-                }
-                for orphan in &mut self.orphans {
-                    orphan.retry.retry_now();
-                }
-                self.out.list_containers = true;
-                self.listing_since = Some(self.now);
-            }
+            EngineEvent::EngineDown { place, reason, .. } => self.engine_is_gone(place.as_deref(), reason),
+            EngineEvent::EngineUp { place, .. } => self.engine_is_back(place.as_deref()),
         }
     }
 
@@ -136,15 +99,16 @@ impl Controller {
         instance.op = None;
         match op {
             Op::Create => {
-                let service = instance.service;
+                let (service, place) = (instance.service, instance.place);
                 if instance.state == InstanceState::Creating {
-                    self.fail(index, format!("it could not be created: {error}"));
+                    let what = self.at_place("it could not be created", place);
+                    self.fail(index, format!("{what}: {error}"));
                 }
                 let wait_s = self.count_failure(service, &error.to_string()).as_secs_f64();
                 // An engine that is down is reported once, by its own event.
-                if self.engine_down.is_none() {
+                if !self.is_down(place) {
                     let reason = format!("{error}; the next try is in {wait_s:.0} s");
-                    let what = "engine".to_owned();
+                    let what = self.engine_of(place);
                     self.event(Some(service), None, EventKind::Failure { what, reason });
                 }
             }
@@ -174,7 +138,8 @@ impl Controller {
             let should_be = matches!(instance.container, Container::Running | Container::Paused)
                 && instance.requested < since
                 && instance.op.is_none();
-            if should_be && !is_there {
+            // What a place has is not known while its engine does not answer.
+            if should_be && !is_there && !self.is_down(instance.place) {
                 self.instances[index].container = Container::Exited;
                 self.fail(
                     index,
@@ -184,7 +149,7 @@ impl Controller {
         }
         for container in containers {
             if !self.instances.iter().any(|i| i.name == container.name) {
-                self.add_orphan(&container.name);
+                self.add_orphan(container);
             }
         }
     }

@@ -70,13 +70,14 @@ impl Controller {
         let deadline = service.settings.ready_deadline;
         let ready = ReadyKind::of(&service.settings.ready);
         let usual_kind = service.settings.port.kind;
+        let is_down = self.is_down(self.instances[index].place);
         let instance = &mut self.instances[index];
         if now.since(instance.started) >= deadline {
             let seconds = deadline.as_secs_f64();
             let port = &service.settings.port;
             let last = match (&service.settings.socket_dir_in_container, instance.port) {
                 (Some(dir), Port::Attaching)
-                    if instance.port_kind.has_socket() && service.settings.places.is_none() =>
+                    if instance.port_kind.has_socket() && service.settings.made_ports.is_none() =>
                 {
                     format!("nothing answers on {}", dir.join(&port.address).display())
                 }
@@ -88,7 +89,7 @@ impl Controller {
         }
         if instance.container == Container::Paused {
             // An adopted instance that was paused: it must run before it can connect.
-            if instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now) {
+            if instance.op.is_none() && !is_down && instance.retry.is_over(now) {
                 self.submit_simple(index, Op::Resume);
             }
             return;
@@ -129,7 +130,7 @@ impl Controller {
                 }
                 ReadyKind::Listens => {}
                 ReadyKind::Exec => {
-                    if !instance.check_running && now >= instance.again && self.engine_down.is_none() {
+                    if !instance.check_running && now >= instance.again && !is_down {
                         self.check(index);
                     }
                 }
@@ -181,7 +182,7 @@ impl Controller {
                 s.settings.standby_mode == StandbyMode::Paused && s.settings.container.is_some()
             });
         let instance = &self.instances[index];
-        let may_ask = instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now);
+        let may_ask = instance.op.is_none() && !self.is_down(instance.place) && instance.retry.is_over(now);
         let (id, service) = (instance.id, instance.service);
         if instance.for_active && instance.container == Container::Paused {
             if may_ask {
@@ -250,7 +251,7 @@ impl Controller {
         let instance = &self.instances[index];
         if instance.wanted_cpus != instance.cpus
             && instance.op.is_none()
-            && self.engine_down.is_none()
+            && !self.is_down(instance.place)
             && instance.container == Container::Running
             && instance.retry.is_over(now)
         {
@@ -399,7 +400,8 @@ impl Controller {
             self.transition(index, InstanceStep::Removed, reason);
             return;
         }
-        if self.engine_down.is_some() || !self.instances[index].retry.is_over(now) {
+        let instance = &self.instances[index];
+        if self.is_down(instance.place) || !instance.retry.is_over(now) {
             return;
         }
         let is_alive = matches!(
@@ -414,12 +416,13 @@ impl Controller {
     }
 
     pub(super) fn remove_orphans(&mut self) {
-        if self.engine_down.is_some() || self.orphans.is_empty() || self.shutdown == Some(true) {
+        if self.orphans.is_empty() || self.shutdown == Some(true) {
             return;
         }
         for index in 0..self.orphans.len() {
+            let is_down = self.is_down(self.orphans[index].place);
             let orphan = &mut self.orphans[index];
-            if orphan.removing || !orphan.retry.is_over(self.now) {
+            if is_down || orphan.removing || !orphan.retry.is_over(self.now) {
                 continue;
             }
             orphan.removing = true;

@@ -7,6 +7,7 @@ mod decisions;
 mod health;
 mod inputs;
 mod lifecycle;
+mod places;
 mod rollout;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use model::{
     Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, PortKind,
     Rollout, RolloutState, ServiceId, Slot, StandbyMode,
 };
+use placement::PlaceId;
 use switch::{Plan, Resumed, ServicePlan};
 
 use crate::backoff::BackOff;
@@ -27,10 +29,12 @@ use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
+pub use places::PlaceStatus;
 use rollout::RolloutPlan;
 
 use crate::settings::{
-    LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings,
+    LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PORT, LABEL_SERVICE, LABEL_SLOT, ServiceSettings,
+    Settings,
 };
 
 /// The controller's state of one service.
@@ -60,6 +64,7 @@ struct Service {
     overcommitted_told: u64,
     overcommitted_at: Option<Nanos>,
     no_slot_told: bool,
+    no_room_told: bool,
     /// The blocks of its external ports, where it has such.
     blocks: Option<Blocks>,
     no_block_told: bool,
@@ -107,6 +112,7 @@ impl Service {
             overcommitted_told: 0,
             overcommitted_at: None,
             no_slot_told: false,
+            no_room_told: false,
             panics: None,
             checks: Checks::default(),
             rollout: None,
@@ -138,6 +144,8 @@ impl HeldBack {
 #[derive(Debug)]
 struct Orphan {
     name: String,
+    place: PlaceId,
+    core: Option<u16>,
     removing: bool,
     retry: BackOff,
 }
@@ -223,7 +231,8 @@ pub struct Controller {
     next_id: u32,
     next_ticket: u64,
     outstanding: BTreeMap<Ticket, Target>,
-    engine_down: Option<Nanos>,
+    /// By place, since when its engine has not answered.
+    engines_down: Vec<Option<Nanos>>,
     /// When the engine was asked to list its containers for a comparison.
     listing_since: Option<Nanos>,
     /// The newest plan that was published.
@@ -254,6 +263,7 @@ impl Controller {
             .map(|(id, settings)| Service::new(id, settings))
             .collect();
         Controller {
+            engines_down: vec![None; settings.places.len().max(1)],
             settings,
             services,
             instances: Vec::new(),
@@ -262,7 +272,6 @@ impl Controller {
             next_id: 1,
             next_ticket: 1,
             outstanding: BTreeMap::new(),
-            engine_down: None,
             listing_since: None,
             plan: Arc::default(),
             acknowledged: Generation(0),
@@ -315,23 +324,26 @@ impl Controller {
                 self.take_slot_again(service, slot, port_kind)
             });
             let (Some((service, id)), Some(slot)) = (usable, slot) else {
-                self.add_orphan(&container.name);
+                self.add_orphan(container);
                 continue;
             };
             let Ok(block) = self.take_block_again(service, id, label(LABEL_EXTERNAL)) else {
                 // It has other ports than its service, or none.
                 self.slot_used[slot.index()] = false;
-                self.add_orphan(&container.name);
+                self.add_orphan(container);
                 continue;
             };
             let mut instance = self.new_instance(id, service, slot, true);
             instance.block = block;
             instance.adopted = true;
+            instance.place = self.place_of(container);
+            instance.core = core_of(container);
             instance.port_kind = port_kind.unwrap_or(instance.port_kind);
             instance.has_served = resumed.live.contains_key(&slot);
             let spec = self.services[service.index()].settings.container.as_ref();
             // The run before may have changed its quota: it gets that of the file.
-            instance.wanted_cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
+            let quota = spec.and_then(|spec| spec.cpu);
+            instance.wanted_cpus = quota.map(|quota| self.quota_at(instance.place, quota).cpus());
             instance.decided = None;
             instance.pid = (container.pid != 0).then_some(container.pid);
             instance.started = now;
@@ -427,6 +439,7 @@ impl Controller {
             self.take_report(report);
         }
         self.expire_reports();
+        self.fail_lost();
         for (id, command) in inputs.commands {
             let answer = self.command(command, collector);
             self.out.answers.push((*id, answer));
@@ -508,9 +521,9 @@ impl Controller {
         self.acknowledged
     }
 
-    /// Since when the engine has not answered; [`None`] if it answers.
+    /// Since when an engine has not answered; [`None`] if all answer.
     pub fn engine_down_since(&self) -> Option<Nanos> {
-        self.engine_down
+        self.engines_down.iter().flatten().min().copied()
     }
 
     /// Whether nothing is in progress: every instance is Standby or Active in the wanted numbers, the engine answers
@@ -528,7 +541,7 @@ impl Controller {
         };
         self.outstanding.is_empty()
             && self.orphans.is_empty()
-            && self.engine_down.is_none()
+            && self.engine_down_since().is_none()
             && self.listing_since.is_none()
             && self.shutdown.is_none()
             && self.plan.generation == self.acknowledged
@@ -545,10 +558,13 @@ impl Controller {
 
     /// Instances with ports made in advance, and the number of such ports; [`None`] if the switch makes none in
     /// advance.
-    pub fn places(&self) -> Option<(usize, usize)> {
-        let has_places = |of: &&Service| of.settings.places.is_some();
+    pub fn made_ports(&self) -> Option<(usize, usize)> {
+        let has_places = |of: &&Service| of.settings.made_ports.is_some();
         let services: Vec<&Service> = self.services.iter().filter(has_places).collect();
-        let made = services.iter().flat_map(|of| &of.settings.places).map(Vec::len);
+        let made = services
+            .iter()
+            .flat_map(|of| &of.settings.made_ports)
+            .map(Vec::len);
         let is_there = |i: &&Instance| services.iter().any(|of| of.id == i.service);
         (!services.is_empty()).then(|| (made.sum(), self.instances.iter().filter(is_there).count()))
     }
@@ -565,6 +581,8 @@ impl Controller {
             name,
             slot,
             port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
+            place: PlaceId::default(),
+            core: None,
             block: None,
             has_mappings: true,
             state: InstanceState::Creating,
@@ -638,8 +656,9 @@ impl Controller {
         self.out.engine.push((ticket, request));
     }
 
-    fn add_orphan(&mut self, name: &str) {
-        if !self.orphans.iter().any(|orphan| orphan.name == name) {
+    fn add_orphan(&mut self, container: &engine::Container) {
+        let (name, place) = (&container.name, self.place_of(container));
+        if !self.orphans.iter().any(|orphan| orphan.name == *name) {
             let reason = format!("the container {name} belongs to no instance and is removed");
             self.event(
                 None,
@@ -650,21 +669,23 @@ impl Controller {
                 },
             );
             self.orphans.push(Orphan {
-                name: name.to_owned(),
+                name: name.clone(),
+                place,
+                core: core_of(container),
                 removing: false,
                 retry: BackOff::default(),
             });
         }
     }
 
-    /// A slot for a new instance: any free slot, or the service's first free place.
+    /// A slot for a new instance: any free slot, or the first free one of the ports made in advance.
     fn take_slot(&mut self, service: ServiceId) -> Option<Slot> {
         let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
-        let slot = match &self.services.get(service.index())?.settings.places {
-            Some(places) => places.iter().map(|place| place.slot).find(is_free),
+        let slot = match &self.services.get(service.index())?.settings.made_ports {
+            Some(ports) => ports.iter().map(|port| port.slot).find(is_free),
             None => {
                 let all = (0..self.slot_used.len() as u16).map(Slot);
-                all.filter(|slot| !self.is_place(*slot)).find(is_free)
+                all.filter(|slot| !self.is_made_port(*slot)).find(is_free)
             }
         }?;
         self.slot_used[slot.index()] = true;
@@ -672,12 +693,12 @@ impl Controller {
     }
 
     /// Whether a service has a port of its own in that slot.
-    fn is_place(&self, slot: Slot) -> bool {
-        let mut places = self
+    fn is_made_port(&self, slot: Slot) -> bool {
+        let mut ports = self
             .services
             .iter()
-            .flat_map(|of| of.settings.places.iter().flatten());
-        places.any(|place| place.slot == slot)
+            .flat_map(|of| of.settings.made_ports.iter().flatten());
+        ports.any(|port| port.slot == slot)
     }
 
     /// A slot for an instance that had `before`, with ports of that kind: the same slot if its port depends on it.
@@ -689,10 +710,13 @@ impl Controller {
     ) -> Option<Slot> {
         let settings = &self.services.get(service.index())?.settings;
         let kind = kind.unwrap_or(settings.port.kind);
-        // An instance with another kind of ports has none of the places.
-        let places = settings.places.as_ref().filter(|_| kind == settings.port.kind);
-        let depends_on_slot = places.is_some() || !kind.has_socket();
-        let is_there = |slot: &Slot| places.is_none_or(|all| all.iter().any(|place| place.slot == *slot));
+        // An instance with another kind of ports has none of those made in advance.
+        let ports = settings
+            .made_ports
+            .as_ref()
+            .filter(|_| kind == settings.port.kind);
+        let depends_on_slot = ports.is_some() || !kind.has_socket();
+        let is_there = |slot: &Slot| ports.is_none_or(|all| all.iter().any(|port| port.slot == *slot));
         if let Some(slot) = before.filter(is_there)
             && let Some(used @ false) = self.slot_used.get_mut(slot.index())
         {
@@ -749,6 +773,11 @@ impl Controller {
             kind,
         });
     }
+}
+
+/// The CPU that a container has to itself, by its label.
+fn core_of(container: &engine::Container) -> Option<u16> {
+    container.labels.get(LABEL_CORE)?.parse().ok()
 }
 
 fn scaler_name(autoscaler: &Autoscaler) -> String {

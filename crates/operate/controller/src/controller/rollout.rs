@@ -108,6 +108,10 @@ impl Controller {
                 let reason = "no slot is free for a replacement".to_owned();
                 return self.abort_rollout(index, reason);
             }
+            if old.state == InstanceState::Active && self.services[index].no_room_told {
+                let reason = "no place has room for a replacement".to_owned();
+                return self.abort_rollout(index, reason);
+            }
             let reason = match old.state {
                 InstanceState::Active => format!("instance {} waits for its replacement", old.id),
                 _ => format!("instance {} drains", old.id),

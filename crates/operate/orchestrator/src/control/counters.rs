@@ -186,6 +186,7 @@ impl ControlLoop {
                 InstanceCounters {
                     id: instance.id().0,
                     service: self.service_name(instance.service()),
+                    place: self.place_name(instance),
                     state: instance.state().name().to_owned(),
                     drops: drops
                         .map(|(reason, packets)| (reason.to_owned(), packets))

@@ -414,9 +414,13 @@ impl ControlLoop {
         }
         let shell = &self.decide.shell;
         let of = self.configuration.services.get(service.index());
-        if of.is_some_and(configuration::Service::has_containers) && shell.engine().is_local() {
+        if of.is_some_and(configuration::Service::has_containers) {
+            let is_here = |i: &&controller::Instance| {
+                shell.controller().is_here(i.place())
+                    && (shell.engine().is_local() || !self.configuration.places.is_empty())
+            };
             let mut instances = shell.controller().instances().iter();
-            if let Some(instance) = instances.find(|i| i.slot() == slot) {
+            if let Some(instance) = instances.find(|i| i.slot() == slot).filter(is_here) {
                 let socket = instance.socket_dir().join(wiring::PAGE_SOCKET);
                 let whose = (of.map(|of| of.name.clone()).unwrap_or_default(), instance.id());
                 self.gather.pages.add(slot, whose, &socket, now);

@@ -195,7 +195,7 @@ impl ControlLoop {
         let of = driver(&configuration).start(&configuration, secret, keep.clone())?;
         let Started {
             switch,
-            places,
+            made_ports,
             ports,
         } = of;
         let health = Health::start(ports)?;
@@ -210,15 +210,16 @@ impl ControlLoop {
             run_dir: place.run_dir.clone(),
             unix_ms_at_zero: unix_ms().saturating_sub(now.as_millis()),
             matching: wiring::matching(&configuration),
+            places: wiring::places(&configuration),
             ..Settings::default()
         };
         let mut services = configuration
             .services
             .iter()
-            .map(|service| wiring::service_settings(service, &configuration.engine))
+            .map(|service| wiring::service_settings(service, &configuration))
             .collect::<Result<Vec<_>>>()?;
-        for (settings, places) in services.iter_mut().zip(places) {
-            settings.places = places;
+        for (settings, ports) in services.iter_mut().zip(made_ports) {
+            settings.made_ports = ports;
         }
         let resumed = switch.resumed();
         let has_lost_flows = keep.is_some() && resumed.is_some_and(|of| of.live.is_empty());

@@ -264,9 +264,8 @@ impl Changes {
         };
         // A stable sort keeps new services in the file's order.
         new.services.sort_by_key(place);
-        let new_engine = new.engine.clone();
         let settings = |service: &Service| {
-            wiring::service_settings(service, &new_engine)
+            wiring::service_settings(service, &new)
                 .map_err(|error| Refusal::new(format!("{error:#}"), "correct the file; nothing was changed"))
         };
         let mut changed = Vec::new();

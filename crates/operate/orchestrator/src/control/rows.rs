@@ -1,9 +1,11 @@
 //! Builds the rows of answers (status, services, instances, flows) from the gathered and decided state.
 
+use std::collections::BTreeMap;
+
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow,
-    PercentilesUs, Policies, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies,
-    ServiceRow, Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
+    PercentilesUs, PlaceRow, Policies, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal,
+    ServicePolicies, ServiceRow, Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
 use clock::{monotonic, unix_ms};
@@ -130,9 +132,10 @@ impl ControlLoop {
                 up: down.is_none(),
                 down_ms: down.map_or(0, |since| now.since(since).as_millis()),
             },
+            places: self.place_rows(now),
             workers,
             uplinks,
-            ports: controller.places().map(|(made, taken)| PortPool {
+            ports: controller.made_ports().map(|(made, taken)| PortPool {
                 made: made as u32,
                 taken: taken as u32,
             }),
@@ -204,6 +207,14 @@ impl ControlLoop {
                     metric: scheduler.settings().metric.name().to_owned(),
                     autoscaler: status.autoscaler.name().to_owned(),
                     active,
+                    places: of_service
+                        .iter()
+                        .filter(|i| i.state() == InstanceState::Active)
+                        .filter_map(|i| self.place_name(i))
+                        .fold(BTreeMap::new(), |mut places, name| {
+                            *places.entry(name).or_default() += 1;
+                            places
+                        }),
                     desired: status.wanted,
                     fixed: status.manual,
                     min: status.min,
@@ -420,6 +431,7 @@ impl ControlLoop {
             InstanceRow {
                 id: instance.id(),
                 service: service.map(|s| s.name.clone()).unwrap_or_default(),
+                place: self.place_name(instance),
                 state: instance.state(),
                 state_ms: now.since(instance.since()).as_millis(),
                 slot: slot.is_some().then_some(slot.0),
@@ -435,6 +447,7 @@ impl ControlLoop {
                 dropped_packets: counters.drops().map(|(_, packets)| packets).sum(),
                 capacity_pps: capacity,
                 cpu_quota: instance.cpus(),
+                core: instance.core(),
                 cpu: self.gather.cpu_share(slot, instance.cpus()),
                 busy: rates.and_then(|r| r.busy),
                 gap_us: rates.and_then(gap_s).map(|s| s * 1e6),
@@ -449,6 +462,35 @@ impl ControlLoop {
             }
         });
         rows.collect()
+    }
+
+    /// The name of an instance's place, if it has a container and places are configured.
+    pub(super) fn place_name(&self, instance: &controller::Instance) -> Option<String> {
+        let service = self.configuration.services.get(instance.service().index())?;
+        let place = self.decide.shell.controller().place_name(instance.place());
+        place.filter(|_| service.has_containers()).map(str::to_owned)
+    }
+
+    /// What is at each place.
+    fn place_rows(&self, now: Nanos) -> Vec<PlaceRow> {
+        let configured = self.configuration.places_with_ids();
+        let statuses = self.decide.shell.controller().place_statuses();
+        configured
+            .zip(statuses)
+            .map(|((id, _), of)| PlaceRow {
+                name: of.place.name.clone(),
+                engine: EngineStatus {
+                    driver: self.configuration.engine_at(id).driver.name().to_owned(),
+                    up: of.down_since.is_none(),
+                    down_ms: of.down_since.map_or(0, |since| now.since(since).as_millis()),
+                },
+                cpus: of.place.cpuset.clone(),
+                instances: of.room.instances,
+                instance_limit: of.room.instance_limit,
+                pps: of.room.pps,
+                pps_limit: of.room.pps_limit,
+            })
+            .collect()
     }
 
     pub(super) fn flow_row(&self, row: &switch::FlowRow) -> FlowRow {

@@ -8,7 +8,7 @@ use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort};
 use soft_switch::Keep;
 use switch::Capabilities;
 
-use super::kernel_ports::{mtu, names, of_services, own_addresses, places, ports};
+use super::kernel_ports::{made_ports, mtu, names, of_services, own_addresses, ports};
 use super::{Driver, Started};
 use api::run_dir::run_dir;
 
@@ -37,7 +37,7 @@ impl Driver for Ebpf {
         Ok(Started {
             switch: Box::new(switch),
             ports: ports(configuration, &config.prefix)?,
-            places: places(configuration, &config.prefix)?,
+            made_ports: made_ports(configuration, &config.prefix)?,
         })
     }
 
@@ -108,10 +108,10 @@ mod tests {
         assert_eq!(config.ports.len(), 6);
         assert_eq!((config.uplinks, config.mtu), (vec!["eth1".to_owned()], 1500));
         let config = super::config(&configuration, [1, 2, 3, 4]).unwrap();
-        let places = places(&configuration, &config.prefix).unwrap();
-        assert_eq!(places.iter().flatten().map(Vec::len).collect::<Vec<_>>(), [6]);
-        let NetFunction::Port(setup) = &places[0].as_ref().unwrap()[1].functions[0] else {
-            panic!("{places:?}");
+        let made = made_ports(&configuration, &config.prefix).unwrap();
+        assert_eq!(made.iter().flatten().map(Vec::len).collect::<Vec<_>>(), [6]);
+        let NetFunction::Port(setup) = &made[0].as_ref().unwrap()[1].functions[0] else {
+            panic!("{made:?}");
         };
         let addresses: Vec<String> = setup
             .addresses
@@ -136,9 +136,9 @@ mod tests {
         let configuration = crate::load::parse(&text, "a.toml").unwrap();
         let config = config(&configuration, [1, 2, 3, 4]).unwrap();
         assert_eq!((config.half_open, config.shares), (Some(100), false));
-        let places = places(&configuration, &config.prefix).unwrap();
-        let NetFunction::Port(setup) = &places[0].as_ref().unwrap()[1].functions[0] else {
-            panic!("{places:?}");
+        let made = made_ports(&configuration, &config.prefix).unwrap();
+        let NetFunction::Port(setup) = &made[0].as_ref().unwrap()[1].functions[0] else {
+            panic!("{made:?}");
         };
         let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.130", "2001:db8:1::2"]);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use configuration::{Configuration, Service};
-use controller::PortPlace;
+use controller::MadePort;
 use interfaces::{GATEWAY_MAC, container_end, frames_prefix, host_end, instance_mac};
 use model::{InterfaceSetup, NetFunction, PortKind, Prefix, ServiceId, Slot, VipMode};
 
@@ -72,7 +72,7 @@ pub(super) fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> R
         let fits = prefix.contains(address) && Prefix::of(address) != *prefix;
         fits.then_some(address).with_context(|| {
             format!(
-                "switch.ebpf.instance_addresses: {}/{} has too few addresses for the places of all instances; write a \
+                "switch.ebpf.instance_addresses: {}/{} has too few addresses for all instances; write a \
                  shorter prefix",
                 prefix.address, prefix.bits
             )
@@ -82,7 +82,7 @@ pub(super) fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> R
 }
 
 /// The slots and port settings for each service's instances; [`None`] for a service with other ports.
-pub(super) fn places(configuration: &Configuration, prefix: &str) -> Result<Vec<Option<Vec<PortPlace>>>> {
+pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<Vec<Option<Vec<MadePort>>>> {
     let own = own_addresses(configuration);
     let mtu = mtu(configuration);
     let frames_setup = |slot, port: u8| InterfaceSetup {
@@ -100,22 +100,22 @@ pub(super) fn places(configuration: &Configuration, prefix: &str) -> Result<Vec<
         match service.port {
             PortKind::Kernel => {}
             PortKind::Frames => {
-                let places = slots.into_iter().map(|slot| {
+                let made = slots.into_iter().map(|slot| {
                     let ports = 0..service.uplinks.len() as u8;
                     let functions = ports.map(|port| NetFunction::Frames(frames_setup(slot, port)));
-                    PortPlace {
+                    MadePort {
                         slot,
                         mounts: Vec::new(),
                         env: Vec::new(),
                         functions: functions.collect(),
                     }
                 });
-                return Ok(Some(places.collect()));
+                return Ok(Some(made.collect()));
             }
             PortKind::Memif | PortKind::Device | PortKind::Null => return Ok(None),
         }
         let count = slots.len();
-        let place = |(number, slot): (usize, Slot)| -> Result<PortPlace> {
+        let place = |(number, slot): (usize, Slot)| -> Result<MadePort> {
             let own = own(slot)?;
             // Its own address first: the kernel takes it for connections that the program opens.
             let of_all = service.vip.iter().filter(|vip| vip.mode == VipMode::L2);
@@ -135,7 +135,7 @@ pub(super) fn places(configuration: &Configuration, prefix: &str) -> Result<Vec<
                 gateway_mac: GATEWAY_MAC,
                 local_ports: own.is_empty().then(|| local_ports(number, count)),
             };
-            Ok(PortPlace {
+            Ok(MadePort {
                 slot,
                 mounts: Vec::new(),
                 env: Vec::new(),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use configuration::{Configuration, SwitchDriver, Unusable, Uplink};
-use controller::PortPlace;
+use controller::MadePort;
 use model::Slot;
 use soft_switch::Keep;
 use switch::{Capabilities, Switch};
@@ -76,10 +76,10 @@ pub(super) trait Driver: Sync {
     fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started>;
 }
 
-/// A started switch, and the places of each service whose instances' ports it has made in advance.
+/// A started switch, and the ports of each service that it has made in advance.
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
-    pub(super) places: Vec<Option<Vec<PortPlace>>>,
+    pub(super) made_ports: Vec<Option<Vec<MadePort>>>,
     /// How the instance of a slot is reached alone, where that is possible.
     pub(super) ports: Vec<(Slot, health::Port)>,
 }

@@ -174,10 +174,10 @@ fn start(configuration: &Configuration) -> Result<Started> {
         },
     };
     let switch = OpenFlowSwitch::start(&config)?;
-    let places = pool::places(configuration, switch.queue_pairs());
+    let made_ports = pool::made_ports(configuration, switch.queue_pairs());
     Ok(Started {
         switch: Box::new(switch),
-        places: places.into_iter().map(Some).collect(),
+        made_ports: made_ports.into_iter().map(Some).collect(),
         ports: Vec::new(),
     })
 }

@@ -12,7 +12,7 @@ use soft_switch::{
 };
 use switch::Capabilities;
 
-use super::kernel_ports::{mtu, names, of_services, own_addresses, places, ports};
+use super::kernel_ports::{made_ports, mtu, names, of_services, own_addresses, ports};
 use super::{Driver, Started, devices, make_parent};
 use api::run_dir::{in_run_dir, run_dir};
 
@@ -103,7 +103,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
         });
     }
     let (_, prefix) = names(&run_dir());
-    let places = places(configuration, &prefix)?;
+    let made = made_ports(configuration, &prefix)?;
     let ports = ports(configuration, &prefix)?;
     let config = SoftSwitchConfig {
         kernel_ports: kernel_ports(configuration, prefix)?,
@@ -127,7 +127,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
         let switch = devices::switch(configuration, config, frame_bytes)?;
         return Ok(Started {
             switch,
-            places,
+            made_ports: made,
             ports,
         });
     }
@@ -135,7 +135,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     let switch = SoftSwitch::start(&config, memories, Vec::new())?;
     Ok(Started {
         switch: Box::new(switch),
-        places,
+        made_ports: made,
         ports,
     })
 }

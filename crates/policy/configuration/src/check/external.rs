@@ -56,7 +56,7 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
             theirs.is_some_and(|theirs| theirs.shares_addresses(&ports.external))
         };
         if let Some(other) = earlier.find(has_same) {
-            let line = line_of(&reader.places, &format!("service.{}.external", other.name));
+            let line = line_of(&reader.positions, &format!("service.{}.external", other.name));
             let what = format!("service {} (line {line}) has one of these addresses", other.name);
             let key = format!("service.{}.external", service.name);
             reader.report(&key, ValueError::new(what, "write other addresses"));

@@ -1,0 +1,375 @@
+//! Two places with an engine each: instances fill the first and go on at the second, and an engine that is away takes
+//! only its own place with it.
+
+use model::{EventKind, InstanceState};
+
+use crate::support::{
+    Engine, IMAGE, Inco, PATIENCE, Place, PrivateDockerd, assert_clean, eventually, example,
+};
+
+/// The places `card` and `host` with these engines; the card takes so many instances.
+fn configuration(card: (&str, u32), host: &str, instances: &str, autoscaler: &str) -> String {
+    let (card, limit) = card;
+    format!(
+        r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[switch.timeouts]
+udp = "1s"
+
+[[place]]
+name = "card"
+{card}
+cpus = "0"
+instances = {limit}
+[[place]]
+name = "host"
+{host}
+cpus = "1"
+
+[service.forward]
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp", "--pace-cpus", "0.1"]
+cpus = 0.1
+memory = "64MiB"
+capacity = "2.5kpps"
+instances = {instances}
+scheduler = "best-fit"
+autoscaler = {autoscaler}
+ring = {{ slots = 8192 }}
+"#
+    )
+}
+
+const OCI: &str = "engine = \"oci\"";
+
+/// Active instances at the card and at the host.
+fn active(inco: &Inco) -> (usize, usize) {
+    let rows = inco.instances();
+    let at = |place: &str| {
+        let active = rows.iter().filter(|row| row.state == InstanceState::Active);
+        active.filter(|row| row.place.as_deref() == Some(place)).count()
+    };
+    (at("card"), at("host"))
+}
+
+fn becomes(inco: &Inco, wanted: (usize, usize)) {
+    inco.settled(wanted.0 + wanted.1, 0);
+    assert_eq!(active(inco), wanted, "{}", inco.told());
+}
+
+/// The CPUs that the kernel lets the program of each instance use, by place.
+fn cpus_are_those_of_the_places(inco: &Inco) {
+    for row in inco.instances() {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", row.pid.unwrap())).unwrap();
+        let allowed = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+            .unwrap();
+        let expected = if row.place.as_deref() == Some("card") {
+            "0"
+        } else {
+            "1"
+        };
+        assert_eq!(allowed.trim(), expected, "{row:?}");
+    }
+}
+
+/// 20 flows, one more each 50 ms, then all but 4 end.
+const RAMP: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "7s"
+flows = 20
+ramp = "50ms"
+keep = 4
+keep_from = "3s"
+rate_per_flow = "500pps"
+"#;
+
+/// `oci` at the card, Docker at the host.
+#[test]
+fn load_fills_the_card_goes_on_at_the_host_and_leaves_it_first() {
+    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::quiet();
+    let text = configuration(
+        (OCI, 3),
+        "engine = \"docker\"",
+        "{ min = 2, max = 6, standby = 0 }",
+        "{ policy = \"smartinco\", target = 0.5, scale_down_window = \"1s\" }",
+    );
+    let file = place.file("inco.toml", &text);
+    let plan = place.must(&["check", "-f", file.to_str().unwrap()]);
+    assert!(plan.contains("docker at unix:///run/docker.sock"), "{plan}");
+    assert!(plan.contains("forward: placement auto"), "{plan}");
+    let inco = place.run_file(&file);
+    becomes(&inco, (2, 0));
+    let mut traffic = place.traffic(RAMP);
+    let mut peak = (0, 0);
+    while traffic.is_running() {
+        inco.note_traces();
+        let (card, host) = active(&inco);
+        peak = (peak.0.max(card), peak.1.max(host));
+        if peak == (3, 3) && (card, host) == peak {
+            cpus_are_those_of_the_places(&inco);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let report = traffic.report();
+    assert_clean(&report);
+    assert_eq!(peak, (3, 3), "{}", inco.told());
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.returned, report.counts.returned_packets);
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    assert_eq!(status.accounting.expected_moves, 0);
+    becomes(&inco, (2, 0));
+
+    // All at the host have left before one at the card did.
+    let drained: Vec<String> = inco
+        .events()
+        .into_iter()
+        .filter_map(|event| match event.kind {
+            EventKind::State {
+                to: InstanceState::Draining,
+                reason,
+                ..
+            } => Some(reason),
+            _ => None,
+        })
+        .collect();
+    let first_of_card = drained
+        .iter()
+        .position(|reason| reason.starts_with("scale-in at card"));
+    let of_host = drained
+        .iter()
+        .filter(|reason| reason.starts_with("scale-in at host"));
+    assert!(of_host.count() >= 3, "{drained:#?}");
+    assert!(first_of_card.is_none_or(|at| at >= 3), "{drained:#?}");
+
+    // Everything names the place.
+    for (command, words) in [
+        ("status", "card"),
+        ("instances", "card"),
+        ("services", "2 at card"),
+    ] {
+        let said = place.must(&[command]);
+        assert!(said.contains(words), "{command}: {said}");
+    }
+    let counters = inco.client().counters().unwrap();
+    let at_card = |of: &api::counters::InstanceCounters| of.place.as_deref() == Some("card");
+    assert!(
+        counters.instances.iter().all(at_card),
+        "{:#?}",
+        counters.instances
+    );
+    inco.stop(&place);
+}
+
+/// Until it is interrupted.
+const LOAD: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "10m"
+flows = 20
+rate_per_flow = "100pps"
+"#;
+
+/// Docker at the card is stopped under load: the host goes on, and takes what the card does not.
+#[test]
+fn an_engine_that_is_away_takes_only_its_place_with_it() {
+    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut dockerd) = PrivateDockerd::start(&place.path("docker")) else {
+        return;
+    };
+    let card = format!("engine = \"docker\"\nhost = \"{}\"", dockerd.host());
+    let instances = "{ min = 1, max = 6, standby = 0 }";
+    let inco = place.run(&configuration((&card, 2), OCI, instances, "\"fixed\""));
+    becomes(&inco, (1, 0));
+    let traffic = place.traffic(LOAD);
+    eventually("packets flow", PATIENCE, || {
+        (inco.status().accounting.returned > 500).then_some(())
+    });
+    dockerd.pause();
+    eventually("it is noticed that the card's engine is away", PATIENCE, || {
+        let places = inco.status().places;
+        (!places[0].engine.up && places[1].engine.up).then_some(())
+    });
+    place.must(&["scale", "forward", "3"]);
+    becomes(&inco, (1, 2));
+    place.must(&["scale", "forward", "2"]);
+    becomes(&inco, (1, 1));
+    let failures = |of: &str| {
+        let events = inco.events().into_iter();
+        let failures =
+            events.filter(|event| matches!(&event.kind, EventKind::Failure { what, .. } if what == of));
+        failures.count()
+    };
+    assert_eq!(
+        (
+            failures("engine of card"),
+            failures("engine of host"),
+            failures("engine")
+        ),
+        (1, 0, 0),
+        "{}",
+        inco.told()
+    );
+    dockerd.go_on();
+    eventually("the card's engine is back", PATIENCE, || {
+        inco.status().places[0].engine.up.then_some(())
+    });
+    place.must(&["scale", "forward", "3"]);
+    becomes(&inco, (2, 1));
+    place.must(&["scale", "forward", "1"]);
+    becomes(&inco, (1, 0));
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    inco.stop(&place);
+}
+
+/// After `kill -9` the next run finds the containers of both engines where they are, and `inco stop` removes those of
+/// both.
+#[test]
+fn a_killed_inco_finds_and_removes_the_containers_of_all_places() {
+    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let instances = "{ min = 3, max = 6, standby = 0 }";
+    let text = configuration((OCI, 2), "engine = \"docker\"", instances, "\"fixed\"");
+    let inco = place.run(&text);
+    becomes(&inco, (2, 1));
+    let before: Vec<_> = inco
+        .instances()
+        .into_iter()
+        .map(|row| (row.id, row.pid, row.place))
+        .collect();
+    inco.kill();
+    let inco = place.run(&text);
+    becomes(&inco, (2, 1));
+    let after: Vec<_> = inco
+        .instances()
+        .into_iter()
+        .map(|row| (row.id, row.pid, row.place))
+        .collect();
+    assert_eq!(before, after);
+    let traces = inco.kill();
+    let said = place.must(&["stop"]);
+    assert!(said.contains('3'), "{said}");
+    traces.assert_nothing_left();
+}
+
+#[test]
+fn the_host_and_card_example_runs_as_it_is() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let file = example("host-and-card.toml");
+    place.must(&["check", "-f", file.to_str().unwrap()]);
+    let inco = place.run_file(&file);
+    becomes(&inco, (1, 0));
+    place.must(&["scale", "forward", "4"]);
+    becomes(&inco, (2, 2));
+    cpus_are_those_of_the_places(&inco);
+    let quota = |place: &str| {
+        let rows = inco.instances();
+        let row = rows.iter().find(|row| row.place.as_deref() == Some(place));
+        row.unwrap().cpu_quota.unwrap()
+    };
+    assert!((quota("card") - 0.035).abs() < 1e-3, "{}", quota("card"));
+    assert_eq!(quota("host"), 0.1);
+    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
+                rate_per_flow = \"50pps\"\n";
+    assert_clean(&place.traffic(load).report());
+    inco.at_rest();
+    place.must(&["scale", "forward", "1"]);
+    becomes(&inco, (1, 0));
+    inco.stop(&place);
+}
+
+/// Each instance has a CPU of the place, and no two have the same; one more waits, and gets that of one that ends.
+#[test]
+fn an_instance_has_a_core_to_itself_and_gives_it_back() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&format!(
+        r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[[place]]
+name = "host"
+cpus = "0-1"
+[service.forward]
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp"]
+cpus = "exclusive"
+memory = "64MiB"
+instances = {{ min = 1, max = 3, standby = 0 }}
+autoscaler = "fixed"
+"#
+    ));
+    inco.settled(1, 0);
+    place.must(&["scale", "forward", "3"]);
+    inco.settled(2, 0);
+    let allowed = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        line.unwrap().trim().to_owned()
+    };
+    let cores = || {
+        let rows = inco.instances();
+        let active = rows.iter().filter(|row| row.state == InstanceState::Active);
+        let mut cores: Vec<String> = active
+            .map(|row| {
+                let cpu = allowed(row.pid.unwrap());
+                assert_eq!(
+                    row.core.map(|core| core.to_string()),
+                    Some(cpu.clone()),
+                    "{row:?}"
+                );
+                cpu
+            })
+            .collect();
+        cores.sort();
+        cores
+    };
+    assert_eq!(cores(), ["0", "1"]);
+    let waits = |inco: &Inco| {
+        let events = inco.events().into_iter();
+        let waits = events.filter(|event| {
+            matches!(&event.kind, EventKind::Failure { what, reason }
+                if what == "place" && reason.contains("0 of 2 cores free"))
+        });
+        waits.count()
+    };
+    eventually("the third waits", PATIENCE, || (waits(&inco) == 1).then_some(()));
+    let first = inco.instances()[0].clone();
+    crate::support::kill(first.pid.unwrap(), rustix::process::Signal::KILL);
+    eventually("it is replaced", PATIENCE, || {
+        let rows = inco.instances();
+        let is_active =
+            |row: &&api::types::InstanceRow| row.state == InstanceState::Active && row.id != first.id;
+        (rows.iter().filter(is_active).count() == 2).then_some(())
+    });
+    assert_eq!(cores(), ["0", "1"]);
+    inco.stop(&place);
+}

@@ -1,0 +1,299 @@
+//! Places: what is at each, the choice for a new instance, and engines that do not answer.
+
+use engine::CpuQuota;
+use model::{EventKind, InstanceState, Nanos, ServiceId};
+use placement::{Needs, NoRoom, PlaceId, Room};
+
+use super::Controller;
+use crate::instance::Instance;
+use crate::settings::{LABEL_PLACE, Place};
+
+/// A place and what is there, for status queries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlaceStatus<'a> {
+    /// The place.
+    pub place: &'a Place,
+    /// What is there, and its limits.
+    pub room: Room,
+    /// Since when its engine has not answered; [`None`] if it answers.
+    pub down_since: Option<Nanos>,
+}
+
+/// All places; those beyond `count` are not configured. In an array, because a step that waits for room allocates
+/// nothing.
+struct Rooms {
+    all: [Room; PlaceId::LIMIT],
+    count: usize,
+}
+
+impl Rooms {
+    fn as_slice(&self) -> &[Room] {
+        self.all.get(..self.count).unwrap_or_default()
+    }
+}
+
+impl Controller {
+    /// The configured places with what is there, in their order.
+    pub fn place_statuses(&self) -> impl Iterator<Item = PlaceStatus<'_>> {
+        let rooms = self.rooms();
+        let all = self.settings.places.iter().zip(&self.engines_down).enumerate();
+        all.map(move |(index, (place, down_since))| PlaceStatus {
+            place,
+            room: rooms.all.get(index).copied().unwrap_or_default(),
+            down_since: *down_since,
+        })
+    }
+
+    /// The name of an instance's place; [`None`] if no places are configured.
+    pub fn place_name(&self, place: PlaceId) -> Option<&str> {
+        let place = self.settings.places.get(place.index())?;
+        Some(&place.name)
+    }
+
+    /// Whether a place is on this machine.
+    pub fn is_here(&self, place: PlaceId) -> bool {
+        let place = self.settings.places.get(place.index());
+        place.is_none_or(|place| place.lost_after.is_none())
+    }
+
+    /// What is at each place.
+    fn rooms(&self) -> Rooms {
+        let mut rooms = Rooms {
+            all: [Room::default(); PlaceId::LIMIT],
+            count: self.settings.places.len().clamp(1, PlaceId::LIMIT),
+        };
+        for (index, (room, place)) in rooms.all.iter_mut().zip(&self.settings.places).enumerate() {
+            let id = PlaceId(index as u8);
+            room.share = place.share;
+            room.instance_limit = place.instances;
+            room.pps_limit = place.capacity_pps;
+            let free = place
+                .cores
+                .iter()
+                .filter(|core| self.is_free(id, core.cpu))
+                .count();
+            room.free_cores = (!place.cores.is_empty()).then_some(free as u32);
+        }
+        for (room, down) in rooms.all.iter_mut().zip(&self.engines_down) {
+            room.is_down = down.is_some();
+        }
+        for instance in self.instances.iter().filter(|i| takes_room(i)) {
+            let Some(service) = self.services.get(instance.service.index()) else {
+                continue;
+            };
+            if service.settings.container.is_none() {
+                continue;
+            }
+            let seen = service.observation.instances.iter().find(|i| i.id == instance.id);
+            let arrivals = seen.map_or(0.0, |i| i.arrivals_fast_pps.max(i.arrivals_stable_pps));
+            let capacity = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+            if let Some(room) = rooms.all.get_mut(instance.place.index()) {
+                room.instances += 1;
+                room.pps += capacity.max(arrivals);
+            }
+        }
+        rooms
+    }
+
+    /// The place of a service's next instance. [`None`] if none has room, which is told once.
+    pub(super) fn choose_place(&mut self, index: usize) -> Option<PlaceId> {
+        let service = &self.services[index];
+        if self.settings.places.is_empty() || service.settings.container.is_none() {
+            return Some(PlaceId::default());
+        }
+        let needs = Needs {
+            pps: service.capacity_pps,
+            cores: u32::from(service.settings.exclusive),
+        };
+        let rooms = self.rooms();
+        let chosen = service.settings.placement.choose(rooms.as_slice(), needs);
+        let id = service.id;
+        let was_told = std::mem::replace(
+            &mut self.services[index].no_room_told,
+            // An engine that is down is told by its own event.
+            matches!(chosen, Err(NoRoom::Full | NoRoom::Cores)),
+        );
+        if let (Err(why @ (NoRoom::Full | NoRoom::Cores)), false) = (chosen, was_told) {
+            let what = "place".to_owned();
+            let reason = format!(
+                "{why} ({}); a new instance waits",
+                self.fill_text(rooms.as_slice())
+            );
+            self.event(Some(id), None, EventKind::Failure { what, reason });
+        }
+        chosen.ok()
+    }
+
+    /// Whether nothing has that core of a place to itself. What is being removed has it until it is gone.
+    fn is_free(&self, place: PlaceId, cpu: u16) -> bool {
+        let is_there = |of: PlaceId, core: Option<u16>| of == place && core == Some(cpu);
+        !self.instances.iter().any(|of| is_there(of.place, of.core))
+            && !self.orphans.iter().any(|of| is_there(of.place, of.core))
+    }
+
+    /// A free core for an instance of the service at a place: one of the node of its uplink, if there is one.
+    pub(super) fn take_core(&self, index: usize, place: PlaceId) -> Option<u16> {
+        let settings = &self.services.get(index)?.settings;
+        let cores = &self.settings.places.get(place.index())?.cores;
+        if !settings.exclusive {
+            return None;
+        }
+        let mut free = cores.iter().filter(|core| self.is_free(place, core.cpu));
+        let near = free
+            .clone()
+            .find(|core| settings.node.is_some() && core.node == settings.node);
+        Some(near.or_else(|| free.next())?.cpu)
+    }
+
+    /// What is at each place, as `card 2 of 2; host 1`.
+    fn fill_text(&self, rooms: &[Room]) -> String {
+        let places = self.settings.places.iter().zip(rooms);
+        let text = places.map(|(place, room)| {
+            let limit = room.instance_limit.map(|limit| format!(" of {limit}"));
+            let cores = room
+                .free_cores
+                .map(|free| format!(", {free} of {} cores free", place.cores.len()));
+            let [limit, cores] = [limit, cores].map(Option::unwrap_or_default);
+            format!("{} {}{limit}{cores}", place.name, room.instances)
+        });
+        text.collect::<Vec<_>>().join("; ")
+    }
+
+    /// The place where an instance of the service leaves first, of those that `can`. [`None`] if no places are
+    /// configured.
+    pub(super) fn leaves_first(&self, id: ServiceId, can: impl Fn(&Instance) -> bool) -> Option<PlaceId> {
+        if self.settings.places.is_empty() {
+            return None;
+        }
+        let placement = self.services.get(id.index())?.settings.placement;
+        let has = |place| {
+            let mut all = self.instances.iter();
+            all.any(|i| i.service == id && i.place == place && can(i))
+        };
+        placement.leaves(self.rooms().as_slice(), has)
+    }
+
+    /// The place of a container, by its label. One without a known place is at the first: the engine finds it by its
+    /// name.
+    pub(super) fn place_of(&self, container: &engine::Container) -> PlaceId {
+        let name = container.labels.get(LABEL_PLACE);
+        let mut places = self.settings.places.iter();
+        let index = places.position(|place| Some(&place.name) == name);
+        PlaceId(index.unwrap_or_default() as u8)
+    }
+
+    /// The part of a service's quota that an instance has at a place.
+    pub(super) fn quota_at(&self, place: PlaceId, quota: CpuQuota) -> CpuQuota {
+        match self.settings.places.get(place.index()) {
+            Some(place) if place.share < 1.0 => CpuQuota::of_cpus(quota.cpus() * place.share),
+            _ => quota,
+        }
+    }
+
+    /// The words, with the name of the place if there is one.
+    pub(super) fn at_place(&self, words: &str, place: PlaceId) -> String {
+        match self.place_name(place) {
+            Some(name) => format!("{words} at {name}"),
+            None => words.to_owned(),
+        }
+    }
+
+    /// What events call the engine of a place.
+    pub(super) fn engine_of(&self, place: PlaceId) -> String {
+        match self.place_name(place) {
+            Some(name) => format!("engine of {name}"),
+            None => "engine".to_owned(),
+        }
+    }
+
+    /// Whether the engine of a place does not answer.
+    pub(super) fn is_down(&self, place: PlaceId) -> bool {
+        self.engines_down.get(place.index()).is_some_and(Option::is_some)
+    }
+
+    /// The places with that name; all without a name.
+    fn named_places(&self, name: Option<&str>) -> impl Iterator<Item = PlaceId> + use<> {
+        let index = name.and_then(|name| self.settings.places.iter().position(|of| of.name == name));
+        let all = 0..self.engines_down.len();
+        let range = index.map_or(all, |index| index..index + 1);
+        range.map(|index| PlaceId(index as u8))
+    }
+
+    pub(super) fn engine_is_gone(&mut self, name: Option<&str>, reason: &str) {
+        for place in self.named_places(name) {
+            let now = self.now;
+            let Some(down @ None) = self.engines_down.get_mut(place.index()) else {
+                continue;
+            };
+            *down = Some(now);
+            let scaling = match self.settings.places.len() {
+                0 | 1 => "scaling waits until the engine answers",
+                _ => "nothing changes at this place until its engine answers",
+            };
+            let reason = format!("{reason}; packets are still steered; {scaling}");
+            let what = self.engine_of(place);
+            self.event(None, None, EventKind::Failure { what, reason });
+        }
+    }
+
+    pub(super) fn engine_is_back(&mut self, name: Option<&str>) {
+        for place in self.named_places(name) {
+            let down = self.engines_down.get_mut(place.index());
+            if let Some(since) = down.and_then(Option::take) {
+                let after_ms = self.now.since(since).as_millis();
+                let what = self.engine_of(place);
+                self.event(None, None, EventKind::Recovered { what, after_ms });
+            }
+        }
+        for service in &mut self.services {
+            service.back_off.retry_now();
+        }
+        for instance in &mut self.instances {
+            instance.retry.retry_now();
+        }
+        for orphan in &mut self.orphans {
+            orphan.retry.retry_now();
+        }
+        self.out.list_containers = true;
+        self.listing_since = Some(self.now);
+    }
+
+    /// Fails the instances of places on other machines whose engine has been away for too long. Their containers are
+    /// removed when it is back.
+    pub(super) fn fail_lost(&mut self) {
+        if self.engine_down_since().is_none() {
+            return;
+        }
+        for index in 0..self.instances.len() {
+            let instance = &self.instances[index];
+            let place = instance.place;
+            let since = self.engines_down.get(place.index()).copied().flatten();
+            let lost_after = self
+                .settings
+                .places
+                .get(place.index())
+                .and_then(|of| of.lost_after);
+            let (Some(since), Some(lost_after)) = (since, lost_after) else {
+                continue;
+            };
+            let stays = !matches!(instance.state, InstanceState::Stopping | InstanceState::Failed);
+            if stays && self.now.since(since) >= lost_after {
+                let seconds = lost_after.as_secs_f64();
+                let place = self.place_name(place).unwrap_or_default();
+                let reason = format!("place {place} is lost: its engine has not answered for {seconds} s");
+                self.fail(index, reason);
+            }
+        }
+    }
+}
+
+/// Whether an instance counts towards the limits of its place: one that leaves does not.
+fn takes_room(instance: &Instance) -> bool {
+    match instance.state {
+        InstanceState::Creating | InstanceState::Starting | InstanceState::Standby => true,
+        InstanceState::Active => !instance.leaving,
+        InstanceState::Draining | InstanceState::Stopping | InstanceState::Failed | InstanceState::Gone => {
+            false
+        }
+    }
+}

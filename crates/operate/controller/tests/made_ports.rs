@@ -1,0 +1,228 @@
+//! Instances with ports made in advance: each gets one of its service's slots, and an adopted one keeps its slot.
+#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+use std::collections::BTreeMap;
+
+use autoscaling::Autoscaler;
+use collector::Collector;
+use controller::{
+    Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, MadePort, Outputs, ServiceSettings,
+    Settings,
+};
+use engine::{Container, ContainerSpec, ContainerState, Request};
+use model::{EventKind, InstanceState, Mount, Nanos, Ready, Slot};
+use switch::{Resumed, SwitchEvent, SwitchReading};
+
+/// A service with `instances` instances and the slots 4 and 5.
+fn controller(instances: u32) -> Controller {
+    let place = |slot: u16| MadePort {
+        slot: Slot(slot),
+        mounts: vec![Mount {
+            source: format!("/ports/{slot}").into(),
+            target: "/run/inco-port".into(),
+            read_only: true,
+        }],
+        env: vec![("INCO_ROLE".to_owned(), "client".to_owned())],
+        functions: Vec::new(),
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        made_ports: Some(vec![place(4), place(5)]),
+        min: instances,
+        max: instances,
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    Controller::new(Settings::default(), vec![service])
+}
+
+/// Its requests and events in one step.
+fn step(controller: &mut Controller, at: Nanos) -> Outputs {
+    step_with(controller, &[], at)
+}
+
+/// The same after events of the switch.
+fn step_with(controller: &mut Controller, switch: &[SwitchEvent], at: Nanos) -> Outputs {
+    let mut collector = Collector::new();
+    collector.add_service(Nanos::from_secs(1));
+    let mut raw = SwitchReading::new(1, 0, 0);
+    raw.at = at;
+    collector.sample(&raw);
+    let mut out = Outputs::default();
+    let inputs = Inputs {
+        switch,
+        ..Inputs::default()
+    };
+    controller.step(inputs, &mut collector, at, &mut out);
+    out
+}
+
+fn created(out: &Outputs) -> Vec<&ContainerSpec> {
+    let requests = out.engine.iter().filter_map(|(_, request)| match request {
+        Request::Create(spec) => Some(&**spec),
+        _ => None,
+    });
+    requests.collect()
+}
+
+fn told(out: &Outputs) -> usize {
+    let of = |kind: &EventKind| {
+        matches!(kind, EventKind::Failure { what, reason }
+            if what == "switch" && reason.contains("all 2 ports"))
+    };
+    out.events.iter().filter(|event| of(&event.kind)).count()
+}
+
+#[test]
+fn there_are_as_many_instances_as_places_and_it_is_said_once() {
+    let mut controller = controller(3);
+    controller.adopt(&[], &Resumed::default(), Nanos::ZERO);
+    let out = step(&mut controller, Nanos::from_millis(1));
+    let specs = created(&out);
+    let slots: Vec<&str> = specs
+        .iter()
+        .map(|spec| spec.labels[LABEL_SLOT].as_str())
+        .collect();
+    assert_eq!(slots, ["4", "5"]);
+    let sources: Vec<String> = specs[1]
+        .mounts
+        .iter()
+        .map(|mount| mount.source.display().to_string())
+        .collect();
+    assert_eq!(sources[0], "/ports/5");
+    assert!(
+        specs[1]
+            .env
+            .contains(&("INCO_ROLE".to_owned(), "client".to_owned()))
+    );
+    assert_eq!(controller.made_ports(), Some((2, 2)));
+    let again = step(&mut controller, Nanos::from_millis(2));
+    assert_eq!((told(&out), created(&again).len(), told(&again)), (1, 0, 0));
+}
+
+#[test]
+fn an_adopted_container_has_the_place_that_it_was_made_for() {
+    let container = |id: u32, slot: &str| Container {
+        name: format!("inco-nf-{id}"),
+        labels: BTreeMap::from(
+            [
+                (LABEL_SERVICE, "nf"),
+                (LABEL_INSTANCE, &id.to_string()),
+                (LABEL_SLOT, slot),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        ),
+        pid: 0,
+        state: ContainerState::Running,
+        started_unix_ms: 0,
+    };
+    let mut controller = controller(2);
+    // Containers with a slot of another service, or with a slot that is taken, are removed.
+    let containers = [container(1, "5"), container(2, "9"), container(3, "5")];
+    controller.adopt(&containers, &Resumed::default(), Nanos::ZERO);
+    let adopted: Vec<(u32, Slot)> = controller
+        .instances()
+        .iter()
+        .map(|i| (i.id().0, i.slot()))
+        .collect();
+    assert_eq!(adopted, [(1, Slot(5))]);
+    let out = step(&mut controller, Nanos::from_millis(1));
+    let mut removed: Vec<&str> = Vec::new();
+    for (_, request) in &out.engine {
+        if let Request::Remove { name } = request {
+            removed.push(name);
+        }
+    }
+    assert_eq!(removed, ["inco-nf-2", "inco-nf-3"]);
+    let slots: Vec<&str> = created(&out)
+        .iter()
+        .map(|spec| spec.labels[LABEL_SLOT].as_str())
+        .collect();
+    assert_eq!(slots, ["4"]);
+}
+
+/// Those whose flows were taken over are Active again, with the slots that the flows name.
+#[test]
+fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
+    let container = |id: u32, slot: u16| Container {
+        name: format!("inco-nf-{id}"),
+        labels: BTreeMap::from(
+            [
+                (LABEL_SERVICE, "nf".to_owned()),
+                (LABEL_INSTANCE, id.to_string()),
+                (LABEL_SLOT, slot.to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value)),
+        ),
+        pid: 0,
+        state: ContainerState::Running,
+        started_unix_ms: 0,
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        min: 2,
+        max: 2,
+        standby: 1,
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let containers = [container(3, 900), container(4, 0), container(7, 1)];
+    let resumed = Resumed {
+        live: BTreeMap::from([(Slot(0), 10), (Slot(1), 1)]),
+        ..Resumed::default()
+    };
+    controller.adopt(&containers, &resumed, Nanos::ZERO);
+    let adopted: Vec<(u32, Slot, bool)> = controller
+        .instances()
+        .iter()
+        .map(|i| (i.id().0, i.slot(), i.comes_back()))
+        .collect();
+    assert_eq!(
+        adopted,
+        [(3, Slot(900), false), (4, Slot(0), true), (7, Slot(1), true)]
+    );
+}
+
+/// What flows wait for may not wait for a command of the engine: they would move to the instances that are ready.
+#[test]
+fn an_adopted_container_with_flows_serves_as_soon_as_its_ports_are_up() {
+    let container = |id: u32, slot: u16| Container {
+        name: format!("inco-nf-{id}"),
+        labels: BTreeMap::from(
+            [
+                (LABEL_SERVICE, "nf".to_owned()),
+                (LABEL_INSTANCE, id.to_string()),
+                (LABEL_SLOT, slot.to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value)),
+        ),
+        pid: 0,
+        state: ContainerState::Running,
+        started_unix_ms: 0,
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        min: 2,
+        max: 2,
+        ready: Ready::Exec(vec!["/bin/ready".to_owned()]),
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let resumed = Resumed {
+        live: BTreeMap::from([(Slot(0), 10)]),
+        ..Resumed::default()
+    };
+    controller.adopt(&[container(3, 0), container(4, 1)], &resumed, Nanos::ZERO);
+    step(&mut controller, Nanos::from_millis(1));
+    let attached = [0, 1].map(|slot| SwitchEvent::Attached {
+        slot: Slot(slot),
+        peer: String::new(),
+    });
+    let out = step_with(&mut controller, &attached, Nanos::from_millis(2));
+    let states: Vec<InstanceState> = controller.instances().iter().map(|i| i.state()).collect();
+    assert_eq!(states, [InstanceState::Active, InstanceState::Starting]);
+    let mut asked = out.engine.iter().filter_map(|(_, request)| match request {
+        Request::Exec { name, .. } => Some(name.as_str()),
+        _ => None,
+    });
+    assert_eq!((asked.next(), asked.next()), (Some("inco-nf-4"), None));
+}

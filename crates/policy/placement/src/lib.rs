@@ -1,0 +1,400 @@
+//! Chooses the place of a service's next instance, and the place where one is taken away first. It is pure: it knows
+//! no engine, no container and no clock, and keeps no state.
+//!
+//! Key types: [`Placement`] (the rule of a service), [`Room`] (a place as it is now), [`PlaceId`].
+//!
+//! 1. The controller counts what is at each place: a [`Room`] for each, in the order of the file.
+//! 2. [`Placement::choose`] gives the place of the next instance, or says why there is none.
+//! 3. [`Placement::leaves`] gives the place from which an instance leaves first.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+/// The number of a place: its position in the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlaceId(pub u8);
+
+impl PlaceId {
+    /// Most places: a server, its cards, and some machines beside it.
+    pub const LIMIT: usize = 16;
+
+    /// Its position in a list of all places.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where the instances of a service run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// At the first place, in the order of the configuration, that has room. A later one is used while all before it
+    /// are full, and is left first.
+    #[default]
+    Auto,
+    /// At the place with the most room in proportion to its limits.
+    Split,
+    /// At this place only.
+    At(PlaceId),
+}
+
+/// What is at a place now, and its limits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Room {
+    /// Whether its engine does not answer. Nothing can be created there.
+    pub is_down: bool,
+    /// Instances of all services there, without those that leave.
+    pub instances: u32,
+    /// Most instances; [`None`] for no limit.
+    pub instance_limit: Option<u32>,
+    /// Packets per second that its instances can process together, or that they get if that is more.
+    pub pps: f64,
+    /// Most packets per second; [`None`] for no limit.
+    pub pps_limit: Option<f64>,
+    /// The part of [`Needs::pps`] that an instance can process there, above 0 and at most 1.
+    pub share: f64,
+    /// Cores there that no instance has to itself; [`None`] if the place has no list of its cores.
+    pub free_cores: Option<u32>,
+}
+
+/// Empty, without limits.
+impl Default for Room {
+    fn default() -> Self {
+        Room {
+            is_down: false,
+            instances: 0,
+            instance_limit: None,
+            pps: 0.0,
+            pps_limit: None,
+            share: 1.0,
+            free_cores: None,
+        }
+    }
+}
+
+/// What a new instance needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Needs {
+    /// Packets per second that it can process; 0 while that is unknown.
+    pub pps: f64,
+    /// Cores that it is to have to itself.
+    pub cores: u32,
+}
+
+impl Room {
+    /// Whether there is room for one more instance.
+    fn fits(&self, needs: Needs) -> bool {
+        let has_pps = self
+            .pps_limit
+            .is_none_or(|limit| self.pps < limit && self.pps + needs.pps * self.share <= limit);
+        self.instance_limit.is_none_or(|limit| self.instances < limit)
+            && has_pps
+            && (needs.cores == 0 || self.free_cores.is_some_and(|free| free >= needs.cores))
+    }
+
+    /// How full it is with one more instance, or with as many as now if `needs` is [`None`]: 1 is at its limit. 0 where
+    /// it has no limit.
+    fn fill(&self, needs: Option<Needs>) -> f64 {
+        let (more, more_pps) = needs.map_or((0, 0.0), |needs| (1, needs.pps * self.share));
+        let of_instances = self
+            .instance_limit
+            .map(|limit| f64::from(self.instances + more) / f64::from(limit.max(1)));
+        let of_pps = self.pps_limit.map(|limit| (self.pps + more_pps) / limit);
+        of_instances.into_iter().chain(of_pps).fold(0.0, f64::max)
+    }
+}
+
+/// Why no place takes one more instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// Each permitted place is at a limit.
+    Full,
+    /// Too few cores are free for one that has cores to itself.
+    Cores,
+    /// The engine of a permitted place does not answer, and the others are full.
+    Down,
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoRoom::Full => "its places are full",
+            NoRoom::Cores => "too few cores are free at its places",
+            NoRoom::Down => "no engine of its places answers that has room",
+        })
+    }
+}
+
+impl Placement {
+    /// The place of the next instance. `rooms` are all places in the order of the configuration.
+    ///
+    /// # Errors
+    /// No permitted place has room and answers.
+    pub fn choose(self, rooms: &[Room], needs: Needs) -> Result<PlaceId, NoRoom> {
+        let fitting = || self.permitted(rooms).filter(|(_, room)| room.fits(needs));
+        let mut up = fitting().filter(|(_, room)| !room.is_down);
+        let chosen = match self {
+            Placement::Auto | Placement::At(_) => up.next(),
+            Placement::Split => up.min_by(|(_, a), (_, b)| {
+                let fill = |room: &Room| room.fill(Some(needs));
+                fill(a).total_cmp(&fill(b))
+            }),
+        };
+        chosen.map(|(place, _)| place).ok_or_else(|| {
+            let no_cores = Needs { cores: 0, ..needs };
+            if fitting().next().is_some() {
+                NoRoom::Down
+            } else if self.permitted(rooms).any(|(_, room)| room.fits(no_cores)) {
+                NoRoom::Cores
+            } else {
+                NoRoom::Full
+            }
+        })
+    }
+
+    /// The place from which one instance leaves first, of those where `can` says that one can.
+    pub fn leaves(self, rooms: &[Room], can: impl Fn(PlaceId) -> bool) -> Option<PlaceId> {
+        let candidates = || all(rooms).filter(|(place, _)| can(*place));
+        let last = match self {
+            Placement::Auto => candidates().next_back(),
+            // Those that an earlier rule put elsewhere leave first.
+            Placement::At(own) => candidates()
+                .find(|(place, _)| *place != own)
+                .or_else(|| candidates().next()),
+            // The last of those that are equally full, so that it is the reverse of `choose`.
+            Placement::Split => candidates().max_by(|(_, a), (_, b)| a.fill(None).total_cmp(&b.fill(None))),
+        };
+        last.map(|(place, _)| place)
+    }
+
+    /// How much an instance there is preferred where there are several to take into use: the smallest first.
+    pub fn rank(self, place: PlaceId) -> u8 {
+        match self {
+            Placement::Auto => place.0,
+            Placement::At(own) => u8::from(place != own),
+            Placement::Split => 0,
+        }
+    }
+
+    /// Whether the service may have instances there.
+    pub fn permits(self, place: PlaceId) -> bool {
+        match self {
+            Placement::Auto | Placement::Split => true,
+            Placement::At(own) => place == own,
+        }
+    }
+
+    fn permitted(self, rooms: &[Room]) -> impl Iterator<Item = (PlaceId, &Room)> {
+        all(rooms).filter(move |(place, _)| self.permits(*place))
+    }
+}
+
+fn all(rooms: &[Room]) -> impl DoubleEndedIterator<Item = (PlaceId, &Room)> {
+    rooms
+        .iter()
+        .enumerate()
+        .map(|(index, room)| (PlaceId(index as u8), room))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CARD: PlaceId = PlaceId(0);
+    const HOST: PlaceId = PlaceId(1);
+
+    fn limited(instances: u32, limit: u32) -> Room {
+        Room {
+            instances,
+            instance_limit: Some(limit),
+            ..Room::default()
+        }
+    }
+
+    fn free() -> Room {
+        Room::default()
+    }
+
+    fn one() -> Needs {
+        Needs::default()
+    }
+
+    #[test]
+    fn auto_fills_the_places_in_their_order() {
+        let mut rooms = [limited(0, 2), limited(0, 2), free()];
+        let mut chosen = Vec::new();
+        for _ in 0..6 {
+            let place = Placement::Auto.choose(&rooms, one()).unwrap();
+            rooms[place.index()].instances += 1;
+            chosen.push(place.0);
+        }
+        assert_eq!(chosen, [0, 0, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn auto_leaves_the_last_place_first() {
+        let rooms = [limited(2, 2), limited(1, 2), free()];
+        let has = |place: PlaceId| rooms[place.index()].instances > 0;
+        assert_eq!(Placement::Auto.leaves(&rooms, has), Some(HOST));
+        assert_eq!(Placement::Auto.leaves(&rooms, |place| place == CARD), Some(CARD));
+        assert_eq!(Placement::Auto.leaves(&rooms, |_| false), None);
+    }
+
+    #[test]
+    fn split_spreads_in_proportion_to_the_limits() {
+        let mut rooms = [limited(0, 2), limited(0, 4)];
+        for _ in 0..6 {
+            let place = Placement::Split.choose(&rooms, one()).unwrap();
+            rooms[place.index()].instances += 1;
+            // Neither place is more than one instance ahead of the other.
+            let ahead = f64::from(rooms[0].instances) / 2.0 - f64::from(rooms[1].instances) / 4.0;
+            assert!(ahead.abs() <= 0.5, "{rooms:?}");
+        }
+        assert_eq!(rooms, [limited(2, 2), limited(4, 4)]);
+        assert_eq!(Placement::Split.choose(&rooms, one()), Err(NoRoom::Full));
+        assert_eq!(
+            Placement::Split.leaves(&[limited(2, 2), limited(1, 4)], |_| true),
+            Some(CARD)
+        );
+        assert_eq!(
+            Placement::Split.leaves(&rooms, |_| true),
+            Some(HOST),
+            "the last of equals"
+        );
+    }
+
+    #[test]
+    fn a_place_takes_packets_up_to_its_limit() {
+        let at = |pps: f64| Room {
+            pps,
+            pps_limit: Some(36e6),
+            ..Room::default()
+        };
+        let needs = |pps: f64| Needs { pps, cores: 0 };
+        for (pps, more, place) in [
+            (0.0, 12e6, CARD),
+            (24e6, 12e6, CARD),
+            (24e6, 13e6, HOST),
+            // While the capacity is unknown, what it gets now counts.
+            (35e6, 0.0, CARD),
+            (36e6, 0.0, HOST),
+        ] {
+            let rooms = [at(pps), free()];
+            assert_eq!(
+                Placement::Auto.choose(&rooms, needs(more)),
+                Ok(place),
+                "{pps} {more}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_place_whose_engine_is_down_gets_nothing() {
+        let down = Room {
+            is_down: true,
+            ..free()
+        };
+        let rooms = [down, free()];
+        assert_eq!(Placement::Auto.choose(&rooms, one()), Ok(HOST));
+        assert_eq!(Placement::Split.choose(&rooms, one()), Ok(HOST));
+        assert_eq!(Placement::At(CARD).choose(&rooms, one()), Err(NoRoom::Down));
+        assert_eq!(Placement::At(HOST).choose(&rooms, one()), Ok(HOST));
+        let rooms = [down, limited(1, 1)];
+        assert_eq!(Placement::Auto.choose(&rooms, one()), Err(NoRoom::Down));
+    }
+
+    #[test]
+    fn own_cores_must_be_free() {
+        let cores = |free_cores| Room {
+            free_cores,
+            ..Room::default()
+        };
+        let needs = Needs { pps: 0.0, cores: 2 };
+        assert_eq!(
+            Placement::Auto.choose(&[cores(Some(1)), cores(Some(2))], needs),
+            Ok(HOST)
+        );
+        let rooms = [cores(Some(1)), cores(None)];
+        assert_eq!(Placement::Auto.choose(&rooms, needs), Err(NoRoom::Cores));
+        assert_eq!(Placement::Auto.choose(&rooms, one()), Ok(CARD));
+    }
+
+    #[test]
+    fn those_that_a_former_rule_put_elsewhere_leave_first() {
+        let rooms = [limited(1, 4), limited(3, 4)];
+        assert_eq!(Placement::At(CARD).leaves(&rooms, |_| true), Some(HOST));
+        assert_eq!(
+            Placement::At(CARD).leaves(&rooms, |place| place == CARD),
+            Some(CARD)
+        );
+        assert!(Placement::At(CARD).rank(CARD) < Placement::At(CARD).rank(HOST));
+        assert!(Placement::Auto.rank(CARD) < Placement::Auto.rank(HOST));
+    }
+
+    fn any_room() -> impl Strategy<Value = Room> {
+        (
+            any::<bool>(),
+            0_u32..5,
+            prop::option::of(1_u32..5),
+            0.0_f64..10.0,
+            prop::option::of(1.0_f64..10.0),
+            (0.1_f64..=1.0, prop::option::of(0_u32..4)),
+        )
+            .prop_map(
+                |(is_down, instances, instance_limit, pps, pps_limit, (share, free_cores))| Room {
+                    is_down,
+                    instances,
+                    instance_limit,
+                    pps,
+                    pps_limit,
+                    share,
+                    free_cores,
+                },
+            )
+    }
+
+    fn any_placement() -> impl Strategy<Value = Placement> {
+        prop_oneof![
+            Just(Placement::Auto),
+            Just(Placement::Split),
+            (0_u8..4).prop_map(|place| Placement::At(PlaceId(place)))
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_chosen_has_room_and_answers(
+            rooms in prop::collection::vec(any_room(), 1..4),
+            placement in any_placement(),
+            pps in 0.0_f64..5.0,
+            cores in 0_u32..3,
+        ) {
+            let needs = Needs { pps, cores };
+            match placement.choose(&rooms, needs) {
+                Ok(place) => {
+                    let room = rooms[place.index()];
+                    prop_assert!(room.fits(needs) && !room.is_down && placement.permits(place));
+                    if placement == Placement::Auto {
+                        let earlier = &rooms[..place.index()];
+                        prop_assert!(earlier.iter().all(|room| room.is_down || !room.fits(needs)));
+                    }
+                }
+                Err(_) => prop_assert!(all(&rooms)
+                    .filter(|(place, _)| placement.permits(*place))
+                    .all(|(_, room)| room.is_down || !room.fits(needs))),
+            }
+        }
+
+        #[test]
+        fn one_leaves_wherever_one_can(
+            rooms in prop::collection::vec(any_room(), 1..4),
+            placement in any_placement(),
+            only in 0_usize..4,
+        ) {
+            let can = |place: PlaceId| place.index() == only;
+            let expected = (only < rooms.len()).then_some(PlaceId(only as u8));
+            prop_assert_eq!(placement.leaves(&rooms, can), expected);
+        }
+    }
+}
