@@ -495,6 +495,8 @@ pub enum ActorsExperiment {
     Overhead,
     /// Actors that loop, write where they may not, or are flooded: what their neighbours notice
     Isolation,
+    /// The workloads of iPipe's Table 3 as actors: the time of a request of each
+    Table3,
 }
 
 /// Arguments of `inco bench openflow`.

@@ -10,6 +10,9 @@ mod migrate;
 mod overhead;
 mod ring;
 mod scheduler;
+mod table3;
+
+use std::borrow::Cow;
 
 use anyhow::Result;
 use display::output;
@@ -32,7 +35,7 @@ struct Row {
     met: Option<bool>,
     /// The figure of the paper, in words.
     #[serde(skip)]
-    paper: &'static str,
+    paper: Cow<'static, str>,
 }
 
 impl Row {
@@ -45,7 +48,7 @@ impl Row {
             unit,
             limit: None,
             met: None,
-            paper: "",
+            paper: Cow::Borrowed(""),
         }
     }
 
@@ -76,8 +79,11 @@ impl Row {
     }
 
     /// What the paper says of it.
-    fn paper(self, paper: &'static str) -> Row {
-        Row { paper, ..self }
+    fn paper(self, paper: impl Into<Cow<'static, str>>) -> Row {
+        Row {
+            paper: paper.into(),
+            ..self
+        }
     }
 }
 
@@ -99,6 +105,7 @@ pub(super) fn run(args: &ActorsArgs) -> Result<()> {
         ActorsExperiment::Dispatch => ("dispatch", dispatch::measure()?),
         ActorsExperiment::Isolation => ("isolation", isolation::measure()?),
         ActorsExperiment::Overhead => ("overhead", overhead::measure()?),
+        ActorsExperiment::Table3 => ("table3", table3::measure()?),
     };
     let mut rows = outcome.rows;
     for row in &mut rows {
@@ -125,7 +132,7 @@ fn table(rows: &[Row]) -> Table {
                 Some(false) => "no",
             }
             .to_owned(),
-            if row.paper.is_empty() { "-" } else { row.paper }.to_owned(),
+            if row.paper.is_empty() { "-" } else { &row.paper }.to_owned(),
         ]);
     }
     table
