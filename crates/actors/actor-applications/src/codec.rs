@@ -25,6 +25,10 @@ impl<'a> Reader<'a> {
         self.array().map(u16::from_le_bytes)
     }
 
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
     pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
@@ -40,12 +44,18 @@ impl<'a> Reader<'a> {
         let bytes = self.u16()?;
         self.bytes(usize::from(bytes))
     }
+
+    /// `value`, if nothing follows.
+    pub(crate) fn end<T>(&self, value: T) -> Option<T> {
+        self.0.is_empty().then_some(value)
+    }
 }
 
 /// Writes a message to its end.
 pub(crate) trait Write {
     fn put_u8(&mut self, value: u8) -> &mut Self;
     fn put_u16(&mut self, value: u16) -> &mut Self;
+    fn put_u32(&mut self, value: u32) -> &mut Self;
     fn put_u64(&mut self, value: u64) -> &mut Self;
     /// At most 255 bytes behind their length.
     fn put_short(&mut self, bytes: &[u8]) -> &mut Self;
@@ -60,6 +70,11 @@ impl Write for Vec<u8> {
     }
 
     fn put_u16(&mut self, value: u16) -> &mut Self {
+        self.extend(value.to_le_bytes());
+        self
+    }
+
+    fn put_u32(&mut self, value: u32) -> &mut Self {
         self.extend(value.to_le_bytes());
         self
     }

@@ -1,7 +1,9 @@
 //! Applications made of actors, after iPipe (Liu and others, SIGCOMM 2019, section 4). They never read a clock or open a
-//! socket: time is a message, and what arrives and leaves are messages of `actor-runtime`.
+//! socket: time is a message, and what arrives and leaves are messages of `actor-runtime`. Only tables of the store
+//! and full segments of a log are files, behind a trait.
 //!
 //! - [`analytics`]: the most frequent keys of a sliding window, exactly.
+//! - [`store`]: a key-value store with replicas: Multi-Paxos, and a log-structured merge tree.
 //!
 //! What holds for all: the Rust value of an actor has its settings only, and its state is in its objects. So an actor
 //! can move to another side at any message, and goes on after a crash between two messages with the state behind the
@@ -11,3 +13,7 @@
 pub mod analytics;
 mod codec;
 mod state;
+mod storage;
+pub mod store;
+
+pub use storage::{Folder, Storage, StorageError};

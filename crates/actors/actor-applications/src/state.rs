@@ -22,6 +22,9 @@ pub(crate) enum Failure {
     /// The objects are not those of this actor.
     #[error("its objects have another layout")]
     Layout,
+    /// A table could not be written or read.
+    #[error("its tables: {0}")]
+    Storage(#[from] crate::storage::StorageError),
 }
 
 /// What a step sends; it leaves when the step has ended without a failure.
@@ -73,6 +76,13 @@ pub(crate) fn root<R: Record>(objects: &Objects) -> Result<R, Failure> {
 
 pub(crate) fn set_root<R: Record>(objects: &mut Objects, root: &R) -> Result<(), Failure> {
     Ok(objects.write(ROOT, 0, root.as_bytes())?)
+}
+
+/// A new object with these bytes; at least one.
+pub(crate) fn allocate(objects: &mut Objects, bytes: &[u8]) -> Result<ObjectId, Failure> {
+    let id = objects.allocate(bytes.len())?;
+    objects.write(id, 0, bytes)?;
+    Ok(id)
 }
 
 /// The object as an array of records; what is behind the last whole record is left out.

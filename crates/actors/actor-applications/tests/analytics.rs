@@ -7,8 +7,8 @@ mod network;
 use std::collections::BTreeMap;
 
 use actor_applications::analytics::{
-    Aggregator, Counter, CounterSettings, Filter, Ranked, Ranker, TOP, TUPLES, Topology, Tuple, WindowPart,
-    encode_tuples,
+    Aggregator, Counter, CounterSettings, Filter, Ranked, Ranker, TOP, TUPLES, Topology, Tuple,
+    WINDOWS_LIMIT, WindowPart, encode_tuples,
 };
 use actor_runtime::{ActorId, Address};
 use model::Random;
@@ -172,7 +172,8 @@ fn ends(sources: u16) -> Vec<(u16, Vec<u8>)> {
 }
 
 fn events(sources: u16) -> impl Strategy<Value = Vec<Event>> {
-    let event = (0..2_000_u64, 0..40_u8, any::<bool>(), 0..sources);
+    // Fewer windows than may wait for a ranker whose turn does not come.
+    let event = (0..500_u64, 0..40_u8, any::<bool>(), 0..sources);
     prop::collection::vec(event, 1..300).prop_map(|mut events| {
         events.sort();
         let made = events.into_iter().map(|(time, key, is_wanted, source)| Event {
@@ -241,6 +242,47 @@ fn refused_keys_and_late_tuples_are_told() {
     assert_eq!(told, [(true, 16), (true, 3)]);
     assert_eq!(found[0].rows.len(), 4);
     assert_eq!(u32::from(found[1].rows.is_empty()), 1);
+}
+
+/// A ranker that does not answer holds up a bounded number of windows; what is sent without it says so.
+#[test]
+fn windows_do_not_wait_for_a_ranker_for_ever() {
+    let mut random = Random::new(1);
+    let mut machine = machine(1, 1, 5, 100);
+    let keys: Vec<_> = (0..20).map(name).collect();
+    let windows = WINDOWS_LIMIT as u64 + 6;
+    for window in 0..windows {
+        let tuple = |key| Tuple {
+            time: window * SLOT_TIME,
+            key,
+            text: PATTERN.as_bytes(),
+        };
+        let tuples: Vec<_> = keys.iter().map(|key| tuple(key)).collect();
+        machine.deliver(
+            0,
+            SOURCE,
+            TUPLES,
+            encode_tuples(0, (window + 1) * SLOT_TIME, &tuples),
+        );
+    }
+    // Filter, counters, one of two rankers, the aggregator.
+    for actor in [0, 1, 2, 3, 5] {
+        machine.serve(actor);
+    }
+    let sent: Vec<_> = machine.take_sent();
+    let parts: Vec<_> = sent
+        .iter()
+        .map(|message| WindowPart::decode(&message.body).unwrap())
+        .collect();
+    assert_eq!(parts.len(), 6);
+    assert!(parts.iter().all(|part| part.is_inexact));
+    machine.settle(&mut random);
+    let sent = machine.take_sent();
+    assert_eq!(sent.len() as u64, windows - 6);
+    assert!(
+        sent.iter()
+            .all(|message| !WindowPart::decode(&message.body).unwrap().is_inexact)
+    );
 }
 
 /// A window has more keys than one message takes.
