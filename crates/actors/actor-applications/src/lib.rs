@@ -4,6 +4,7 @@
 //!
 //! - [`analytics`]: the most frequent keys of a sliding window, exactly.
 //! - [`store`]: a key-value store with replicas: Multi-Paxos, and a log-structured merge tree.
+//! - [`transactions`]: over several machines: optimistic concurrency control, two-phase commit.
 //!
 //! What holds for all: the Rust value of an actor has its settings only, and its state is in its objects. So an actor
 //! can move to another side at any message, and goes on after a crash between two messages with the state behind the
@@ -15,5 +16,6 @@ mod codec;
 mod state;
 mod storage;
 pub mod store;
+pub mod transactions;
 
 pub use storage::{Folder, Storage, StorageError};
