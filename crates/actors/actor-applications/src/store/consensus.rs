@@ -10,6 +10,8 @@
 //! - **Choice.** A command is chosen when a majority has accepted it in one ballot. The leader's next message tells the
 //!   last chosen slot. A replica takes a slot as chosen if it has accepted it in the ballot of that leader; what it has
 //!   not, it asks for.
+//! - **Reads** do not go through the log: see `reads.rs`. Only if a leader does not know yet what was chosen before it, or
+//!   too many reads wait, a read is a command.
 //! - **Application.** Chosen commands go to the memtable in order. Until it says that it has applied them, they are sent
 //!   again with the ticks.
 
@@ -20,10 +22,11 @@ use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Una
 
 use crate::codec::{Reader, Write as _};
 use crate::state::{self, Failure, Outbox};
-use crate::store::client::{Answer, COMMAND_BYTES, Command, Request};
+use crate::store::client::{Answer, COMMAND_BYTES, Command, Operation, Request};
 use crate::store::log::{CHOSEN, Log};
 use crate::store::peer::Peer;
-use crate::store::{ANSWER, APPLIED, APPLY, PROPOSED_LIMIT, REPLICAS_LIMIT, REQUEST, TICK};
+use crate::store::reads::{READS_LIMIT, Reads};
+use crate::store::{ANSWER, APPLIED, APPLY, GET, KEY_BYTES, PROPOSED_LIMIT, REPLICAS_LIMIT, REQUEST, TICK};
 
 /// Slots behind the chosen ones that a replica accepts. All of them fit into a promise.
 const ACCEPTED_LIMIT: u64 = PROPOSED_LIMIT + 8;
@@ -74,8 +77,11 @@ struct Root {
     applied_before: U64,
     /// Sent to the memtable, up to this one.
     sent: U64,
+    /// Of the leader: all slots that others may have chosen before it are up to this one.
+    elected: U64,
     /// Of the leader: the next free slot.
     next: U64,
+    reads: Reads,
     /// Ticks until an election, or a heartbeat.
     ticks: U64,
     draws: U64,
@@ -112,18 +118,22 @@ impl Consensus {
     /// Bytes of the region that it needs.
     pub fn region_bytes(&self) -> usize {
         // An object takes a multiple of 16 bytes. Commands of other lengths leave gaps, at most as long as they are.
-        self.0.log_slots as usize * (8 + 2 * (COMMAND_BYTES + 48)) + 4096
+        self.0.log_slots as usize * (8 + 2 * (COMMAND_BYTES + 48))
+            + READS_LIMIT as usize * (8 + 2 * (KEY_BYTES + 48))
+            + 4096
     }
 
     fn begin(&self, objects: &mut Objects) -> Result<(), Failure> {
         let root = Root::new_zeroed();
         state::create_root(objects, &root)?;
         let log = Log::create(objects, u64::from(self.0.log_slots))?;
+        let reads = Reads::create(objects, root.reads)?;
         let mut step = Step {
             settings: &self.0,
             root: Root {
                 ring: log.ring.to_bits().into(),
                 next: 1.into(),
+                reads,
                 ..root
             },
             log,
@@ -170,7 +180,8 @@ impl Step<'_> {
                     self.root.applied.set(slot.max(self.root.applied.get()));
                     self.root.sent.set(self.root.sent.get().max(slot));
                 }
-                self.apply()
+                self.apply()?;
+                self.answer_reads()
             }
             (kind, Some(peer)) => match Peer::decode(kind, &message.body) {
                 Some(said) => self.peer(peer as u8, said),
@@ -243,10 +254,20 @@ impl Step<'_> {
         self.lead_if_elected()
     }
 
+    fn send_heartbeat(&mut self) {
+        let (ballot, chosen) = (self.root.promised.get(), self.root.chosen.get());
+        let round = self.root.reads.round();
+        self.send_others(&Peer::Heartbeat {
+            ballot,
+            chosen,
+            round,
+        });
+    }
+
     /// The heartbeat; proposals go again to those that have not accepted them.
     fn remind(&mut self) -> Result<(), Failure> {
         let (ballot, chosen) = (self.root.promised.get(), self.root.chosen.get());
-        self.send_others(&Peer::Heartbeat { ballot, chosen });
+        self.send_heartbeat();
         for slot in chosen + 1..self.root.next.get() {
             let Some((accepted, command)) = self.log.get(self.objects, slot)? else {
                 continue;
@@ -263,7 +284,7 @@ impl Step<'_> {
 
     fn request(&mut self, from: Address, body: &[u8]) -> Result<(), Failure> {
         let id = Reader(body).u64().unwrap_or(0);
-        let (Address::Outside(client), Some(_)) = (from, Request::decode(body)) else {
+        let (Address::Outside(client), Some(request)) = (from, Request::decode(body)) else {
             self.outbox.send(from, ANSWER, Answer::Refused.encode(id));
             return self.refuse();
         };
@@ -273,11 +294,58 @@ impl Step<'_> {
             let leader = leader.filter(|leader| *leader != self.settings.me && self.root.role == FOLLOWER);
             self.outbox
                 .send(from, ANSWER, Answer::NotLeader(leader).encode(id));
+        } else if request.operation == Operation::Get
+            && self.root.chosen >= self.root.elected
+            && self.root.reads.has_room()
+        {
+            let slot = self.root.chosen.get();
+            let is_first = self
+                .root
+                .reads
+                .add(self.objects, slot, client, id, &request.key)?;
+            if is_first {
+                return self.ask_followers();
+            }
         } else if next > self.root.chosen.get() + PROPOSED_LIMIT || !self.has_room(next) {
             self.outbox.send(from, ANSWER, Answer::Busy.encode(id));
         } else {
             self.root.next.set(next + 1);
             self.propose(next, &Command::encode(client, body))?;
+        }
+        Ok(())
+    }
+
+    /// Begins a round of questions for the reads that wait.
+    fn ask_followers(&mut self) -> Result<(), Failure> {
+        self.root.reads.begin(self.me());
+        self.send_heartbeat();
+        self.follows(
+            self.settings.me,
+            self.root.promised.get(),
+            self.root.reads.round(),
+        )
+    }
+
+    /// A replica follows this leader, and had the question of a round.
+    fn follows(&mut self, from: u8, ballot: u64, round: u64) -> Result<(), Failure> {
+        if self.root.role != LEADER || self.root.promised != ballot {
+            return Ok(());
+        }
+        let heard = self.root.reads.hear(round, 1 << from);
+        if !heard.is_some_and(|heard| self.is_majority(heard)) {
+            return Ok(());
+        }
+        let has_more = self.root.reads.confirm(self.objects)?;
+        self.answer_reads()?;
+        if has_more { self.ask_followers() } else { Ok(()) }
+    }
+
+    /// Has the memtable answer the reads whose round and slot have come.
+    fn answer_reads(&mut self) -> Result<(), Failure> {
+        while self.root.role == LEADER
+            && let Some(read) = self.root.reads.take(self.objects, self.root.applied.get())?
+        {
+            self.outbox.send(self.settings.memtable, GET, read);
         }
         Ok(())
     }
@@ -346,8 +414,14 @@ impl Step<'_> {
                 }
                 Ok(())
             }
-            Peer::Heartbeat { ballot, chosen } => {
+            Peer::Follows { ballot, round } => self.follows(from, ballot, round),
+            Peer::Heartbeat {
+                ballot,
+                chosen,
+                round,
+            } => {
                 if self.hears(from, ballot) {
+                    self.send(from, &Peer::Follows { ballot, round });
                     self.learn_until(ballot, chosen)?;
                     if self.root.chosen.get() < chosen {
                         let first = self.root.chosen.get() + 1;
@@ -434,6 +508,8 @@ impl Step<'_> {
             }
         }
         self.root.next.set(last + 1);
+        self.root.elected.set(last);
+        self.root.reads.clear(self.objects)?;
         for slot in first..=last {
             let command = self
                 .log

@@ -10,7 +10,7 @@ use crate::state::{self, Failure, Outbox};
 use crate::store::client::{Answer, Command, Operation, Request};
 use crate::store::entry::Entry;
 use crate::store::skip_list::SkipList;
-use crate::store::{ANSWER, APPLIED, APPLY, FLUSH, KEY_BYTES, READ, STORED, TICK, VALUE_BYTES};
+use crate::store::{ANSWER, APPLIED, APPLY, FLUSH, GET, KEY_BYTES, READ, STORED, TICK, VALUE_BYTES};
 
 /// Ticks until a frozen memtable is sent again.
 const FLUSH_TICKS: u64 = 4;
@@ -107,6 +107,13 @@ impl Memtable {
         let is_from = |address| message.from == address;
         match message.kind {
             APPLY if is_from(self.0.consensus) => self.apply(&message.body, &mut root, objects, outbox)?,
+            GET if is_from(self.0.consensus) => {
+                let mut reader = Reader(&message.body);
+                if let Some((client, id)) = reader.u64().zip(reader.u64()) {
+                    let outcome = Memtable::get(reader.0, &root, objects)?;
+                    self.answer(client, id, reader.0, outcome, outbox);
+                }
+            }
             STORED if is_from(self.0.tables) => {
                 if Reader(&message.body).u64() == Some(root.sequence.get()) && root.frozen != U64::ZERO {
                     SkipList(ObjectId::from_bits(root.frozen.get())).free(objects)?;
@@ -146,7 +153,7 @@ impl Memtable {
             if let Some(Command(Some((client, request)))) = Command::decode(reader.0) {
                 let answer = self.execute(slot, client, &request, root, objects)?;
                 if answers != 0 {
-                    self.answer(client, &request, answer, outbox);
+                    self.answer(client, request.id, &request.key, answer, outbox);
                 }
             }
             root.applied.set(slot);
@@ -183,15 +190,15 @@ impl Memtable {
     }
 
     /// Sends what the client gets, or has the tables answer.
-    fn answer(&self, client: u64, request: &Request, answer: Outcome, outbox: &mut Outbox) {
+    fn answer(&self, client: u64, id: u64, key: &[u8], answer: Outcome, outbox: &mut Outbox) {
         match answer {
             Outcome::Answer(answer) => {
-                outbox.send(Address::Outside(client), ANSWER, answer.encode(request.id));
+                outbox.send(Address::Outside(client), ANSWER, answer.encode(id));
             }
             Outcome::InTables => {
                 let mut body = Vec::new();
-                body.put_u64(client).put_u64(request.id);
-                body.extend(&request.key);
+                body.put_u64(client).put_u64(id);
+                body.extend(key);
                 outbox.send(self.0.tables, READ, body);
             }
             Outcome::Superseded => {}

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! 1. [`Consensus`] puts requests into the log (Lamport, "Paxos made simple", 2001, section 3). A replica with a majority
-//!    of promises is the leader. One round of accept messages chooses a command. Reads go through the log as well, so
-//!    they need no clock.
+//!    of promises is the leader. One round of accept messages chooses a command. Before it answers reads, the leader asks
+//!    whether a majority still follows it; so reads need no clock.
 //! 2. [`Memtable`] applies the chosen commands in order to a skip list (Pugh, 1990) and answers clients, on the leader
 //!    only. It executes each request of a client once: it keeps the last request of each.
 //! 3. A memtable that is full is frozen. [`Compaction`] writes it as a table of level 0 (minor compaction), and merges
@@ -49,6 +49,7 @@ mod entry;
 mod log;
 mod memtable;
 mod peer;
+mod reads;
 mod skip_list;
 mod table;
 mod tables;
@@ -87,6 +88,8 @@ const WRITTEN: u32 = 0x213;
 const STORED: u32 = 0x214;
 /// A key that the memtable has not: client (8), id (8), key.
 const READ: u32 = 0x215;
+/// From consensus: a key to be read: client (8), id (8), key.
+const GET: u32 = 0x218;
 /// Tables to be merged: number of the new one (8), whether it is the last level (1), numbers of tables (8 each).
 const MERGE: u32 = 0x216;
 /// They are: number of the new table (8), its bytes (8).

@@ -7,9 +7,10 @@
 //! | 0x222 accept | ballot (8), chosen (8), slot (8), command (2 and bytes) |
 //! | 0x223 accepted | ballot (8), slot (8) |
 //! | 0x224 refuse | ballot (8): the one that was promised |
-//! | 0x225 heartbeat | ballot (8), chosen (8) |
+//! | 0x225 heartbeat | ballot (8), chosen (8), round of questions (8) |
 //! | 0x226 ask | the first slot that the sender has not (8) |
 //! | 0x227 learn | the first slot (8), chosen commands in order (2 and bytes each) |
+//! | 0x228 follows | ballot (8), the round of the heartbeat (8) |
 //!
 //! A ballot is a round times 256 plus the index of its replica. Chosen: the last slot up to which the sender knows all.
 
@@ -43,6 +44,7 @@ pub(crate) enum Peer<'a> {
     Heartbeat {
         ballot: u64,
         chosen: u64,
+        round: u64,
     },
     Ask {
         first: u64,
@@ -50,6 +52,10 @@ pub(crate) enum Peer<'a> {
     Learn {
         first: u64,
         commands: Vec<&'a [u8]>,
+    },
+    Follows {
+        ballot: u64,
+        round: u64,
     },
 }
 
@@ -91,9 +97,17 @@ impl<'a> Peer<'a> {
                 body.put_u64(*ballot);
                 4
             }
-            Peer::Heartbeat { ballot, chosen } => {
-                body.put_u64(*ballot).put_u64(*chosen);
+            Peer::Heartbeat {
+                ballot,
+                chosen,
+                round,
+            } => {
+                body.put_u64(*ballot).put_u64(*chosen).put_u64(*round);
                 5
+            }
+            Peer::Follows { ballot, round } => {
+                body.put_u64(*ballot).put_u64(*round);
+                8
             }
             Peer::Ask { first } => {
                 body.put_u64(*first);
@@ -144,6 +158,11 @@ impl<'a> Peer<'a> {
             5 => Peer::Heartbeat {
                 ballot: number,
                 chosen: reader.u64()?,
+                round: reader.u64()?,
+            },
+            8 => Peer::Follows {
+                ballot: number,
+                round: reader.u64()?,
             },
             6 => Peer::Ask { first: number },
             7 => {
@@ -171,7 +190,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_read_is_what_was_written(
-            kind in FIRST_KIND..FIRST_KIND + 9,
+            kind in FIRST_KIND..FIRST_KIND + 10,
             body in prop::collection::vec(prop_oneof![3 => Just(0_u8), 1 => any::<u8>()], 0..80),
         ) {
             if let Some(peer) = Peer::decode(kind, &body) {

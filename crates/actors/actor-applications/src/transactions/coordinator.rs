@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Una
 
 use crate::codec::{Reader, Write as _};
 use crate::state::{self, Failure, Outbox};
-use crate::transactions::message::Reply;
+use crate::transactions::message::{Locked, Reply};
 use crate::transactions::running::{Phase, Running};
 use crate::transactions::{
     ACTIVE_LIMIT, CHECKPOINT, CHECKPOINTED, KEY_BYTES, KEYS_LIMIT, OUTCOME, Outcome, PARTICIPANTS_LIMIT,
@@ -288,7 +288,7 @@ impl Step<'_> {
         };
         let participants = self.settings.participants.len();
         match (running.phase, reply) {
-            (Phase::Lock, Reply::Locked(Some((reads, versions)))) => {
+            (Phase::Lock, Reply::Locked(Some(Locked { reads, versions }))) => {
                 if running
                     .take_locked(participant, participants, reads, versions)
                     .is_none()

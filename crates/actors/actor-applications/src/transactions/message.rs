@@ -33,11 +33,19 @@ pub(crate) enum Order<'a> {
     },
 }
 
+/// What a participant has read and locked, in the order of the keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Locked {
+    pub(crate) reads: Vec<Read>,
+    /// Of the locked keys.
+    pub(crate) versions: Vec<u64>,
+}
+
 /// What a participant answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// Values that were read and versions of the locked keys, or that a key was locked.
-    Locked(Option<(Vec<Read>, Vec<u64>)>),
+    /// [`None`]: another transaction has locked a key.
+    Locked(Option<Locked>),
     Validated(bool),
     Done,
 }
@@ -123,12 +131,12 @@ impl Reply {
         let mut body = Vec::new();
         body.put_u64(transaction);
         let kind = match self {
-            Reply::Locked(Some((reads, writes))) => {
+            Reply::Locked(Some(Locked { reads, versions })) => {
                 body.put_u8(1).put_u8(reads.len() as u8);
                 for read in reads {
                     body.put_u64(read.version).put_long(&read.value);
                 }
-                for version in writes {
+                for version in versions {
                     body.put_u64(*version);
                 }
                 1
@@ -152,15 +160,15 @@ impl Reply {
         let reply = match kind.checked_sub(FIRST_KIND)? {
             1 if reader.u8()? == 0 => Reply::Locked(None),
             1 => {
-                let (mut reads, mut writes) = (Vec::new(), Vec::new());
+                let (mut reads, mut versions) = (Vec::new(), Vec::new());
                 for _ in 0..reader.u8()? {
                     let (version, value) = (reader.u64()?, reader.long()?.to_vec());
                     reads.push(Read { version, value });
                 }
                 while !reader.0.is_empty() {
-                    writes.push(reader.u64()?);
+                    versions.push(reader.u64()?);
                 }
-                Reply::Locked(Some((reads, writes)))
+                Reply::Locked(Some(Locked { reads, versions }))
             }
             3 => Reply::Validated(reader.u8()? == 1),
             6 => Reply::Done,

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Una
 
 use crate::state::{self, Failure, Outbox};
 use crate::transactions::hash_table::{HashTable, Row};
-use crate::transactions::message::{Order, Reply};
+use crate::transactions::message::{Locked, Order, Reply};
 use crate::transactions::{ACTIVE_LIMIT, Read};
 
 /// The index of the participant that has a key: its CRC-32 modulo their number, which is at least 1.
@@ -130,16 +130,16 @@ fn lock(
     writes: &[&[u8]],
     table: &mut HashTable,
     objects: &mut Objects,
-) -> Result<Option<(Vec<Read>, Vec<u64>)>, Failure> {
+) -> Result<Option<Locked>, Failure> {
     for key in reads.iter().chain(writes) {
         if ![0, transaction].contains(&table.get(objects, key)?.locked_by) {
             return Ok(None);
         }
     }
-    let (mut values, mut versions) = (Vec::new(), Vec::new());
+    let (mut read, mut versions) = (Vec::new(), Vec::new());
     for key in reads {
         let Row { version, value, .. } = table.get(objects, key)?;
-        values.push(Read { version, value });
+        read.push(Read { version, value });
     }
     for key in writes {
         let row = table.get(objects, key)?;
@@ -152,7 +152,10 @@ fn lock(
             },
         )?;
     }
-    Ok(Some((values, versions)))
+    Ok(Some(Locked {
+        reads: read,
+        versions,
+    }))
 }
 
 impl Actor for Participant {
