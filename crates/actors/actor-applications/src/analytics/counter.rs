@@ -152,7 +152,8 @@ impl Counter {
             row.length = key.len() as u8;
             row.key[..key.len()].copy_from_slice(key);
         }
-        row.counts[(slot % SLOTS as u64) as usize] += 1;
+        let count = &mut row.counts[(slot % SLOTS as u64) as usize];
+        count.set(count.get().saturating_add(1));
         Ok(())
     }
 

@@ -345,7 +345,7 @@ impl World {
         None
     }
 
-    /// Moves, crashes and divisions, and their ends.
+    /// Moves, crashes and divisions, and their ends: they last several elections.
     pub(crate) fn disturb(&mut self, faults: Faults) {
         let machine = self.any();
         if self.happens(faults.moves) {
@@ -356,13 +356,13 @@ impl World {
         if self.happens(faults.crashes) {
             self.happened.crashes += 1;
             self.machines[machine].crash();
-        } else if !self.machines[machine].is_up && self.happens(20) {
+        } else if !self.machines[machine].is_up && self.happens(6) {
             self.machines[machine].restart();
         }
         if self.happens(faults.divisions) {
             self.happened.divisions += 1;
             self.alone = Some(machine);
-        } else if self.happens(5) {
+        } else if self.happens(2) {
             self.alone = None;
         }
     }
