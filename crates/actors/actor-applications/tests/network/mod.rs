@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use actor_objects::{Import, Limits, Objects};
 use actor_runtime::{
-    Actor, ActorId, Address, Core, CoreId, Idle, Message, Outside, PolicyName, Registration, Runtime,
-    Settings,
+    Actor, ActorId, Address, Core, CoreId, Message, Outside, Registration, Runtime, Settings,
 };
 use model::{Nanos, Random};
 
@@ -62,15 +61,7 @@ pub(crate) struct Machine {
 }
 
 fn runtime(actors: usize, wire: &Wire) -> Runtime {
-    let settings = Settings {
-        policy: PolicyName::Fcfs,
-        cores: 1,
-        actors_limit: actors as u32,
-        quantum: Nanos::from_micros(50),
-        tail_threshold: Nanos::MAX,
-        hysteresis: 0.1,
-        idle: Idle::Poll,
-    };
+    let settings = Settings::first_come(actors as u32);
     Runtime::new(&settings, Box::new(wire.clone()))
 }
 
