@@ -66,7 +66,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         &[
             &["actor-objects", "actor-channel", "actor-migration"],
             &["actor-runtime"],
-            &["actor-processes", "actor-side"],
+            &["actor-processes", "actor-side", "actor-applications"],
         ],
     ),
     (
