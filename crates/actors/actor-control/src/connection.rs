@@ -272,11 +272,13 @@ mod tests {
             version: VERSION,
             side: Side::Card,
             has_begun: false,
+            channel: None,
         };
         assert!(side.send(&hello, None).unwrap());
         assert!(matches!(inco.receive(), Received::Message(said, None) if said == hello));
         assert!(matches!(inco.receive(), Received::Nothing));
         let attach = ToSide::Attach {
+            number: 3,
             latency_ns: 1,
             bytes_per_second: 2,
         };
@@ -302,7 +304,7 @@ mod tests {
     #[test]
     fn a_message_with_other_descriptors_is_nonsense_and_leaves_none_open() {
         let (_folder, mut inco, mut side) = pair();
-        let attach = br#"{"say":"attach","latency_ns":1,"bytes_per_second":1}"#;
+        let attach = br#"{"say":"attach","number":1,"latency_ns":1,"bytes_per_second":1}"#;
         for count in [0, 1, 2, 3] {
             let (reader, writer) = rustix::pipe::pipe().unwrap();
             if count > 0 {

@@ -13,6 +13,7 @@
 //!    [`FromSide::Ready`]. Nothing runs before [`ToSide::Start`].
 //! 4. From then on the side says [`FromSide::Report`] when something has changed, and answers each
 //!    [`ToSide::Command`] and [`ToSide::PeerEnded`].
+//! 5. If inco goes, the side goes on. It says to the next run that it has begun, and the number of its channel.
 //!
 //! **A message** is a JSON object in a packet of a `SOCK_SEQPACKET` socket, of at most [`MESSAGE_BYTES`]. Unknown fields are
 //! ignored, unknown messages are errors. A change that an older end would misunderstand is a new [`VERSION`].

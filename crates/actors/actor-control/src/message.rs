@@ -165,6 +165,8 @@ pub enum ToSide {
     },
     /// The end of a new channel. With its descriptor.
     Attach {
+        /// The number of the channel. A later one has a higher number.
+        number: u64,
         /// What the DMA engine of this side is declared to take until the other side can read, in ns.
         latency_ns: u64,
         /// Its bandwidth.
@@ -172,7 +174,7 @@ pub enum ToSide {
     },
     /// All actors are declared. Answered by [`FromSide::Ready`] or [`FromSide::Refused`].
     Begin,
-    /// The cores begin.
+    /// The cores begin, unless they have.
     Start,
     /// The process of the other side has ended. What it had noted. Answered by [`FromSide::Heard`].
     PeerEnded {
@@ -202,6 +204,8 @@ pub enum FromSide {
         side: Side,
         /// Whether it has begun, for a run of inco before.
         has_begun: bool,
+        /// The number of its channel, where it has one.
+        channel: Option<u64>,
     },
     /// All is prepared.
     Ready,
@@ -577,10 +581,11 @@ mod tests {
         });
         let events = proptest::collection::vec(event, 0..=EVENTS_LIMIT);
         prop_oneof![
-            any::<(u32, bool)>().prop_map(|(version, has_begun)| FromSide::Hello {
+            any::<(u32, bool, Option<u64>)>().prop_map(|(version, has_begun, channel)| FromSide::Hello {
                 version,
                 side: Side::Host,
-                has_begun
+                has_begun,
+                channel,
             }),
             Just(FromSide::Ready),
             proptest::collection::vec(noted(), 0..=ACTORS_LIMIT as usize)
@@ -628,7 +633,8 @@ mod tests {
                     begin,
                 }
             ),
-            any::<[u64; 2]>().prop_map(|of| ToSide::Attach {
+            any::<[u64; 3]>().prop_map(|of| ToSide::Attach {
+                number: of[2],
                 latency_ns: of[0],
                 bytes_per_second: of[1]
             }),

@@ -15,12 +15,17 @@
 //! 5. A side that breaks the rules, or is silent for [`PATIENCE`], is [broken](Supervisor::broken): the caller ends its
 //!    process, and says so.
 //!
+//! **inco may go** and come again: a keeper has the regions meanwhile ([`Supervisor::entries`]), and the sides go on. The next
+//! run takes them over ([`Supervisor::resume`]), and says where the processes listen. The entries are kept anew before the
+//! next turn whenever [`Supervisor::changes`] says something else.
+//!
 //! **Before both sides have started** nothing has been handled. If one of them ends then, both begin with new regions.
 //!
 //! **Cost.** A new channel and the check of regions take milliseconds, so [`Supervisor::turn`] and [`Supervisor::ended`] do
 //! not belong on a thread that must be on time.
 #![forbid(unsafe_code)]
 
+mod kept;
 mod service;
 mod supervisor;
 

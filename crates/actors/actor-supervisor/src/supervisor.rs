@@ -10,8 +10,10 @@ use actor_control::{
     Side, ToSide, VERSION, What,
 };
 use actor_migration::Record;
+use keeper::Entry;
 use model::Nanos;
 
+use crate::kept;
 use crate::service::{Owned, Service};
 
 /// How long a side may take for an answer, or to listen.
@@ -52,6 +54,9 @@ pub enum Error {
     /// There is no memory for objects.
     #[error(transparent)]
     Region(#[from] actor_objects::RegionError),
+    /// What a keeper has is not what this service needs.
+    #[error("what was kept of the actors cannot be used: {0}")]
+    Kept(&'static str),
     /// There is no memory for a channel.
     #[error(transparent)]
     Channel(#[from] actor_channel::AttachError),
@@ -89,7 +94,7 @@ pub struct Event {
 /// The kind of an [`Event`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Its actors run. `again`: after a process had ended.
+    /// Its actors run. `again`: it is not the first process of this side.
     Started {
         /// See above.
         again: bool,
@@ -166,6 +171,10 @@ struct Process {
     incarnations: u32,
     /// It has not been told that the other side has ended.
     is_untold: bool,
+    /// What the process before it had noted was read.
+    is_end_noted: bool,
+    /// The number of its channel, where it came to this inco with one.
+    channel: Option<u64>,
     /// What it has noted after it was told.
     heard: Option<Vec<Noted>>,
     lines: BTreeMap<u32, Line>,
@@ -182,6 +191,8 @@ impl Process {
             queue: VecDeque::new(),
             incarnations: 0,
             is_untold: false,
+            is_end_noted: false,
+            channel: None,
             heard: None,
             lines: BTreeMap::new(),
             counts: Counts::default(),
@@ -201,6 +212,16 @@ impl Process {
     }
 }
 
+/// Whether a service can be.
+fn check(service: &Service) -> Result<(), Error> {
+    let mut numbers: Vec<u32> = service.actors.iter().map(|of| of.declaration.actor).collect();
+    numbers.sort_unstable();
+    let is_right = numbers.windows(2).all(|pair| pair[0] < pair[1])
+        && numbers.last().is_some_and(|last| *last < ACTORS_LIMIT)
+        && numbers.contains(&service.entry);
+    is_right.then_some(()).ok_or(Error::Actors)
+}
+
 fn push<T>(into: &mut VecDeque<T>, what: T) {
     if into.len() >= KEPT_LIMIT {
         into.pop_front();
@@ -216,6 +237,9 @@ pub struct Supervisor {
     processes: [Process; 2],
     /// Both sides have started once: from then on the regions say where actors are.
     has_started: bool,
+    /// The number of the last channel.
+    channel: u64,
+    changes: u64,
     next_command: u64,
     commands: BTreeMap<u64, Side>,
     moves: BTreeMap<u32, u64>,
@@ -229,26 +253,63 @@ impl Supervisor {
     /// # Errors
     /// [`Error::Actors`]; [`Error::Region`], if there is no memory.
     pub fn new(service: Service) -> Result<Supervisor, Error> {
-        let mut numbers: Vec<u32> = service.actors.iter().map(|of| of.declaration.actor).collect();
-        numbers.sort_unstable();
-        let is_right = numbers.windows(2).all(|pair| pair[0] < pair[1])
-            && numbers.last().is_some_and(|last| *last < ACTORS_LIMIT)
-            && numbers.contains(&service.entry);
-        if !is_right {
-            return Err(Error::Actors);
-        }
+        check(&service)?;
         let owned = service.actors.iter().cloned().map(Owned::new);
-        Ok(Supervisor {
-            owned: owned.collect::<Result<_, _>>()?,
+        let owned = owned.collect::<Result<_, _>>()?;
+        Ok(Supervisor::of(service, owned))
+    }
+
+    /// A service whose processes may have gone on since a run before. `entries`: what that run has kept of it. Of each
+    /// process the caller then says where it listens, or that it has ended.
+    ///
+    /// # Errors
+    /// [`Error::Kept`], if the service has other actors than it had; [`Error::Region`], if there is no memory.
+    pub fn resume(service: Service, entries: Vec<Entry>) -> Result<Supervisor, Error> {
+        check(&service)?;
+        let (mut owned, note) = kept::owned(&service, entries)?;
+        if !note.has_started {
+            // Nothing was handled, but a side may have begun in them.
+            owned.iter_mut().try_for_each(Owned::begin_anew)?;
+        }
+        let mut supervisor = Supervisor::of(service, owned);
+        supervisor.has_started = note.has_started;
+        supervisor.channel = note.channel + 1;
+        for (process, incarnations) in supervisor.processes.iter_mut().zip(note.incarnations) {
+            // One may have begun that is not noted.
+            process.incarnations = incarnations + 1;
+        }
+        Ok(supervisor)
+    }
+
+    fn of(service: Service, owned: Vec<Owned>) -> Supervisor {
+        Supervisor {
             service,
+            owned,
             processes: [Process::new(), Process::new()],
             has_started: false,
+            channel: 0,
+            changes: 0,
             next_command: 0,
             commands: BTreeMap::new(),
             moves: BTreeMap::new(),
             answers: VecDeque::new(),
             events: VecDeque::new(),
-        })
+        }
+    }
+
+    /// What a keeper is to have of the service of this name.
+    ///
+    /// # Errors
+    /// [`Error::Kept`], if no descriptor is free.
+    pub fn entries(&self, service: &str) -> Result<Vec<Entry>, Error> {
+        let incarnations = [0, 1].map(|side: usize| self.processes[side].incarnations);
+        kept::entries(service, &self.owned, self.has_started, incarnations, self.channel)
+    }
+
+    /// How often [`entries`](Supervisor::entries) has changed. If it has, the caller keeps them before the next
+    /// [`turn`](Supervisor::turn).
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     fn process(&self, side: Side) -> &Process {
@@ -268,6 +329,7 @@ impl Supervisor {
             deadline: Some(now + PATIENCE),
             incarnations: before,
             is_untold: self.process(side).is_untold,
+            is_end_noted: self.process(side).is_end_noted,
             ..Process::new()
         };
     }
@@ -294,16 +356,9 @@ impl Supervisor {
             push(&mut self.answers, Answer { id, error });
         }
         let mut interrupted = Vec::new();
+        self.changes += 1;
         if self.has_started {
-            for owned in &mut self.owned {
-                owned.read_record(side)?;
-                if owned.records[side.index()].is_none() {
-                    interrupted.push(owned.of.declaration.actor);
-                }
-            }
-            let other = self.process_mut(side.other());
-            other.is_untold = true;
-            other.heard = None;
+            interrupted = self.note_end(side)?;
         } else if had_begun {
             self.owned.iter_mut().try_for_each(Owned::begin_anew)?;
             if self.process(side.other()).stage.has_begun() {
@@ -318,6 +373,23 @@ impl Supervisor {
             },
         );
         Ok(())
+    }
+
+    /// Reads what a process had noted that has ended. The other side is to hear of it. Gives the actors whose regions cannot
+    /// be used.
+    fn note_end(&mut self, side: Side) -> Result<Vec<u32>, Error> {
+        let mut unusable = Vec::new();
+        for owned in &mut self.owned {
+            owned.read_record(side)?;
+            if owned.records[side.index()].is_none() {
+                unusable.push(owned.of.declaration.actor);
+            }
+        }
+        self.process_mut(side).is_end_noted = true;
+        let other = self.process_mut(side.other());
+        other.is_untold = true;
+        other.heard = None;
+        Ok(unusable)
     }
 
     /// Whether the caller is to end this side's process: it has broken the rules, does not answer, or has closed its
@@ -396,6 +468,7 @@ impl Supervisor {
                     version,
                     side: of,
                     has_begun,
+                    channel,
                 },
             ) => {
                 if version != VERSION {
@@ -403,8 +476,12 @@ impl Supervisor {
                     self.break_side(side, &reason);
                 } else if of != side {
                     self.break_side(side, &format!("it is the {of}"));
+                } else if has_begun && !self.has_started {
+                    self.break_side(side, "it has begun what no inco has started");
+                } else if has_begun && self.process(side).is_end_noted {
+                    self.break_side(side, "it has begun, and has ended");
                 } else if has_begun {
-                    self.break_side(side, "it has begun for another inco");
+                    self.go_on(side, channel);
                 } else {
                     let process = self.process_mut(side);
                     process.stage = Stage::Waiting;
@@ -437,6 +514,22 @@ impl Supervisor {
         }
     }
 
+    /// A side goes on that has begun for a run of inco before. Perhaps that run could not tell it to start.
+    fn go_on(&mut self, side: Side, channel: Option<u64>) {
+        let process = self.process_mut(side);
+        process.stage = Stage::Running;
+        process.deadline = None;
+        process.channel = channel;
+        process.say(ToSide::Start, None);
+        let own = (channel, side);
+        let other = self.process(side.other());
+        // The run before may have ended after only one of them had got the channel. That one has just begun.
+        if other.stage == Stage::Running && other.channel != channel {
+            let (_, newer) = own.max((other.channel, side.other()));
+            self.break_side(newer, "it has another channel than the other side");
+        }
+    }
+
     fn report(&mut self, side: Side, rows: Vec<Line>, events: Vec<Happening>, counts: Counts) {
         let is_known = |actor: u32| self.owned.iter().any(|of| of.of.declaration.actor == actor);
         let mut all = rows.iter().map(|row| row.actor);
@@ -460,21 +553,20 @@ impl Supervisor {
         if !self.has_started {
             let all = |stage| self.processes.iter().all(|of| of.stage == stage);
             if all(Stage::Waiting) {
-                let channel = self.service.new_channel()?;
+                let channel = self.new_channel()?;
                 for side in Side::BOTH {
                     self.declare(side, None, Some(&channel), now);
                 }
             } else if all(Stage::Ready) {
+                // They start in the next turn, when that is kept.
                 self.has_started = true;
-                for side in Side::BOTH {
-                    self.start(side, false);
-                }
+                self.changes += 1;
             }
             return Ok(());
         }
         for side in Side::BOTH {
             match self.process(side).stage {
-                Stage::Ready => self.start(side, true),
+                Stage::Ready => self.start(side),
                 Stage::Waiting => self.begin_again(side, now)?,
                 _ => {}
             }
@@ -489,8 +581,9 @@ impl Supervisor {
         Ok(())
     }
 
-    fn start(&mut self, side: Side, again: bool) {
+    fn start(&mut self, side: Side) {
         let process = self.process_mut(side);
+        let again = process.incarnations > 1;
         process.stage = Stage::Running;
         process.say(ToSide::Start, None);
         let kind = EventKind::Started { again };
@@ -515,6 +608,12 @@ impl Supervisor {
     /// Has a side begin whose process had ended, once the other one has heard of that.
     fn begin_again(&mut self, side: Side, now: Nanos) -> Result<(), Error> {
         let other = side.other();
+        if !self.process(side).is_end_noted {
+            // The process before it has ended while there was no inco.
+            self.note_end(side)?;
+            self.changes += 1;
+            return Ok(());
+        }
         let of = &self.processes[other.index()];
         let channel = match of.stage {
             Stage::Running => {
@@ -527,13 +626,19 @@ impl Supervisor {
                     let noted = heard.iter().find(|noted| noted.actor == actor);
                     owned.records[other.index()] = noted.and_then(|noted| noted.record);
                 }
-                let channel = self.service.new_channel()?;
+                let channel = self.new_channel()?;
                 self.attach(other, &channel);
                 Some(channel)
             }
             // What it has noted changes until it runs, or has ended.
             Stage::Beginning | Stage::Ready | Stage::Broken => return Ok(()),
-            Stage::Gone | Stage::Expected | Stage::Connected | Stage::Waiting => None,
+            Stage::Gone | Stage::Expected | Stage::Connected | Stage::Waiting => {
+                // It may have gone on while there was no inco.
+                if !of.is_end_noted {
+                    return Ok(());
+                }
+                None
+            }
         };
         let begin: Vec<(Option<Record>, Option<Record>)> = (self.owned.iter())
             .map(|of| (of.records[side.index()], of.records[other.index()]))
@@ -544,9 +649,16 @@ impl Supervisor {
         Ok(())
     }
 
+    fn new_channel(&mut self) -> Result<Arc<OwnedFd>, Error> {
+        self.channel += 1;
+        self.changes += 1;
+        self.service.new_channel()
+    }
+
     fn attach(&mut self, side: Side, channel: &Arc<OwnedFd>) {
         let engine = self.service.engine[side.index()];
         let said = ToSide::Attach {
+            number: self.channel,
             latency_ns: engine.latency.0,
             bytes_per_second: engine.bytes_per_second,
         };
@@ -564,6 +676,8 @@ impl Supervisor {
         let (at, runs, entry) = (side.index(), self.service.runs[side.index()], self.service.entry);
         let process = &mut self.processes[at];
         process.incarnations += 1;
+        process.is_end_noted = false;
+        self.changes += 1;
         process.say(
             ToSide::Settings(Settings {
                 policy: runs.policy,

@@ -30,6 +30,7 @@ pub(crate) fn run(options: &Options, make: Make) -> Result<()> {
         connection: None,
         declarations: None,
         side: None,
+        channel: None,
     };
     loop {
         if wait(&stop, &listener, program.connection.as_ref())? {
@@ -73,6 +74,8 @@ struct Program<'o> {
     connection: Option<InOfSide>,
     declarations: Option<Declarations>,
     side: Option<Running>,
+    /// The number of the channel that the side has, or that it begins with.
+    channel: Option<u64>,
 }
 
 impl Program<'_> {
@@ -114,6 +117,7 @@ impl Program<'_> {
             version: VERSION,
             side: self.options.side,
             has_begun: self.side.is_some(),
+            channel: self.channel.filter(|_| self.side.is_some()),
         };
         self.declarations = None;
         if let Some(side) = &mut self.side {
@@ -128,6 +132,7 @@ impl Program<'_> {
         match (said, file) {
             (ToSide::Settings(settings), _) if self.side.is_none() => {
                 self.declarations = Some(Declarations::new(settings));
+                self.channel = None;
             }
             (ToSide::Actor { declaration, begin }, Some(region)) => {
                 if let Some(declarations) = &mut self.declarations {
@@ -136,6 +141,7 @@ impl Program<'_> {
             }
             (
                 ToSide::Attach {
+                    number,
                     latency_ns,
                     bytes_per_second,
                 },
@@ -147,6 +153,7 @@ impl Program<'_> {
                     (None, Some(declarations)) => declarations.attach(end),
                     (None, None) => {}
                 }
+                self.channel = Some(number);
             }
             (ToSide::Begin, _) => {
                 if let Some(declarations) = self.declarations.take() {

@@ -30,6 +30,7 @@ fn hello(version: u32, side: Side, has_begun: bool) -> FromSide {
         version,
         side,
         has_begun,
+        channel: None,
     }
 }
 

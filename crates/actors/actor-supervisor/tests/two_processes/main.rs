@@ -96,7 +96,7 @@ fn a_paused_actor_handles_nothing_until_it_goes_on() {
 #[test]
 fn processes_are_killed_at_any_time_under_load() {
     let mut numbers = Numbers(22);
-    let (mut kills, mut in_moves, mut recovered, mut lost) = (0, 0, 0, 0);
+    let (mut kills, mut in_moves, mut resumed, mut recovered, mut lost) = (0, 0, 0, 0, 0);
     while kills < KILLS {
         let mut world = World::new(&["counter", "counter"]);
         world.until_running();
@@ -114,6 +114,15 @@ fn processes_are_killed_at_any_time_under_load() {
                 client.turn();
                 world.turn();
             }
+            // inco may go before, between, or after that; each time another one comes.
+            let gone = numbers.below(4);
+            let mut resume_at = |at: u64, world: &mut World| {
+                if gone == at {
+                    world.resume();
+                    resumed += 1;
+                }
+            };
+            resume_at(0, &mut world);
             kills += 1;
             let row = &world.supervisor.rows()[0];
             in_moves += u64::from(row.side.is_none() || row.line.phase.is_some());
@@ -122,6 +131,7 @@ fn processes_are_killed_at_any_time_under_load() {
                 kills += 1;
                 world.kill(victim.other());
             }
+            resume_at(1, &mut world);
             // The other one may go on meanwhile.
             for _ in 0..numbers.below(20) {
                 client.turn();
@@ -131,6 +141,10 @@ fn processes_are_killed_at_any_time_under_load() {
             if both {
                 world.start(victim.other());
             }
+            for _ in 0..numbers.below(30) {
+                world.turn();
+            }
+            resume_at(2, &mut world);
             world.until_running();
             if world.place(0).is_none() {
                 lost += 1;
@@ -150,6 +164,30 @@ fn processes_are_killed_at_any_time_under_load() {
     );
     // Most of the time no message is under way.
     assert!(recovered > lost, "{recovered} {lost}");
+}
+
+#[test]
+fn both_sides_go_on_without_inco_and_the_next_one_takes_over() {
+    let mut world = World::new(&["counter", "echo"]);
+    world.until_running();
+    assert_eq!(world.place(0), Some(Side::Card));
+    let mut client = Client::new(world.address);
+    client.ask(3, &mut world);
+    world.moves(0, Side::Host);
+    for _ in 0..3 {
+        world.resume();
+        // Nobody looks after the sides.
+        client.settle_alone();
+        world.until_running();
+        let place = world.place(0).unwrap();
+        world.moves(0, place.other());
+        client.ask(3, &mut world);
+    }
+    client.check();
+    assert_eq!(client.answers.len() as u64, client.next - 1);
+    // Both have the processes of the beginning, and the same clients.
+    assert_eq!(world.supervisor.counts(Side::Card).unknown_clients, 0);
+    assert_eq!(world.started, 2);
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! A service with its processes, and its clients.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use actor_control::{Side, What};
 use actor_supervisor::{Event, EventKind, Service, Supervisor, Wish};
+use keeper::Entry;
 
 /// How long something may take on a machine that does other work.
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
@@ -28,7 +29,12 @@ pub(crate) struct World {
     pub(crate) supervisor: Supervisor,
     pub(crate) processes: [Option<Process>; 2],
     network: fn(SocketAddr, &Path) -> String,
-    started: u32,
+    service: Service,
+    paths: [PathBuf; 2],
+    /// What a keeper has.
+    kept: Vec<Entry>,
+    changes: u64,
+    pub(crate) started: u32,
     pub(crate) events: Vec<Event>,
 }
 
@@ -55,7 +61,11 @@ impl World {
         let mut world = World {
             folder: tempfile::tempdir().unwrap(),
             address: free_address(),
-            supervisor: Supervisor::new(service).unwrap(),
+            supervisor: Supervisor::new(service.clone()).unwrap(),
+            service,
+            paths: [PathBuf::new(), PathBuf::new()],
+            kept: Vec::new(),
+            changes: 0,
             processes: [None, None],
             network,
             started: 0,
@@ -80,6 +90,7 @@ impl World {
             .spawn()
             .unwrap();
         self.processes[side.index()] = Some(Process(child));
+        self.paths[side.index()] = path.clone();
         self.supervisor.began(side, path, clock::monotonic());
     }
 
@@ -88,7 +99,28 @@ impl World {
         self.supervisor.ended(side).unwrap();
     }
 
+    /// Another inco takes the place of this one.
+    pub(crate) fn resume(&mut self) {
+        let kept = std::mem::take(&mut self.kept);
+        self.supervisor = Supervisor::resume(self.service.clone(), kept).unwrap();
+        self.changes = u64::MAX;
+        for side in Side::BOTH {
+            match &self.processes[side.index()] {
+                Some(_) => {
+                    let path = self.paths[side.index()].clone();
+                    self.supervisor.began(side, path, clock::monotonic());
+                }
+                None => self.supervisor.ended(side).unwrap(),
+            }
+        }
+    }
+
+    /// Keeps what has changed, and does what can be done.
     pub(crate) fn turn(&mut self) {
+        if self.supervisor.changes() != self.changes {
+            self.kept = self.supervisor.entries("kv").unwrap();
+            self.changes = self.supervisor.changes();
+        }
         self.supervisor.turn(clock::monotonic()).unwrap();
         self.events.extend(self.supervisor.take_events());
         for side in Side::BOTH {
@@ -185,6 +217,22 @@ impl Client {
     /// What has no answer gets none any more.
     pub(crate) fn give_up(&mut self) {
         self.given_up = self.next - 1;
+    }
+
+    /// A window of requests, until all are answered.
+    pub(crate) fn settle_alone(&mut self) {
+        let since = Instant::now();
+        self.turn();
+        while self.answers.last().map(|last| last.0) != Some(self.next - 1) {
+            self.receive();
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(
+                since.elapsed() < WAIT,
+                "{:?} of {}",
+                self.answers.last(),
+                self.next - 1
+            );
+        }
     }
 
     /// Requests one after the other, each with its answer.
