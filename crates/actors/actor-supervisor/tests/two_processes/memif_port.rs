@@ -43,7 +43,7 @@ fn request(number: u64) -> Vec<u8> {
     let body = number.to_le_bytes();
     let frame = Frame::udp(SocketAddr::new(client, port), SocketAddr::new(own, 7_000), &body).unwrap();
     let tags = [Tag::vlan(9)];
-    let tags = if number % 5 == 0 { &tags[..] } else { &[] };
+    let tags = if number.is_multiple_of(5) { &tags[..] } else { &[] };
     Frame { tags, ..frame }.to_vec().unwrap()
 }
 
