@@ -297,6 +297,10 @@ pub struct Line {
     pub served: u64,
     /// Messages that found the mailbox full, likewise.
     pub refused: u64,
+    /// Its objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub object_bytes: u64,
     /// Its run time, likewise, in ns.
     pub ran_ns: u64,
     /// The mean of its response times, in ns.
@@ -546,7 +550,7 @@ mod tests {
     }
 
     fn line() -> impl Strategy<Value = Line> {
-        (0..ACTORS_LIMIT, any::<[bool; 4]>(), any::<[u64; 7]>()).prop_map(|(actor, flags, of)| Line {
+        (0..ACTORS_LIMIT, any::<[bool; 4]>(), any::<[u64; 9]>()).prop_map(|(actor, flags, of)| Line {
             actor,
             is_here: flags[0],
             is_lost: flags[1],
@@ -560,6 +564,8 @@ mod tests {
             ran_ns: of[4],
             mean_ns: of[5],
             tail_ns: of[6],
+            objects: of[7],
+            object_bytes: of[8],
         })
     }
 
@@ -723,6 +729,8 @@ mod tests {
             held: u64::MAX,
             served: u64::MAX,
             refused: u64::MAX,
+            objects: u64::MAX,
+            object_bytes: u64::MAX,
             ran_ns: u64::MAX,
             mean_ns: u64::MAX,
             tail_ns: u64::MAX,

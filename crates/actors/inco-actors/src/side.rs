@@ -275,6 +275,7 @@ impl Running {
                 line.waiting = of.waiting as u64;
                 line.served = of.counts.served;
                 line.refused = of.counts.mailbox_full;
+                (line.objects, line.object_bytes) = of.objects;
                 line.ran_ns = of.counts.ran.0;
                 line.mean_ns = response.mean() as u64;
                 line.tail_ns = response.tail() as u64;

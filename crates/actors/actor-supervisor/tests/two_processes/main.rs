@@ -57,6 +57,8 @@ fn an_actor_moves_there_and_back_and_no_request_is_lost() {
     assert_eq!(client.answers.len() as u64, client.next - 1);
     assert!(client.answers.iter().all(|(number, count)| number == count));
     let rows = world.supervisor.rows();
+    let objects = [0, 1].map(|row: usize| (rows[row].line.objects, rows[row].line.object_bytes));
+    assert_eq!(objects, [(1, 8), (0, 0)]);
     assert_eq!(
         (rows[0].moves, rows[1].moves, rows[1].side),
         (4, 0, Some(Side::Card))
