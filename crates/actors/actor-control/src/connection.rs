@@ -85,7 +85,8 @@ impl<I: Said, O: Said> Connection<I, O> {
         }
     }
 
-    /// Connects to a side. The path may be in a directory that a hostile container can write to: a symbolic link is refused.
+    /// Connects to a side. The path may be in a directory that a hostile container can write to: a symbolic link is
+    /// refused.
     ///
     /// # Errors
     /// [`Error::Socket`], also while nobody listens there; [`Error::NotASocket`].

@@ -71,8 +71,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service with the default settings. `actors` begin on the card, have regions of this size and the default limits of
-    /// their mailboxes. The first one is the entry.
+    /// A service with the default settings. `actors` begin on the card, have regions of this size and the default
+    /// limits of their mailboxes. The first one is the entry.
     pub fn new<'k>(kinds: impl IntoIterator<Item = &'k str>, region: actor_objects::Limits) -> Service {
         let actors = (0..).zip(kinds).map(|(actor, kind)| DeclaredActor {
             declaration: Declaration {

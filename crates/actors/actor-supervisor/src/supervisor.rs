@@ -99,8 +99,8 @@ pub enum EventKind {
         /// See above.
         again: bool,
     },
-    /// Its process has ended. It had messages under way in these actors, or has damaged their regions: what they had here
-    /// is lost.
+    /// Its process has ended. It had messages under way in these actors, or has damaged their regions: what they had
+    /// here is lost.
     Ended {
         /// See above.
         interrupted: Vec<u32>,
@@ -259,8 +259,8 @@ impl Supervisor {
         Ok(Supervisor::of(service, owned))
     }
 
-    /// A service whose processes may have gone on since a run before. `entries`: what that run has kept of it. Of each
-    /// process the caller then says where it listens, or that it has ended.
+    /// A service whose processes may have gone on since a run before. `entries`: what that run has kept of it. Of
+    /// each process the caller then says where it listens, or that it has ended.
     ///
     /// # Errors
     /// [`Error::Kept`], if the service has other actors than it had; [`Error::Region`], if there is no memory.
@@ -375,8 +375,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Reads what a process had noted that has ended. The other side is to hear of it. Gives the actors whose regions cannot
-    /// be used.
+    /// Reads what a process had noted that has ended. The other side is to hear of it. Gives the actors whose regions
+    /// cannot be used.
     fn note_end(&mut self, side: Side) -> Result<Vec<u32>, Error> {
         let mut unusable = Vec::new();
         for owned in &mut self.owned {

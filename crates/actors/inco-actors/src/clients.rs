@@ -6,8 +6,8 @@ use std::hash::Hash;
 /// Clients that are known at a time. One more takes the place of the one that came first.
 pub(crate) const CLIENTS_LIMIT: usize = 1 << 16;
 
-/// Bits of a number: the place, how often the place was taken, and which process of this side it was. The highest bit is
-/// that of the host's network.
+/// Bits of a number: the place, how often the place was taken, and which process of this side it was. The highest bit
+/// is that of the host's network.
 const PLACE_BITS: u32 = 16;
 const TAKEN_BITS: u32 = 31;
 const INCARNATION_BITS: u32 = 16;

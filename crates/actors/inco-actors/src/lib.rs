@@ -1,18 +1,18 @@
-//! A side of a service of actors, as the program in a container: it has the actors of its side, a network, and does what
-//! inco says. It never decides where an actor runs.
+//! A side of a service of actors, as the program in a container: it has the actors of its side, a network, and does
+//! what inco says. It never decides where an actor runs.
 //!
 //! Key types: [`main`] (the program, with the kinds of actors that it makes), [`kinds`] (those that come with inco).
 //!
 //! 1. It listens for inco (`--control`), and for the switch where it has a memif port (`--socket`).
 //! 2. inco connects, and hands over settings, actors with their regions, and the channel (`actor-control`).
-//! 3. Actors run on the runtime's cores. A free one looks after the network and the channel. The main thread hears inco,
-//!    reports, and makes links to the switch.
-//! 4. If inco goes, all goes on; the next run of inco connects again. On SIGTERM the process ends after what its cores have
-//!    in hand.
+//! 3. Actors run on the runtime's cores. A free one looks after the network and the channel. The main thread hears
+//!    inco, reports, and makes links to the switch.
+//! 4. If inco goes, all goes on; the next run of inco connects again. On SIGTERM the process ends after what its
+//!    cores have in hand.
 //!
-//! **The network.** The payload of a UDP packet is the body of a message for the service's entry actor; the message's kind is
-//! 0. What an actor sends to a client leaves as a packet with addresses and ports swapped. Clients are known by numbers, up
-//! to 65,536 at a time; a number means nobody else later, also after a restart.
+//! **The network.** The payload of a UDP packet is the body of a message, of the kind 0, for the service's entry actor.
+//! What an actor sends to a client leaves as a packet with addresses and ports swapped. Clients are known by numbers,
+//! up to 65,536 at a time; a number means nobody else later, also after a restart.
 #![forbid(unsafe_code)]
 
 mod clients;
@@ -56,8 +56,8 @@ struct Options {
     udp: Option<SocketAddr>,
 }
 
-/// The program `inco-actors` with these kinds of actors, from the arguments of this process to its exit status: 0, 1 if
-/// something failed, 2 if its usage is wrong.
+/// The program `inco-actors` with these kinds of actors, from the arguments of this process to its exit status: 0, 1
+/// if something failed, 2 if its usage is wrong.
 pub fn main(make: Make) -> ExitCode {
     run(make, std::env::args_os()).into()
 }

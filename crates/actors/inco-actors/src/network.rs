@@ -1,5 +1,5 @@
-//! The network of a side: packets of clients through inco's switch (memif), or a UDP socket of the kernel. Payloads come in as
-//! messages for the entry actor, and answers leave.
+//! The network of a side: packets of clients through inco's switch (memif), or a UDP socket of the kernel. Payloads
+//! come in as messages for the entry actor, and answers leave.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Card and host as two processes of the program `inco-actors`, with clients over UDP. Processes are killed at any time under
-//! load, while an actor moves: each request is answered at most once and in order, and changes the state once. The processes
-//! are this test itself, with one test.
+//! Card and host as two processes of the program `inco-actors`, with clients over UDP. Processes are killed at any
+//! time under load, while an actor moves: each request is answered at most once and in order, and changes the state
+//! once. The processes are this test itself, with one test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod hostile;

@@ -146,7 +146,10 @@ impl World {
 
     /// Whether an actor is lost, by the events.
     pub(crate) fn is_lost(&self, actor: u32) -> bool {
-        let lost = |event: &Event| matches!(&event.kind, EventKind::Actor(of) if of.actor == actor && of.what == What::Lost);
+        let lost = |event: &Event| match &event.kind {
+            EventKind::Actor(of) => of.actor == actor && of.what == What::Lost,
+            _ => false,
+        };
         self.events.iter().any(lost)
     }
 

@@ -1,5 +1,5 @@
-//! A service of actors in real containers, behind inco's switch: card and host are instances of two services. The test does
-//! what the supervisor's caller does.
+//! A service of actors in real containers, behind inco's switch: card and host are instances of two services, at two
+//! places of this machine. The test does what the supervisor's caller does.
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,15 @@ const WINDOW: u64 = 32;
 fn configuration() -> String {
     let side = |name: &str, address: &str, side: &str| {
         format!(
-            "[service.{name}]\nvip = {{ address = \"{address}\", ports = \"7000\" }}\nport = \"memif\"\nimage = \
-             \"{IMAGE}\"\ncommand = [\"/inco-actors\", \"--side\", \"{side}\"]\nmemory = \"128MiB\"\ninstances = {{ min \
-             = 1, max = 1, standby = 0 }}\nautoscaler = \"fixed\"\n"
+            "[service.{name}]\nplacement = \"{side}\"\nvip = {{ address = \"{address}\", ports = \"7000\" \
+             }}\nport = \"memif\"\nimage = \"{IMAGE}\"\ncommand = [\"/inco-actors\", \"--side\", \
+             \"{side}\"]\nmemory = \"128MiB\"\ninstances = {{ min = 1, max = 1, standby = 0 }}\nautoscaler = \
+             \"fixed\"\n"
         )
     };
     format!(
-        "{}[switch]\ndriver = \"soft\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\n{}{}",
+        "{}[switch]\ndriver = \"soft\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\n[[place]]\nname \
+         = \"card\"\ncpus = \"0\"\n[[place]]\nname = \"host\"\ncpus = \"1\"\n{}{}",
         Engine::Oci.toml(),
         side("kv", "10.0.0.70", "card"),
         side("kv-host", "10.0.0.71", "host"),
@@ -53,7 +55,9 @@ impl Actors<'_> {
         for side in Side::BOTH {
             let service = if side == Side::Card { "kv" } else { "kv-host" };
             let rows = self.inco.instances();
-            let row = rows.iter().find(|row| row.service == service && row.pid.is_some());
+            let row = rows
+                .iter()
+                .find(|row| row.service == service && row.pid.is_some());
             let of = &mut self.instances[side.index()];
             if of.is_some() && *of != row.map(|row| row.id) {
                 *of = None;
@@ -149,7 +153,8 @@ impl Client {
         });
     }
 
-    /// Requests one after the other. One that is lost, because the instance is being replaced, is followed by the next.
+    /// Requests one after the other. One that is lost, because the instance is being replaced, is followed by the
+    /// next.
     fn ask(&mut self, actors: &mut Actors<'_>) {
         eventually("a request is answered", PATIENCE, || {
             let number = self.next;
@@ -193,7 +198,12 @@ fn requests_flow_while_an_actor_moves_between_two_containers_and_after_either_wa
         instances: [None, None],
     };
     actors.until_running();
-    inco.settled(2, 0);
+    let rows = inco.settled(2, 0);
+    let place_of = |service: &str| {
+        let row = rows.iter().find(|row| row.service == service).unwrap();
+        row.place.clone().unwrap()
+    };
+    assert_eq!(["kv", "kv-host"].map(place_of), ["card", "host"]);
     let mut client = Client::new(&network);
     client.ask(&mut actors);
     for to in [Side::Host, Side::Card, Side::Host] {
@@ -207,7 +217,10 @@ fn requests_flow_while_an_actor_moves_between_two_containers_and_after_either_wa
     }
     client.settle();
     let expected: Vec<_> = (1..client.next).map(|number| (number, number)).collect();
-    assert!(client.answers == expected, "each once and in order, and each counted once");
+    assert!(
+        client.answers == expected,
+        "each once and in order, and each counted once"
+    );
     let rows = actors.supervisor.rows();
     assert_eq!((rows[0].moves, rows[0].side), (3, Some(Side::Host)));
 
@@ -218,7 +231,10 @@ fn requests_flow_while_an_actor_moves_between_two_containers_and_after_either_wa
         actors.until_running();
         client.ask(&mut actors);
         let after = *client.answers.last().unwrap();
-        assert!(after.0 > number && after.1 > count, "{after:?} after {number}, {count}");
+        assert!(
+            after.0 > number && after.1 > count,
+            "{after:?} after {number}, {count}"
+        );
         let is_later = |pair: &[(u64, u64)]| pair[1].0 > pair[0].0 && pair[1].1 > pair[0].1;
         assert!(client.answers.windows(2).all(is_later));
         assert_eq!(actors.supervisor.side_of(0), Some(Side::Host));
