@@ -45,9 +45,9 @@ test: ## install what is missing, start what must run, and run every test
 
 # The binary that the tests' containers run: static, in the development profile. It is in the folder of its target
 # triple, so that it does not replace the one that cargo builds for the tests of inco-nf. Beside it, what an author of a
-# function builds: the example in Rust, and the library for functions in C.
+# function builds: the example in Rust, and the library for functions in C; and the program of actors.
 nf:
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf -p inco-nf-c -p function-rust --target $(HOST)
+	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf -p inco-actors -p inco-nf-c -p function-rust --target $(HOST)
 
 # Suites by the names of their tests. The one that mostly waits, for containers and traffic; each test has its turn.
 WAITING := end_to_end

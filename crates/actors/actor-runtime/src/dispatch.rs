@@ -57,6 +57,8 @@ pub struct Row {
     pub waiting: usize,
     /// Whether it is paused.
     pub is_paused: bool,
+    /// Its objects, as its last run left them, and their bytes.
+    pub objects: (u64, u64),
     /// Response and run times.
     pub statistics: ActorStatistics,
     /// What was counted.
@@ -115,6 +117,8 @@ struct Seat {
     is_paused: bool,
     /// Why it is to be stopped, and how many messages its last run left.
     failed: Option<(String, u64)>,
+    /// Objects and their bytes, where no instance runs.
+    objects: (u64, u64),
     counts: Counts,
     /// What a message of it typically runs, and from how many runs that is known.
     typical: Nanos,
@@ -187,8 +191,10 @@ impl Dispatch {
         if of.instances.is_empty() {
             return Err(Error::NoInstance(actor));
         }
+        let objects = of.instances.iter().find_map(|instance| instance.objects());
         *seat = Some(Seat {
             name: of.name,
+            objects: objects.unwrap_or_default(),
             instances: of.instances,
             running: 0,
             mailbox: VecDeque::new(),
@@ -433,6 +439,7 @@ impl Dispatch {
             let has_yielded = ended < messages.len() && failure.is_none();
             let each = Nanos(ran.0 / (ended + usize::from(has_yielded)).max(1) as u64);
             if let Some(seat) = self.seat(actor) {
+                seat.objects = instance.objects().unwrap_or(seat.objects);
                 seat.instances.push(instance);
                 seat.running -= 1;
                 seat.learn(each);
@@ -602,6 +609,7 @@ impl Dispatch {
                     group: self.scheduler.group_of(actor),
                     waiting: seat.mailbox.len(),
                     is_paused: seat.is_paused,
+                    objects: seat.objects,
                     statistics: self.scheduler.statistics(actor).copied().unwrap_or_default(),
                     counts: seat.counts,
                 })

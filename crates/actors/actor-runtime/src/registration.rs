@@ -13,6 +13,14 @@ pub(crate) struct Instance {
     pub(crate) objects: Option<Objects>,
 }
 
+impl Instance {
+    /// How many objects it has, and their bytes; nothing where it has no region.
+    pub(crate) fn objects(&self) -> Option<(u64, u64)> {
+        let objects = self.objects.as_ref()?;
+        Some((objects.len() as u64, objects.used_bytes()))
+    }
+}
+
 /// An actor as a runtime takes it.
 pub struct Registration {
     pub(crate) name: String,

@@ -127,6 +127,8 @@ pub struct Row {
     pub kind: String,
     /// Whether it is here.
     pub is_here: bool,
+    /// Whether its state is lost: it runs nowhere.
+    pub is_lost: bool,
     /// The phase of its move away from here.
     pub phase: Option<Phase>,
     /// Messages that are held for it.
@@ -350,6 +352,7 @@ impl ActorSide {
             actor: *actor,
             kind: of.member.kind.clone(),
             is_here: of.residence.is_here(),
+            is_lost: of.residence.is_lost(),
             phase: of.residence.phase(),
             held: of.residence.held(),
             record: of.residence.record(),

@@ -65,8 +65,10 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         "actors",
         &[
             &["actor-objects", "actor-channel", "actor-migration"],
-            &["actor-runtime"],
+            &["actor-runtime", "actor-control"],
             &["actor-processes", "actor-side", "actor-applications"],
+            &["inco-actors"],
+            &["actor-supervisor"],
         ],
     ),
     (

@@ -4,6 +4,7 @@ use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
 
 use actor_channel::{Declared, End, Limits, Order, Side};
+use actor_control::{FromSide, Nonsense, Said, ToSide};
 use actor_migration::{Input, Residence};
 use actor_objects::{Import, Objects};
 use model::Nanos;
@@ -54,6 +55,23 @@ pub(crate) fn moves(bytes: &[u8]) {
         }
         assert!(residence.held() <= 4);
         effects.clear();
+    }
+}
+
+/// A message of either end: what is read is within all limits, and is read again as it was.
+pub(crate) fn control(bytes: &[u8]) {
+    again::<FromSide>(bytes);
+    again::<ToSide>(bytes);
+}
+
+fn again<T: Said + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    let Ok(said) = actor_control::read::<T>(bytes) else {
+        return;
+    };
+    match actor_control::write(&said) {
+        Ok(written) => assert_eq!(actor_control::read::<T>(&written).expect("it was written"), said),
+        // It is shorter where fields were left out.
+        Err(error) => assert!(matches!(error, Nonsense::TooLong(_)), "{error}"),
     }
 }
 

@@ -15,6 +15,7 @@
 //! | `functions` | bursts of frames through one of the functions, with time between them | network |
 //! | `state_moves` | messages about moves with state, and states of flows for the functions | containers |
 //! | `actor_objects`, `actor_moves`, `actor_channel` | streams of objects, messages about moves, a channel's memory | the other side of actors |
+//! | `actor_control` | messages between inco and a side of actors | containers |
 //! | `captures` | a file in the pcap format | files |
 //! | `answers` | what instances answer to health checks | containers |
 //! | `memif_messages` | control messages of a memif client, with and without descriptors | network, containers |
@@ -61,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     ("actor_objects", actors::objects),
     ("actor_moves", actors::moves),
     ("actor_channel", actors::channel),
+    ("actor_control", actors::control),
     ("captures", network::captures),
     ("answers", network::answers),
     ("signals", network::signals),

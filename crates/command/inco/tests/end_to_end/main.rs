@@ -18,6 +18,7 @@ mod browser;
 #[expect(dead_code, reason = "the tests of the crate use the rest")]
 mod registry_server;
 
+mod actors;
 mod addresses;
 mod captures;
 mod chains;

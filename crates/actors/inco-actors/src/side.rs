@@ -1,0 +1,313 @@
+//! The side that inco has declared: made from what it says, and told to inco.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+use actor_channel::{Declared, End, Order};
+use actor_control::{
+    Begin, Command, Counts, Declaration, EVENTS_LIMIT, FromSide, Group, Happening, Line, Noted, ROWS_LIMIT,
+    Settings, Side, What, Why, reason,
+};
+use actor_migration::{Outcome, Phase, Stayed};
+use actor_objects::Objects;
+use actor_runtime::{ActorId, Idle, Threads};
+use actor_side::{ActorSide, EventKind, Member};
+use anyhow::{Context as _, Result, anyhow, bail};
+use model::Nanos;
+
+use crate::Make;
+use crate::network::Network;
+
+/// Events that inco has not taken, at most: the oldest go.
+const EVENTS_KEPT: usize = 1_024;
+/// How long a move may take, from its first phase until the objects are there: then it is cancelled.
+const MOVE_LIMIT: Nanos = Nanos::from_secs(10);
+
+/// What inco has declared so far.
+pub(crate) struct Declarations {
+    settings: Settings,
+    actors: Vec<(Declaration, Begin, OwnedFd)>,
+    end: Option<End>,
+}
+
+/// The end of a channel.
+pub(crate) fn end(file: &OwnedFd, side: Side, latency_ns: u64, bytes_per_second: u64) -> Result<End> {
+    let order = Order::Declared(Declared {
+        latency: Nanos(latency_ns),
+        bytes_per_second,
+    });
+    let side = match side {
+        Side::Card => actor_channel::Side::Card,
+        Side::Host => actor_channel::Side::Host,
+    };
+    Ok(End::attach(file.as_fd(), side, order)?)
+}
+
+impl Declarations {
+    pub(crate) fn new(settings: Settings) -> Declarations {
+        Declarations {
+            settings,
+            actors: Vec::new(),
+            end: None,
+        }
+    }
+
+    pub(crate) fn add(&mut self, declaration: Declaration, begin: Begin, region: OwnedFd) {
+        self.actors.push((declaration, begin, region));
+    }
+
+    pub(crate) fn attach(&mut self, end: End) {
+        self.end = Some(end);
+    }
+
+    /// Prepares all of it. No actor handles a message yet.
+    pub(crate) fn begin(self, side: Side, network: &Network, make: Make) -> Result<Running> {
+        let settings = &self.settings;
+        let limit = self.actors.iter().map(|(of, ..)| of.actor + 1).max();
+        let runtime = actor_runtime::Settings {
+            policy: settings.policy,
+            cores: settings.cores,
+            actors_limit: limit.ok_or_else(|| anyhow!("no actors were declared"))?,
+            quantum: Nanos(settings.quantum_ns.max(1)),
+            tail_threshold: Nanos(settings.tail_threshold_ns),
+            hysteresis: f64::from(settings.hysteresis_thousandths) / 1_000.0,
+            idle: match settings.rest_ns {
+                0 => Idle::Poll,
+                ns => Idle::Sleep(Duration::from_nanos(ns)),
+            },
+        };
+        network.begin(ActorId(settings.entry), settings.incarnation);
+        let made = move |kind: &str, actor: ActorId| make(kind, actor.0);
+        let channel_side = match side {
+            Side::Card => actor_channel::Side::Card,
+            Side::Host => actor_channel::Side::Host,
+        };
+        let actors = ActorSide::new(channel_side, &runtime, Box::new(network.clone()), Box::new(made));
+        for (of, begin, region) in self.actors {
+            let objects =
+                Objects::open(region.as_fd()).with_context(|| format!("actor {}: its region", of.actor))?;
+            let member = Member {
+                actor: ActorId(of.actor),
+                kind: of.kind,
+                mailbox_limit: of.mailbox_limit as usize,
+                held_limit: of.held_limit as usize,
+            };
+            let begin = match begin {
+                Begin::Here => actor_side::Begin::Here,
+                Begin::Away => actor_side::Begin::Away,
+                Begin::Again { own, peer } => actor_side::Begin::Again { own, peer },
+            };
+            actors.add(member, objects, begin)?;
+        }
+        if let Some(end) = self.end {
+            actors.attach(end)?;
+        }
+        Ok(Running {
+            actors,
+            threads: None,
+            told: BTreeMap::new(),
+            told_counts: Counts::default(),
+            events: VecDeque::new(),
+            moves: BTreeMap::new(),
+            next: 0,
+        })
+    }
+}
+
+/// The side.
+pub(crate) struct Running {
+    actors: ActorSide,
+    threads: Option<Threads>,
+    /// What inco was told last.
+    told: BTreeMap<u32, Line>,
+    told_counts: Counts,
+    events: VecDeque<Happening>,
+    /// Moves away from here that can be cancelled, and since when they take.
+    moves: BTreeMap<ActorId, Nanos>,
+    /// The actor with which the next report begins, if all do not fit into one.
+    next: u32,
+}
+
+impl Running {
+    /// The cores begin.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        if self.threads.is_none() {
+            self.threads = Some(self.actors.runtime().start(|_| ())?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn attach(&self, end: End) -> Result<()> {
+        Ok(self.actors.attach(end)?)
+    }
+
+    /// The other side has ended; gives what this side has noted after that.
+    pub(crate) fn peer_ended(&self, records: &[Noted]) -> FromSide {
+        let noted = |actor: ActorId| records.iter().find(|of| of.actor == actor.0)?.record;
+        self.actors.peer_ended(noted);
+        let rows = self.actors.rows().into_iter();
+        FromSide::Heard {
+            records: rows
+                .map(|row| Noted {
+                    actor: row.actor.0,
+                    record: Some(row.record),
+                })
+                .collect(),
+        }
+    }
+
+    /// Does what inco wants with an actor.
+    pub(crate) fn command(&self, actor: u32, what: Command) -> Result<()> {
+        let actor = ActorId(actor);
+        let runtime = self.actors.runtime();
+        let rows = self.actors.rows();
+        let row = rows.iter().find(|row| row.actor == actor);
+        let row = row.ok_or_else(|| anyhow!("{actor} is not known here"))?;
+        if !row.is_here || row.phase.is_some() {
+            bail!("{actor} is not here, or moves");
+        }
+        let is_paused = runtime
+            .actors()
+            .iter()
+            .any(|row| row.actor == actor && row.is_paused);
+        match what {
+            Command::Move if is_paused => bail!("{actor} is paused: it would never finish what it has"),
+            Command::Move => self.actors.move_away(actor)?,
+            Command::Pause => runtime.pause(actor)?,
+            Command::Resume => runtime.resume(actor)?,
+        }
+        Ok(())
+    }
+
+    /// Takes what has happened, and ends moves that take too long.
+    pub(crate) fn turn(&mut self, now: Nanos) {
+        for event in self.actors.take_events() {
+            match event.kind {
+                EventKind::Phase(Phase::Prepare) => {
+                    self.moves.insert(event.actor, now);
+                }
+                EventKind::Phase(Phase::Clean) | EventKind::Ended(_) => {
+                    self.moves.remove(&event.actor);
+                }
+                EventKind::Phase(_) => {}
+            }
+            let what = match event.kind {
+                EventKind::Phase(phase) => What::Phase(phase.into()),
+                EventKind::Ended(Outcome::Moved) => What::Moved,
+                EventKind::Ended(Outcome::Came) => What::Came,
+                EventKind::Ended(Outcome::Lost) => What::Lost,
+                EventKind::Ended(Outcome::Stayed(why)) => What::Stayed(match why {
+                    Stayed::Refused => Why::Refused,
+                    Stayed::Failed => Why::Failed,
+                    Stayed::Cancelled => Why::Cancelled,
+                    Stayed::PeerEnded => Why::PeerEnded,
+                }),
+            };
+            self.note(event.actor.0, event.at, what);
+        }
+        for stopped in self.actors.runtime().take_stopped() {
+            let what = What::Failed {
+                reason: reason(&stopped.reason),
+                lost: stopped.lost,
+            };
+            self.note(stopped.actor.0, now, what);
+        }
+        let is_over = |since: &Nanos| now.since(*since) > MOVE_LIMIT;
+        let late: Vec<ActorId> = (self.moves.iter().filter(|(_, since)| is_over(since)))
+            .map(|(actor, _)| *actor)
+            .collect();
+        for actor in late {
+            self.moves.remove(&actor);
+            self.actors.cancel(actor);
+        }
+    }
+
+    fn note(&mut self, actor: u32, at: Nanos, what: What) {
+        if self.events.len() >= EVENTS_KEPT {
+            self.events.pop_front();
+        }
+        let at_ns = at.0;
+        self.events.push_back(Happening { actor, at_ns, what });
+    }
+
+    /// Has the next reports say everything: a new run of inco knows nothing.
+    pub(crate) fn forget_told(&mut self) {
+        self.told.clear();
+        self.told_counts = Counts::default();
+    }
+
+    fn counts(&self, network: &Network) -> Counts {
+        let (own, of) = (self.actors.counts(), network.counts());
+        Counts {
+            requests: of.requests,
+            answers: of.answers,
+            malformed: of.malformed,
+            unknown_clients: of.unknown_clients,
+            unsent: of.unsent,
+            refused: own.refused + self.actors.runtime().undeliverable(),
+            nonsense: own.nonsense,
+            channels_lost: own.channels_lost,
+        }
+    }
+
+    /// All actors as they are now.
+    fn lines(&self) -> BTreeMap<u32, Line> {
+        let runs = self.actors.runtime().actors();
+        let runs: BTreeMap<ActorId, _> = runs.iter().map(|row| (row.actor, row)).collect();
+        let rows = self.actors.rows().into_iter();
+        rows.map(|row| {
+            let mut line = Line {
+                actor: row.actor.0,
+                is_here: row.is_here,
+                is_lost: row.is_lost,
+                phase: row.phase.map(Into::into),
+                held: row.held as u64,
+                ..Line::default()
+            };
+            if let Some(of) = runs.get(&row.actor) {
+                let response = of.statistics.response();
+                line.is_paused = of.is_paused;
+                line.group = match of.group {
+                    actor_runtime::Group::Fcfs => Group::Fcfs,
+                    actor_runtime::Group::Drr => Group::Drr,
+                };
+                line.waiting = of.waiting as u64;
+                line.served = of.counts.served;
+                line.refused = of.counts.mailbox_full;
+                (line.objects, line.object_bytes) = of.objects;
+                line.ran_ns = of.counts.ran.0;
+                line.mean_ns = response.mean() as u64;
+                line.tail_ns = response.tail() as u64;
+            }
+            (line.actor, line)
+        })
+        .collect()
+    }
+
+    /// What inco has not been told, if there is something. `say` gives whether inco takes it.
+    pub(crate) fn report(&mut self, network: &Network, say: impl FnOnce(FromSide) -> bool) {
+        let (lines, counts) = (self.lines(), self.counts(network));
+        let is_new = |line: &&Line| self.told.get(&line.actor) != Some(*line);
+        // From where the last report ended, around.
+        let later = lines.range(self.next..).chain(lines.range(..self.next));
+        let rows: Vec<Line> = later
+            .map(|(_, line)| line)
+            .filter(is_new)
+            .take(ROWS_LIMIT)
+            .copied()
+            .collect();
+        if rows.is_empty() && self.events.is_empty() && counts == self.told_counts {
+            return;
+        }
+        let events: Vec<Happening> = self.events.iter().take(EVENTS_LIMIT).cloned().collect();
+        let (told, next) = (rows.clone(), rows.last().map_or(0, |last| last.actor + 1));
+        let count = events.len();
+        if say(FromSide::Report { rows, events, counts }) {
+            self.told.extend(told.into_iter().map(|line| (line.actor, line)));
+            self.told_counts = counts;
+            self.events.drain(..count);
+            self.next = next;
+        }
+    }
+}
