@@ -1,5 +1,9 @@
 //! Places: where instances are created, which leave first, and what an engine that is away takes with it.
-#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
 
 use std::collections::BTreeMap;
 

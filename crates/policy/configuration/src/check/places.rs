@@ -123,11 +123,11 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
         }
     }
     let at_least = service.instances.min.saturating_add(service.instances.standby);
-    let limits = permitted().map(|(_, place)| match (service.exclusive, place.instances) {
+    let mut limits = permitted().map(|(_, place)| match (service.exclusive, place.instances) {
         (false, limit) => limit,
         (true, limit) => Some(limit.unwrap_or(u32::MAX).min(place.cpu_list().len() as u32)),
     });
-    let most = limits.fold(Some(0_u32), |sum, limit| Some(sum?.saturating_add(limit?)));
+    let most = limits.try_fold(0_u32, |sum, limit| Some(sum.saturating_add(limit?)));
     if let Some(most) = most.filter(|most| *most < at_least) {
         let what = format!("min and standby are {at_least} instances, and its places take {most}");
         let write = "write a smaller min or standby, or a larger `instances` of a place";
