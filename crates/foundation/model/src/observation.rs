@@ -45,7 +45,7 @@ pub struct InstanceObservation {
     pub signals: InstanceSignals,
     /// The function's busy share of time, 0 to 1, if published.
     pub busy: Option<f64>,
-    /// Its CPU quota in CPUs, if any.
+    /// Its CPU quota in CPUs, if any. At a place with a share, what it would have with the whole share.
     pub cpu_quota: Option<f64>,
 }
 

@@ -320,6 +320,28 @@ fn an_instance_has_its_share_of_the_quota_and_of_the_capacity() {
 }
 
 #[test]
+fn quotas_of_an_autoscaler_are_shares_of_the_place() {
+    let card = Place {
+        share: 0.4,
+        ..place("card", Some(1))
+    };
+    let goal = serde_json::json!({"goal": "cpu"});
+    let service = ServiceSettings {
+        min: 2,
+        autoscaler: Autoscaler::with_parameters("inreal", goal).unwrap(),
+        ..service(Placement::Auto)
+    };
+    let mut bed = Bed::new(card, place("host", None), service);
+    // A tenth of what each has at its place, as nothing comes.
+    bed.until("both have the smallest quota", |bed| {
+        let instances = bed.controller.instances().iter();
+        let cpus: Vec<f64> = instances.filter_map(|of| of.cpus()).collect();
+        let is = |index: usize, wanted: f64| cpus.get(index).is_some_and(|cpus| (cpus - wanted).abs() < 1e-3);
+        is(0, 0.04) && is(1, 0.1)
+    });
+}
+
+#[test]
 fn an_engine_that_is_away_stops_changes_at_its_place_only() {
     let mut bed = Bed::new(
         place("card", Some(2)),

@@ -8,6 +8,7 @@ use model::{
     ServiceId, Slot,
 };
 
+use super::places::{capacity_of, whole_cpus};
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::settings::{
@@ -58,14 +59,20 @@ impl Controller {
                 } else {
                     Slot::NONE
                 };
-                let capacity_pps = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+                let cpu_quota = whole_cpus(&self.settings.places, instance);
+                let capacity_pps = capacity_of(
+                    &self.settings.places,
+                    &service.settings,
+                    service.capacity_pps,
+                    instance,
+                );
                 // Usually these are the instances of the previous step; their counts are filled in below.
                 match observation.instances.get_mut(count) {
                     Some(seen) if seen.id == instance.id => {
                         seen.slot = slot;
                         seen.state = instance.state;
                         seen.capacity_pps = capacity_pps;
-                        seen.cpu_quota = instance.cpus;
+                        seen.cpu_quota = cpu_quota;
                     }
                     _ => {
                         observation.instances.truncate(count);
@@ -80,7 +87,7 @@ impl Controller {
                             ring_occupancy: 0.0,
                             signals: InstanceSignals::default(),
                             busy: None,
-                            cpu_quota: instance.cpus,
+                            cpu_quota,
                         });
                     }
                 }
@@ -169,7 +176,8 @@ impl Controller {
             let Some(at) = self.position(quota.instance) else {
                 continue;
             };
-            let to_cpus = CpuQuota::of_cpus(quota.cpus).cpus();
+            let place = self.instances[at].place;
+            let to_cpus = self.quota_at(place, CpuQuota::of_cpus(quota.cpus)).cpus();
             let instance = &mut self.instances[at];
             if instance.service != id || instance.wanted_cpus == Some(to_cpus) {
                 continue;

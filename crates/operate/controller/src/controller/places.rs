@@ -6,7 +6,7 @@ use placement::{Needs, NoRoom, PlaceId, Room};
 
 use super::Controller;
 use crate::instance::Instance;
-use crate::settings::{LABEL_PLACE, Place};
+use crate::settings::{LABEL_PLACE, Place, ServiceSettings};
 
 /// A place and what is there, for status queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +67,7 @@ impl Controller {
             room.share = place.share;
             room.instance_limit = place.instances;
             room.pps_limit = place.capacity_pps;
+            room.core_pps = place.core_pps;
             let free = place
                 .cores
                 .iter()
@@ -86,7 +87,12 @@ impl Controller {
             }
             let seen = service.observation.instances.iter().find(|i| i.id == instance.id);
             let arrivals = seen.map_or(0.0, |i| i.arrivals_fast_pps.max(i.arrivals_stable_pps));
-            let capacity = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+            let capacity = capacity_of(
+                &self.settings.places,
+                &service.settings,
+                service.capacity_pps,
+                instance,
+            );
             if let Some(room) = rooms.all.get_mut(instance.place.index()) {
                 room.instances += 1;
                 room.pps += capacity.max(arrivals);
@@ -103,6 +109,7 @@ impl Controller {
         }
         let needs = Needs {
             pps: service.capacity_pps,
+            cpus: service.settings.usual_cpus().unwrap_or(1.0),
             cores: u32::from(service.settings.exclusive),
         };
         let rooms = self.rooms();
@@ -285,6 +292,27 @@ impl Controller {
             }
         }
     }
+}
+
+/// Capacity in packets per second of an instance of the service: what the cores of its place process, if that is known;
+/// else that of the service in proportion to its quota.
+pub(super) fn capacity_of(
+    places: &[Place],
+    settings: &ServiceSettings,
+    usual_pps: f64,
+    instance: &Instance,
+) -> f64 {
+    let core_pps = places.get(instance.place.index()).and_then(|of| of.core_pps);
+    match core_pps {
+        Some(core_pps) if settings.container.is_some() => core_pps * instance.cpus.unwrap_or(1.0),
+        _ => settings.capacity_of(usual_pps, instance.cpus),
+    }
+}
+
+/// The quota that an instance would have at a place with the whole share: policies compare and change those.
+pub(super) fn whole_cpus(places: &[Place], instance: &Instance) -> Option<f64> {
+    let share = places.get(instance.place.index()).map_or(1.0, |of| of.share);
+    instance.cpus.map(|cpus| cpus / share)
 }
 
 /// Whether an instance counts towards the limits of its place: one that leaves does not.
