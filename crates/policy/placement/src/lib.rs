@@ -110,7 +110,7 @@ impl Room {
     }
 
     /// Whether there is room for one more instance.
-    fn fits(&self, needs: Needs) -> bool {
+    pub fn fits(&self, needs: Needs) -> bool {
         let has_pps = self
             .pps_limit
             .is_none_or(|limit| self.pps < limit && self.pps + self.pps_of(needs) <= limit);

@@ -73,6 +73,7 @@ impl Controller {
                         seen.state = instance.state;
                         seen.capacity_pps = capacity_pps;
                         seen.cpu_quota = cpu_quota;
+                        seen.place = instance.place.0;
                     }
                     _ => {
                         observation.instances.truncate(count);
@@ -88,6 +89,7 @@ impl Controller {
                             signals: InstanceSignals::default(),
                             busy: None,
                             cpu_quota,
+                            place: instance.place.0,
                         });
                     }
                 }
@@ -95,6 +97,7 @@ impl Controller {
             }
             observation.instances.truncate(count);
             collector.observe(observation);
+            self.observe_places(index);
             self.decide(index);
             self.report_overload(index, rates.overcommitted, collector);
         }
@@ -125,6 +128,9 @@ impl Controller {
         service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
         if !decision.quotas.is_empty() && !service.held_back.dry_run && service.cpus.is_none() {
             self.resize(index, &decision);
+        }
+        if let Some(relocation) = decision.relocation {
+            self.relocate(index, relocation, &decision);
         }
         if let Some(would) = decision.shadow.or(is_held.then_some(would)) {
             self.report_shadow(index, would, &decision);
@@ -313,7 +319,13 @@ impl Controller {
             }
             let active = self.count(id, |i| i.state == InstanceState::Active);
             let others = self.count(id, |i| i.state == InstanceState::Active && !i.leaving);
-            if self.is_being_replaced(&self.instances[index]) {
+            if let Some(place) = self.instances[index].relocates_to {
+                if others >= wanted {
+                    let name = self.place_name(place).unwrap_or_default();
+                    let reason = format!("relocated to {name}; its replacement is ready");
+                    self.drain(index, reason);
+                }
+            } else if self.is_being_replaced(&self.instances[index]) {
                 if others >= wanted {
                     self.drain(index, "its replacement is ready");
                 }
@@ -329,10 +341,12 @@ impl Controller {
         let (id, max) = (service.id, service.settings.max);
         let active = self.count(id, |i| i.state == InstanceState::Active) - self.unfit(id);
         let placement = service.settings.placement;
+        let only = self.relocation_target(id);
         // The first of those at the place that is preferred.
         let find = |test: &dyn Fn(&Instance) -> bool| {
             let all = self.instances.iter().enumerate();
-            let found = all.filter(|(_, i)| i.service == id && test(i));
+            let is_there = |i: &Instance| only.is_none_or(|place| i.place == place);
+            let found = all.filter(|(_, i)| i.service == id && is_there(i) && test(i));
             found
                 .min_by_key(|(_, i)| placement.rank(i.place))
                 .map(|(at, _)| at)

@@ -327,6 +327,7 @@ impl Controller {
             let instance = &mut self.instances[index];
             instance.for_active = false;
             instance.leaving = false;
+            instance.relocates_to = None;
             // Every worker must know the Standby plan before it may be paused.
             instance.drain = Some(Drain {
                 since: now,
@@ -581,6 +582,7 @@ impl Controller {
             let instance = &mut self.instances[index];
             instance.drain = None;
             instance.leaving = false;
+            instance.relocates_to = None;
             instance.for_active = true;
             instance.decided = Some((now, Rung::Undrain, None));
         }
