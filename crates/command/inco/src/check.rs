@@ -204,7 +204,7 @@ impl Plan {
             cpus: place.cpus.clone(),
             share: place.share,
             instances: place.instances,
-            capacity: place.capacity_pps.map(show_rate),
+            capacity: place.limit_pps().map(show_rate),
         });
         Ok(Plan {
             file: configuration.file.clone(),

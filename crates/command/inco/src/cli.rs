@@ -583,8 +583,58 @@ pub(crate) enum ExplainCommand {
         )
     )]
     Autoscaler(ExplainInput),
+    /// Compare what a load takes at each place and over all of them, by a model
+    Placement(ExplainPlacementArgs),
     /// Show the instance of a flow of a running inco, since when, and why
     Flow(ExplainFlowArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = concat!(
+    "Example:\n",
+    "  inco explain placement -f examples/host-and-card.toml --load 15kpps\n\n",
+    "All figures are of a MODEL, with a band for what it leaves open. It takes what the file says of the places.\n",
+    "See docs/places.md.",
+))]
+pub(crate) struct ExplainPlacementArgs {
+    /// The configuration file, with [[place]]
+    #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
+    pub(crate) file: PathBuf,
+    /// The load, for example 30Mpps
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub(crate) load: f64,
+    /// The service; not needed if only one has containers
+    #[arg(long, value_name = "SERVICE")]
+    pub(crate) service: Option<String>,
+    /// What a placement is to be good for: performance, cpu or power; otherwise what the autoscaler of the service is for
+    #[arg(long, value_name = "GOAL", value_parser = goal)]
+    pub(crate) goal: Option<configuration::estimate::Goal>,
+    /// Capacity of an instance, where the file does not say it
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub(crate) capacity: Option<f64>,
+    /// Bytes of a frame
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = clap::value_parser!(u16).range(60..))]
+    pub(crate) frame_bytes: u16,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = configuration::parse_rate(text).map_err(|wrong| wrong.to_string())?;
+    if rate > 0.0 {
+        Ok(rate)
+    } else {
+        Err("write a rate above 0".to_owned())
+    }
+}
+
+fn goal(text: &str) -> Result<configuration::estimate::Goal, String> {
+    let words = configuration::estimate::Goal::WORDS;
+    let found = words.iter().find(|(word, _)| *word == text);
+    found
+        .map(|(_, goal)| *goal)
+        .ok_or_else(|| "write performance, cpu or power".to_owned())
 }
 
 #[derive(Debug, Args)]

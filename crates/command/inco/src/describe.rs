@@ -65,6 +65,7 @@ impl Past {
                 EventKind::Scaled { .. }
                 | EventKind::Shadowed { .. }
                 | EventKind::Resized { .. }
+                | EventKind::Relocated { .. }
                 | EventKind::Picked { .. } => &mut past.decisions,
                 EventKind::State {
                     to: InstanceState::Failed,

@@ -1,4 +1,4 @@
-//! `inco explain autoscaler`: the shapes of its input and output, and what it says to a wrong one.
+//! `inco explain autoscaler` and `placement`: the shapes of input and output, and what is said to a wrong one.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
 
@@ -45,6 +45,72 @@ fn hpa() -> Value {
      "instances":[{"state":"ready","usage":300,"request":1000},
        {"state":"unready","usage":500,"request":1000},{"state":"missing","request":1000}],
      "history":{"recommendations":[{"value":5,"age_s":60}],"changes":[{"change":4,"age_s":30}]}})
+}
+
+/// The example of host and card at a load.
+fn placement(arguments: &[&str]) -> Output {
+    let example = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../examples/host-and-card.toml"
+    );
+    let mut all = vec!["-f", example];
+    all.extend(arguments);
+    run("placement", &all, "")
+}
+
+#[test]
+fn placement_compares_host_card_and_both_by_a_model() {
+    let at = |load: &str, goal: &str| -> Value {
+        let output = placement(&["--load", load, "--goal", goal, "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let names = |answer: &Value| -> Vec<String> {
+        let rows = answer["placements"].as_array().unwrap().iter();
+        rows.map(|row| row["placement"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let little = at("2kpps", "cpu");
+    assert_eq!(little["model"], json!(true));
+    assert_eq!(names(&little), ["auto", "split", "card", "host"]);
+    // The first place has room: nothing is needed elsewhere.
+    assert_eq!(little["choice"], "auto");
+    assert_eq!(
+        little["placements"][0]["parts"],
+        json!([{"place":"card","pps":2000.0,"instances":1}])
+    );
+    // Beyond its cliff the card loses packets.
+    let much = at("12kpps", "performance");
+    let loss = |row: usize| much["placements"][row]["loss"][1].as_f64().unwrap();
+    assert!(loss(2) > 0.4 && loss(0) == 0.0 && loss(3) == 0.0, "{much:#}");
+    assert_ne!(much["choice"], "card");
+    for row in much["placements"].as_array().unwrap() {
+        for figure in ["throughput_pps", "loss", "latency_us", "watts"] {
+            let [low, expected, high] = [0, 1, 2].map(|index| row[figure][index].as_f64().unwrap());
+            assert!(low <= expected && expected <= high, "{figure}: {row}");
+        }
+    }
+    let said = String::from_utf8(placement(&["--load", "12kpps"]).stdout).unwrap();
+    assert!(
+        said.starts_with("MODEL, not measured: forward with 12kpps"),
+        "{said}"
+    );
+    assert!(said.contains("placement = \""), "{said}");
+}
+
+#[test]
+fn placement_says_what_is_missing() {
+    let wrong = |arguments: &[&str]| {
+        let output = placement(arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = wrong(&["--load", "12kpps", "--service", "other"]);
+    assert!(said.contains("write --service with one of forward"), "{said}");
+    let said = wrong(&["--load", "much"]);
+    assert!(said.contains("packet rate"), "{said}");
+    let said = wrong(&["--load", "1kpps", "--goal", "beauty"]);
+    assert!(said.contains("write performance, cpu or power"), "{said}");
 }
 
 #[test]

@@ -143,6 +143,20 @@ kinds! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         case: Option<Box<serde_json::Value>>,
     },
+    /// The autoscaler wants the instance at another place: one there replaces it.
+    Relocated = "relocated" {
+        /// Its place.
+        from_place: String,
+        /// Where it is to be.
+        to_place: String,
+        /// The policy's name.
+        policy: String,
+        /// The rule that decided, with its figures.
+        reason: String,
+        /// The inputs of the decision, as `inco explain autoscaler` takes them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        case: Option<Box<serde_json::Value>>,
+    },
     /// A healthy instance's flows were unpinned: each is scheduled again at its next packet.
     Unpinned = "unpinned" {
         /// The reason.

@@ -38,7 +38,7 @@ pub use health::{AgentCheck, AgentReport, AgentState, HealthCheck, Probe};
 pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
-pub use observation::{InstanceObservation, InstanceSignals, Observation};
+pub use observation::{InstanceObservation, InstanceSignals, Observation, PlaceObservation};
 pub use port_block::{External, ExternalError, NoPortBlock, PortBlock, Sought};
 pub use random::{Random, mix};
 pub use recent_times::{Percentiles, RecentTimes};

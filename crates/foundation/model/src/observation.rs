@@ -45,8 +45,24 @@ pub struct InstanceObservation {
     pub signals: InstanceSignals,
     /// The function's busy share of time, 0 to 1, if published.
     pub busy: Option<f64>,
-    /// Its CPU quota in CPUs, if any.
+    /// Its CPU quota in CPUs, if any. At a place with a share, what it would have with the whole share.
     pub cpu_quota: Option<f64>,
+    /// Its place: a position in [`Observation::places`]; 0 where there are none.
+    #[serde(default)]
+    pub place: u8,
+}
+
+/// A place where instances of the service may run, and what is there of all services.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlaceObservation {
+    /// Its name.
+    pub name: String,
+    /// Packets per second for its instances, without those that leave: the larger of both windows.
+    pub arrivals_pps: f64,
+    /// Most packets per second for which it is to have instances; [`None`] for no limit.
+    pub limit_pps: Option<f64>,
+    /// Whether one more instance of the service can be created there.
+    pub has_room: bool,
 }
 
 /// An autoscaler's input for one service.
@@ -74,6 +90,9 @@ pub struct Observation {
     pub hot: bool,
     /// Its instances by id, without `Gone` ones.
     pub instances: Vec<InstanceObservation>,
+    /// The places, in the order in which they are filled. Empty where a service does not fill several of them in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<PlaceObservation>,
 }
 
 impl Observation {

@@ -17,6 +17,7 @@ use switch::{
 
 use crate::Error;
 use crate::scenario::{Action, Counters, Range, Scenario, policy_of};
+use crate::site::{PlaceOfSlot, Site, placement_of};
 use crate::time::{seconds, whole_ms};
 
 /// The only service.
@@ -78,6 +79,9 @@ pub(crate) struct ControlLoop {
     pub(crate) running: u32,
     /// CPUs of their quotas together, in instances' own CPUs where there is none.
     pub(crate) reserved_cpus: f64,
+    /// By place: instances that exist and are not frozen, and CPUs of their quotas.
+    pub(crate) at_places: Vec<(u32, f64)>,
+    pub(crate) place_of_slot: PlaceOfSlot,
     /// CPUs that an instance can use at most.
     threads: f64,
     ready: Range,
@@ -138,10 +142,15 @@ impl ControlLoop {
         };
         settings.capacity_pps = service.capacity_pps;
         settings.ready_deadline = Nanos::from_secs(7_200);
+        settings.placement = placement_of(scenario)?;
         settings.drain_deadline = seconds(service.drain_deadline_s);
         // A modelled instance never hangs.
         settings.stall_after = Nanos(u64::MAX);
-        let controller = Controller::new(Settings::default(), vec![settings]);
+        let of_all = Settings {
+            places: scenario.place.iter().map(Site::settings).collect(),
+            ..Settings::default()
+        };
+        let controller = Controller::new(of_all, vec![settings]);
         let engine = FakeEngine::new(FakeConfig {
             seed,
             create: latency(instances.create_ms),
@@ -184,6 +193,8 @@ impl ControlLoop {
             active: 0,
             running: 0,
             reserved_cpus: 0.0,
+            at_places: vec![(0, 0.0); scenario.place.len()],
+            place_of_slot: PlaceOfSlot::default(),
             threads: instances.threads,
             ready: instances.ready_ms,
             random: Random::new(seed ^ 0x5eed),
@@ -325,12 +336,18 @@ impl ControlLoop {
         disturbed |= std::mem::take(&mut self.first);
         if disturbed {
             (self.active, self.running, self.reserved_cpus) = (0, 0, 0.0);
+            self.at_places.fill((0, 0.0));
             for instance in self.controller.instances() {
                 self.active += u32::from(instance.state() == InstanceState::Active);
+                self.place_of_slot.set(instance.slot(), instance.place());
                 if instance.container() != controller::Container::Paused {
                     self.running += 1;
                     let quota = self.engine.quota(instance.name());
-                    self.reserved_cpus += quota.map_or(self.threads, |quota| quota.cpus());
+                    let cpus = quota.map_or(self.threads, |quota| quota.cpus());
+                    self.reserved_cpus += cpus;
+                    if let Some((count, sum)) = self.at_places.get_mut(instance.place().index()) {
+                        (*count, *sum) = (*count + 1, *sum + cpus);
+                    }
                 }
             }
         }

@@ -13,6 +13,7 @@ use crate::control::{ControlLoop, SERVICE, SlotChange};
 use crate::load::{Class, Compiled, Single, nearest, whole};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Capacities, Instances, Scenario};
+use crate::site::Site;
 use crate::steering::Steering;
 use crate::time::whole_ms;
 
@@ -30,6 +31,8 @@ const MILLI: f64 = 1_000.0;
 /// The model of one slot's instance.
 #[derive(Clone, Debug, Default)]
 struct Place {
+    /// Its position among the scenario's places.
+    site: usize,
     queue: f64,
     /// Rate of single flows by factor, in thousandths of packets per second.
     singles_milli: Vec<u64>,
@@ -243,6 +246,7 @@ impl Compiled {
 /// A run of the fluid model.
 pub(crate) struct Fluid<'a> {
     instances: &'a Instances,
+    sites: &'a [Site],
     min_step: Nanos,
     max_step: Nanos,
     compiled: Compiled,
@@ -350,6 +354,7 @@ impl<'a> Fluid<'a> {
         let factors = compiled.factors.len();
         Ok(Fluid {
             instances: &scenario.instances,
+            sites: &scenario.place,
             min_step: Nanos::from_millis(scenario.step.min_ms),
             max_step: Nanos::from_millis(scenario.step.max_ms),
             class_at,
@@ -450,8 +455,10 @@ impl<'a> Fluid<'a> {
             let quota = control
                 .quota(slot)
                 .map(|quota| (quota.cpus(), f64::from(quota.period_us) / 1e6));
+            let site = control.place_of_slot.of(slot.index());
             if let Some(place) = self.place(slot) {
                 place.quota = quota;
+                place.site = site;
             }
         }
     }
@@ -772,11 +779,27 @@ impl<'a> Fluid<'a> {
                 by_busy.of(busy.count())
             }
         };
+        // The share of what arrives that each place processes at most.
+        let share_of = |(index, site): (usize, &Site)| {
+            let there = places().filter(|(place, _)| place.site == index);
+            let pps: f64 = there.map(|(_, arrivals)| arrivals).sum();
+            site.processed_share(pps, instances.receive_share)
+        };
+        let shares: Vec<f64> = self.sites.iter().enumerate().map(share_of).collect();
+        let sites = self.sites;
         let capacity_of = |place: &Place, arrivals: f64| {
             let cpus = place
                 .quota
                 .map_or(instances.threads, |(cpus, _)| cpus.min(instances.threads));
-            let capacity = each * cpus;
+            let site = sites.get(place.site);
+            let capacity = site.and_then(|site| site.core_pps).unwrap_or(each) * cpus;
+            if let Some(share) = shares.get(place.site).filter(|share| **share < 1.0) {
+                return capacity.min(share * arrivals);
+            }
+            // With places, these collapse, not instances.
+            if site.is_some() {
+                return capacity;
+            }
             if instances.receive_share > 0.0 && arrivals > capacity {
                 let spent = instances.receive_share * arrivals;
                 ((capacity - spent) / (1.0 - instances.receive_share)).max(0.0)

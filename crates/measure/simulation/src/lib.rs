@@ -36,6 +36,7 @@ mod queue;
 mod recording;
 mod run;
 mod scenario;
+mod site;
 mod steering;
 mod sweep;
 mod time;
@@ -51,4 +52,5 @@ pub use scenario::{
     Instances, Model, Noise, Queue, Range, SEEDS_LIMIT, Scenario, ScenarioFile, Service, Step, Traffic,
     VARIANTS_LIMIT, Work,
 };
+pub use site::Site;
 pub use sweep::{COMBINATIONS_LIMIT, SweepPoint, parse_vary, sweep};

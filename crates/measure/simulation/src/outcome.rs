@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::control::ControlLoop;
 use crate::scenario::{Scenario, Traffic};
+use crate::site::Site;
 use crate::time::seconds;
 
 /// Approximate number of points in a series.
@@ -115,6 +116,10 @@ pub(crate) struct Recorder {
     active_s: f64,
     wanted_s: f64,
     power: Option<[f64; 2]>,
+    sites: Vec<Site>,
+    /// By place: instances and CPUs, times seconds.
+    at_places: Vec<(f64, f64)>,
+    relocations: u64,
     energy_j: f64,
     active_max: u32,
     starts: u64,
@@ -163,6 +168,9 @@ impl Recorder {
             active_s: 0.0,
             wanted_s: 0.0,
             power: scenario.instances.power_w,
+            sites: scenario.place.clone(),
+            at_places: vec![(0.0, 0.0); scenario.place.len()],
+            relocations: 0,
             energy_j: 0.0,
             active_max: 0,
             starts: 0,
@@ -210,6 +218,10 @@ impl Recorder {
             if let Some([idle, each]) = self.power {
                 self.energy_j += (idle + each * f64::from(running)) * dt_s;
             }
+            for (sums, (count, cpus)) in self.at_places.iter_mut().zip(&control.at_places) {
+                sums.0 += f64::from(*count) * dt_s;
+                sums.1 += cpus * dt_s;
+            }
         }
         for event in &control.events {
             let at = event.at.since(control.zero);
@@ -247,6 +259,7 @@ impl Recorder {
                         self.changes_per_min = self.changes_per_min.max(self.changes.len());
                     }
                 }
+                EventKind::Relocated { .. } if counted => self.relocations += 1,
                 EventKind::State {
                     to: InstanceState::Starting,
                     ..
@@ -313,6 +326,17 @@ impl Recorder {
         let total = &self.total;
         let span_s = self.duration.since(self.warm_up).as_secs_f64();
         let mut metrics = std::mem::take(&mut self.extra);
+        let mut watts = Some(0.0);
+        for (site, (instance_s, cpu_s)) in self.sites.iter().zip(&self.at_places) {
+            metrics.insert(format!("{}_instance_s", site.name), *instance_s);
+            metrics.insert(format!("{}_cpu_s", site.name), *cpu_s);
+            let of_site = site.power_w.map(|[idle, each]| idle + each * cpu_s / span_s);
+            watts = watts.zip(of_site).map(|(sum, of)| sum + of);
+        }
+        if !self.sites.is_empty() {
+            metrics.insert("relocations".to_owned(), self.relocations as f64);
+            metrics.extend(watts.map(|watts| ("model_power_w_mean".to_owned(), watts)));
+        }
         let mut put = |name: &str, value: f64| {
             metrics.insert(name.to_owned(), value);
         };

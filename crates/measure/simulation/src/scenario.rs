@@ -10,6 +10,7 @@ use crate::Error;
 use crate::card_keys::Card;
 use crate::error::within;
 use crate::expectation::Check;
+use crate::site::{self, Site};
 
 /// Longest run, in seconds: eight weeks.
 pub const DURATION_LIMIT_S: f64 = 8.0 * 7.0 * 86_400.0;
@@ -111,6 +112,9 @@ pub struct Scenario {
     pub service: Service,
     /// Its instances.
     pub instances: Instances,
+    /// Where they run (fluid model only). Left out: all at one place.
+    #[serde(default)]
+    pub place: Vec<Site>,
     /// The traffic.
     #[serde(default)]
     pub traffic: Vec<Traffic>,
@@ -182,6 +186,9 @@ pub struct Service {
     /// Whether standbys are frozen.
     #[serde(default)]
     pub standby_paused: bool,
+    /// Where its instances run: `auto`, `split` or the name of a place.
+    #[serde(default = "placement")]
+    pub placement: String,
     /// Deadline of a drain, in seconds.
     #[serde(default = "drain_deadline")]
     pub drain_deadline_s: f64,
@@ -189,6 +196,10 @@ pub struct Service {
 
 fn fit() -> f32 {
     0.9
+}
+
+fn placement() -> String {
+    "auto".to_owned()
 }
 
 fn drain_deadline() -> f64 {
@@ -940,6 +951,11 @@ impl Scenario {
             }
             card.check()?;
         }
+        if !self.place.is_empty() && self.model != Model::Fluid {
+            let problem = "places are modelled with rates: set model = \"fluid\"";
+            return Err(Error::value("place", problem));
+        }
+        site::check(self)?;
         within("queue.servers", f64::from(self.queue.servers), 1.0, 4_096.0)?;
         within("queue.actors", f64::from(self.queue.actors), 1.0, 65_536.0)?;
         within("warm_up_s", self.warm_up_s, 0.0, self.duration_s)?;

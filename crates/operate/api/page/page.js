@@ -59,6 +59,7 @@ function sentence(event) {
     case "state": return about + `${event.from} → ${event.to} (${event.reason})`;
     case "scaled": return about + `${event.from} → ${event.to} instances wanted by ${event.policy} (${event.reason})`;
     case "shadowed": return about + `dry-run decision: ${event.would} instances instead of ${event.wanted} (${event.policy}: ${event.reason})`;
+    case "relocated": return about + `${event.from_place} → ${event.to_place} wanted by ${event.policy} (${event.reason})`;
     case "resized": return about + `${event.to_cpus.toFixed(3)} CPUs wanted by ${event.policy} (${event.reason})`;
     case "unpinned": return about + `its flows are unpinned; they are rescheduled (${event.reason})`;
     case "health": return about + (event.takes ? event.weight < 100 ? `takes ${event.weight} % of its share of new flows` : "healthy" : "takes no new flows") + ` (${event.reason})`;
@@ -383,7 +384,7 @@ function logLine(event) {
 function drawEvents() {
   const newest = state.events.slice().reverse();
   fill(at("events"), newest.map((event) => logLine(event).log));
-  const decisions = newest.filter((event) => ["scaled", "shadowed", "resized"].includes(event.event)).slice(0, DECISIONS);
+  const decisions = newest.filter((event) => ["scaled", "shadowed", "resized", "relocated"].includes(event.event)).slice(0, DECISIONS);
   fill(at("decisions"), decisions.map((event) => logLine(event).decision));
 }
 

@@ -294,7 +294,7 @@ model::service_counters! { level! {
         max_min: Option<f64> = gauge "service_max_min_ratio",
         /// Restrictions of the autoscaler: `pause_in`, `pause_out`, `dry_run`. A gauge.
         held_back: BTreeMap<String, bool>,
-        /// Decisions of the autoscaler, by kind: `out`, `in`, `resize`.
+        /// Decisions of the autoscaler, by kind: `out`, `in`, `resize`, `relocate`.
         decisions: BTreeMap<String, u64>,
         /// Its scheduler.
         scheduler: String,

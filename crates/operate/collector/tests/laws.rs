@@ -451,6 +451,7 @@ fn observation() -> model::Observation {
         offered_stable_pps: 0.0,
         unserved_fast_pps: 0.0,
         hot: false,
+        places: Vec::new(),
         instances: Vec::new(),
     }
 }

@@ -111,6 +111,9 @@ pub struct Instance {
     pub(crate) drain: Option<Drain>,
     /// An operator drained it: it does not count, and load does not cancel the drain.
     pub(crate) leaving: bool,
+    /// The place where its replacement is to be, if its autoscaler wants it elsewhere: it is leaving, and serves until
+    /// the replacement does.
+    pub(crate) relocates_to: Option<PlaceId>,
     /// The first plan that does not contain it.
     pub(crate) left_plan: Option<Generation>,
     /// When and how it was chosen to be Active, and the first plan that says so.

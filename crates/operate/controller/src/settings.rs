@@ -116,6 +116,12 @@ impl ServiceSettings {
 }
 
 impl ServiceSettings {
+    /// The CPUs of an instance in the file, if it has a quota.
+    pub(crate) fn usual_cpus(&self) -> Option<f64> {
+        let spec = self.container.as_ref()?;
+        spec.cpu.map(|quota| quota.cpus())
+    }
+
     /// Capacity in packets per second of an instance with `cpus`, if one with the service's own quota has
     /// `usual_pps`.
     pub(crate) fn capacity_of(&self, usual_pps: f64, cpus: Option<f64>) -> f64 {
@@ -123,8 +129,8 @@ impl ServiceSettings {
         let Some(cpus) = cpus else {
             return usual_pps;
         };
-        match self.container.as_ref().and_then(|spec| spec.cpu) {
-            Some(usual) if usual.cpus() > 0.0 => usual_pps * cpus / usual.cpus(),
+        match self.usual_cpus() {
+            Some(usual) if usual > 0.0 => usual_pps * cpus / usual,
             _ => usual_pps,
         }
     }
@@ -143,6 +149,8 @@ pub struct Place {
     pub instances: Option<u32>,
     /// Most packets per second for which it has instances; [`None`] for no limit.
     pub capacity_pps: Option<f64>,
+    /// Packets per second of a whole CPU there; [`None`] if instances have the capacity of their service.
+    pub core_pps: Option<f64>,
     /// Its cores, of which an instance may have one to itself; empty if it has no list of them.
     pub cores: Vec<Core>,
     /// For how long its engine may be away before its instances have failed; [`None`] on this machine, where their
@@ -168,6 +176,7 @@ impl Place {
             share: 1.0,
             instances: None,
             capacity_pps: None,
+            core_pps: None,
             cores: Vec::new(),
             lost_after: None,
         }

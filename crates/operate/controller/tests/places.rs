@@ -1,5 +1,9 @@
 //! Places: where instances are created, which leave first, and what an engine that is away takes with it.
-#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
 
 use std::collections::BTreeMap;
 
@@ -27,6 +31,8 @@ struct Bed {
     acknowledged: Generation,
     switch: Vec<SwitchEvent>,
     events: Vec<EventKind>,
+    /// Packets that an Active instance at each place gets in a millisecond.
+    packets: [u64; 2],
 }
 
 fn place(name: &str, instances: Option<u32>) -> Place {
@@ -83,6 +89,7 @@ impl Bed {
             acknowledged: Generation(0),
             switch: Vec::new(),
             events: Vec::new(),
+            packets: [0, 0],
         }
     }
 
@@ -94,6 +101,15 @@ impl Bed {
         let mut engine: Vec<EngineEvent> = Vec::new();
         self.engine.poll(&mut engine);
         self.reading.at = self.now;
+        for instance in self.controller.instances() {
+            if instance.state() == InstanceState::Active {
+                let packets = self.packets[instance.place().index()];
+                let of_slot = &mut self.reading.slots[instance.slot().index()];
+                of_slot.to_packets += packets;
+                of_slot.consumed += packets;
+                self.reading.services[0].offered_packets += packets;
+            }
+        }
         self.collector.sample(&self.reading);
         let commands: Vec<_> = command.into_iter().map(|of| (CommandId(1), of)).collect();
         let switch = std::mem::take(&mut self.switch);
@@ -313,6 +329,88 @@ fn an_instance_has_its_share_of_the_quota_and_of_the_capacity() {
         let cpus: Vec<Option<f64>> = bed.controller.instances().iter().map(|of| of.cpus()).collect();
         cpus == [Some(0.2), Some(0.5)]
     });
+}
+
+#[test]
+fn quotas_of_an_autoscaler_are_shares_of_the_place() {
+    let card = Place {
+        share: 0.4,
+        ..place("card", Some(1))
+    };
+    let goal = serde_json::json!({"goal": "cpu"});
+    let service = ServiceSettings {
+        min: 2,
+        autoscaler: Autoscaler::with_parameters("inreal", goal).unwrap(),
+        ..service(Placement::Auto)
+    };
+    let mut bed = Bed::new(card, place("host", None), service);
+    // A tenth of what each has at its place, as nothing comes.
+    bed.until("both have the smallest quota", |bed| {
+        let instances = bed.controller.instances().iter();
+        let cpus: Vec<f64> = instances.filter_map(|of| of.cpus()).collect();
+        let is = |index: usize, wanted: f64| cpus.get(index).is_some_and(|cpus| (cpus - wanted).abs() < 1e-3);
+        is(0, 0.04) && is(1, 0.1)
+    });
+}
+
+#[test]
+fn an_instance_leaves_a_place_above_its_limit_and_comes_back() {
+    let card = Place {
+        capacity_pps: Some(2500.0),
+        ..Place::new("card")
+    };
+    let calm = serde_json::json!({"calm": "1s"});
+    let service = ServiceSettings {
+        min: 3,
+        max: 3,
+        autoscaler: Autoscaler::with_parameters("inreal", calm).unwrap(),
+        ..service(Placement::Auto)
+    };
+    let mut bed = Bed::new(card, place("host", None), service);
+    bed.settles((2, 1));
+    // 4,000 packets per second for the two at the card.
+    bed.packets = [2, 0];
+    bed.settles((1, 2));
+    let wanted = |bed: &Bed| -> Vec<(String, String, String)> {
+        let wanted = bed.events.iter().filter_map(|kind| match kind {
+            EventKind::Relocated {
+                from_place,
+                to_place,
+                reason,
+                ..
+            } => {
+                let rule = reason.split(':').next().unwrap_or_default();
+                Some((from_place.clone(), to_place.clone(), rule.to_owned()))
+            }
+            _ => None,
+        });
+        wanted.collect()
+    };
+    let of = |from: &str, to: &str, rule: &str| (from.to_owned(), to.to_owned(), rule.to_owned());
+    let away = of("card", "host", "above_limit_of_place");
+    assert_eq!(wanted(&bed), std::slice::from_ref(&away));
+    let drained = "relocated to host; its replacement is ready";
+    assert!(bed.reasons(InstanceState::Draining).contains(&drained));
+    // It was never short of an instance.
+    for _ in 0..2_000 {
+        bed.step(None);
+    }
+    assert_eq!(
+        (bed.active(), wanted(&bed).len()),
+        ((1, 2), 1),
+        "2,000 for the one at the card fit"
+    );
+    bed.packets = [0, 0];
+    bed.settles((2, 1));
+    assert_eq!(wanted(&bed), [away, of("host", "card", "earlier_place_has_room")]);
+    for _ in 0..5_000 {
+        bed.step(None);
+    }
+    assert_eq!(
+        (bed.active(), wanted(&bed).len()),
+        ((2, 1), 2),
+        "the card is full"
+    );
 }
 
 #[test]

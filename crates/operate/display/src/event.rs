@@ -69,6 +69,13 @@ pub fn event_sentence(event: &Event) -> String {
             let from = from_cpus.map_or_else(|| "no limit".to_owned(), |cpus| format!("{cpus:.3}"));
             format!("{from} -> {to_cpus:.3} CPUs wanted by {policy} ({reason})")
         }
+        EventKind::Relocated {
+            from_place,
+            to_place,
+            policy,
+            reason,
+            ..
+        } => format!("{from_place} -> {to_place} wanted by {policy} ({reason})"),
         EventKind::Unpinned { reason } => format!("its flows are unpinned; they are rescheduled ({reason})"),
         EventKind::Health {
             takes: true,

@@ -174,7 +174,8 @@ pub(super) fn places(configuration: &Configuration) -> Vec<controller::Place> {
         cpuset: place.cpus.clone(),
         share: place.share,
         instances: place.instances,
-        capacity_pps: place.capacity_pps,
+        capacity_pps: place.limit_pps(),
+        core_pps: place.core_pps,
         cores: cores(place, configuration.engine_at(id).is_local()),
         lost_after: (!configuration.engine_at(id).is_local()).then_some(place.lost_after),
     };

@@ -35,6 +35,7 @@ fn main() {
             offered_stable_pps: 0.0,
             unserved_fast_pps: 0.0,
             hot: false,
+            places: Vec::new(),
             instances: vec![InstanceObservation {
                 id: InstanceId(1),
                 slot: Slot(0),
@@ -47,6 +48,7 @@ fn main() {
                 signals: InstanceSignals::default(),
                 busy: None,
                 cpu_quota: None,
+                place: 0,
             }],
         };
         let mut last = None;

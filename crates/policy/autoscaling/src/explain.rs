@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::{Autoscaler, Kpa, Policy, Quota, Reason, hpa, kpa};
+use crate::{Autoscaler, Kpa, Policy, Quota, Reason, Relocation, hpa, kpa};
 
 /// An invalid input.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -77,6 +77,9 @@ pub struct StepAnswer {
     /// Changed quotas.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<Quota>,
+    /// An instance that is wanted at another place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relocation: Option<Relocation>,
     /// The rule that decided, with its figures.
     pub reason: Reason,
 }
@@ -186,6 +189,7 @@ pub(crate) fn run_observed<P: Policy>(case: Observed) -> Result<Answer, Wrong> {
         steps.push(StepAnswer {
             replicas: decision.desired,
             quotas: decision.quotas,
+            relocation: decision.relocation,
             reason: decision.reason,
         });
     }

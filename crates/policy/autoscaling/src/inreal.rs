@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use crate::highest::Highest;
 use crate::rise::{Rise, fast_at_least};
 use crate::{
-    Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
-    within_limits,
+    Decision, Parameter, Policy, Quota, Reason, Relocation, finite, mean_capacity_pps, relocation, share,
+    span, vertical, within_limits,
 };
 
 /// Ring occupancy from which an instance is short of CPU time.
@@ -16,6 +16,8 @@ const QUOTA_AGAIN: Nanos = Nanos::from_millis(10);
 const QUOTA_LESS: f64 = 0.05;
 /// After a change of the count, the time until the prediction alone may change it again.
 const COUNT_AGAIN: Nanos = Nanos::from_millis(20);
+/// How long a place must get more than its limit before an instance leaves it.
+const ABOVE: Nanos = Nanos::from_millis(20);
 /// Share of the remaining instances' largest size that the highest need of `calm` must fit before one is removed.
 const REST: f64 = 0.9;
 /// Parts of a window that keep one value each.
@@ -55,7 +57,7 @@ impl Goal {
     }
 }
 
-/// InReal's orchestration of one place: when to change something, and how. The paper (Vogt and
+/// InReal's orchestration: when to change something, how, and where. The paper (Vogt and
 /// others, "Towards In-Network Resource Scaling of VNFs") names the signals and the actions, but no formula and no
 /// threshold; these are inco's.
 ///
@@ -70,7 +72,11 @@ impl Goal {
 /// - **How, shrinking.** The reverse: instances go if the highest need of `calm` fits the others' largest size. Then quotas
 ///   follow the highest need of the last half minute, or with the goal `cpu` of the last second.
 ///
-/// Where instances have no quota, it changes the count alone.
+/// - **Where.** With several places that are filled in order, an instance leaves a place that gets more than its limit for
+///   20 ms, and comes back when the earlier place has had room for it for `calm`, up to 0.8 of the limit: the card up
+///   to a guard below its cliff, the host for the rest. One after the other; flows keep their pins.
+///
+/// Where instances have no quota, it changes count and place alone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct InReal {
@@ -117,6 +123,11 @@ pub struct State {
     changed: Nanos,
     part: Nanos,
     instances: Vec<Sized>,
+    /// Since when a place gets more than its limit, and since when an earlier place has room for an instance of a later.
+    above_since: Option<Nanos>,
+    room_since: Option<Nanos>,
+    /// The last instance that was wanted elsewhere, and when.
+    relocated: Option<(InstanceId, Nanos)>,
 }
 
 /// What is known of an instance.
@@ -296,6 +307,26 @@ impl InReal {
         behind > 0 && 2 * behind >= active().count()
     }
 
+    /// The instance that is wanted elsewhere: one at a time.
+    fn relocation(&self, observation: &Observation, now: Nanos) -> Option<Relocation> {
+        let lasts = |since: Option<Nanos>, span| since.is_some_and(|since| now.since(since) >= span);
+        let is_active = |id| {
+            let mut all = observation.instances.iter();
+            all.any(|i| i.id == id && i.state == InstanceState::Active)
+        };
+        let state = &self.state;
+        let is_under_way = |(id, at): (InstanceId, Nanos)| is_active(id) && now.since(at) < self.calm;
+        if state.relocated.is_some_and(is_under_way) {
+            None
+        } else if lasts(state.above_since, ABOVE) {
+            relocation::away(observation)
+        } else if lasts(state.room_since, self.calm) {
+            relocation::back(observation)
+        } else {
+            None
+        }
+    }
+
     /// The quotas that are too small, and those of which a part is not needed. In a burst all get the largest.
     fn quotas(&self, observation: &Observation, in_burst: bool, now: Nanos) -> Vec<Quota> {
         let Some((least, most)) = self.sizes() else {
@@ -387,6 +418,8 @@ impl Policy for InReal {
         ),
     ];
 
+    const RELOCATES: bool = true;
+
     crate::keeps_state!(window);
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
@@ -432,6 +465,9 @@ impl Policy for InReal {
         }
         let needs = self.calm_needs(observation);
         let state = &mut self.state;
+        let since = |known: Option<Nanos>, holds: bool| holds.then(|| known.unwrap_or(now));
+        state.above_since = since(state.above_since, relocation::away(observation).is_some());
+        state.room_since = since(state.room_since, relocation::back(observation).is_some());
         note_highest(&mut state.highest, &mut state.part, needs, calm, now);
     }
 
@@ -480,6 +516,7 @@ impl Policy for InReal {
         };
         Decision {
             quotas,
+            relocation: self.relocation(observation, now),
             ..Decision::count(desired, reason.named(rule))
         }
     }
@@ -490,6 +527,10 @@ impl Policy for InReal {
             if let Some(of) = known {
                 of.asked = Some((quota.cpus, now));
             }
+        }
+        if let Some(relocation) = decision.relocation {
+            self.state.relocated = Some((relocation.instance, now));
+            self.state.room_since = None;
         }
         if decision.desired != observation.wanted {
             self.state.changed = now;

@@ -31,6 +31,7 @@ pub mod kpa;
 mod ladder;
 mod predictive;
 mod reason;
+mod relocation;
 mod rise;
 mod share;
 mod smartinco;
@@ -65,6 +66,17 @@ pub struct Quota {
     pub cpus: f64,
 }
 
+/// An instance that is wanted at another place: one there is to replace it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Relocation {
+    /// The instance.
+    pub instance: InstanceId,
+    /// The place: a position in [`Observation::places`].
+    pub to_place: u8,
+    /// The rule that decided.
+    pub reason: Reason,
+}
+
 /// An autoscaler's result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
@@ -72,6 +84,9 @@ pub struct Decision {
     pub desired: u32,
     /// Quotas to change; empty if the policy changes none.
     pub quotas: Vec<Quota>,
+    /// An instance that is wanted at another place, at most one in a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relocation: Option<Relocation>,
     /// The rule that decided.
     pub reason: Reason,
     /// In shadow mode, the number it would want.
@@ -88,6 +103,7 @@ impl Decision {
         Decision {
             desired,
             quotas: Vec::new(),
+            relocation: None,
             reason,
             shadow: None,
             case: None,
@@ -96,7 +112,7 @@ impl Decision {
 
     /// Whether it asks for a change.
     pub fn changes(&self, observation: &Observation) -> bool {
-        self.desired != observation.wanted || !self.quotas.is_empty()
+        self.desired != observation.wanted || !self.quotas.is_empty() || self.relocation.is_some()
     }
 }
 
@@ -127,6 +143,8 @@ pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
     const NAME: &'static str;
     /// Its parameters.
     const PARAMETERS: &'static [Parameter];
+    /// Whether it may want instances at other places, and so takes [`Observation::places`].
+    const RELOCATES: bool = false;
 
     /// Its state between steps.
     type State: Serialize + DeserializeOwned;
@@ -246,6 +264,11 @@ macro_rules! policies {
             /// The policy's name.
             pub const fn name(&self) -> &'static str {
                 match self { $($(#[$only])* Autoscaler::$policy(_) => $policy::NAME,)* }
+            }
+
+            /// Whether the policy takes [`Observation::places`].
+            pub const fn relocates(&self) -> bool {
+                match self { $($(#[$only])* Autoscaler::$policy(_) => $policy::RELOCATES,)* }
             }
 
             /// The policy's averaging window for the observation's stable rates.

@@ -76,6 +76,7 @@ mod tests {
             signals: InstanceSignals::default(),
             busy: *busy,
             cpu_quota: None,
+            place: 0,
         });
         Observation {
             service: ServiceId(0),
@@ -88,6 +89,7 @@ mod tests {
             offered_stable_pps: 0.0,
             unserved_fast_pps: 0.0,
             hot: false,
+            places: Vec::new(),
             instances: instances.collect(),
         }
     }

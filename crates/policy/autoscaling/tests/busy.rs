@@ -23,6 +23,7 @@ fn observation(at: Nanos, wanted: u32, busy: &[Option<f64>]) -> Observation {
         signals: InstanceSignals::default(),
         busy: *busy,
         cpu_quota: None,
+        place: 0,
     });
     Observation {
         service: ServiceId(0),
@@ -35,6 +36,7 @@ fn observation(at: Nanos, wanted: u32, busy: &[Option<f64>]) -> Observation {
         offered_stable_pps: 1000.0 * busy.len() as f64,
         unserved_fast_pps: 0.0,
         hot: false,
+        places: Vec::new(),
         instances: instances.collect(),
     }
 }

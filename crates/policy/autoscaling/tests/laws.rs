@@ -20,6 +20,7 @@ fn observation(wanted: u32, min: u32, max: u32, offered: f64) -> Observation {
         offered_stable_pps: offered,
         unserved_fast_pps: 0.0,
         hot: false,
+        places: Vec::new(),
         instances: (0..wanted)
             .map(|n| InstanceObservation {
                 id: InstanceId(n + 1),
@@ -36,6 +37,7 @@ fn observation(wanted: u32, min: u32, max: u32, offered: f64) -> Observation {
                 },
                 busy: None,
                 cpu_quota: None,
+                place: 0,
             })
             .collect(),
     }

@@ -3,7 +3,8 @@
 
 use autoscaling::{Autoscaler, Decision, Policy as _};
 use model::{
-    InstanceId, InstanceObservation, InstanceSignals, InstanceState, Nanos, Observation, ServiceId, Slot,
+    InstanceId, InstanceObservation, InstanceSignals, InstanceState, Nanos, Observation, PlaceObservation,
+    ServiceId, Slot,
 };
 
 const CAPACITY: f64 = 1e6;
@@ -21,6 +22,7 @@ fn observation(wanted: u32, offered: f64) -> Observation {
         offered_stable_pps: offered,
         unserved_fast_pps: 0.0,
         hot: false,
+        places: Vec::new(),
         instances: (1..=wanted).map(|id| instance(id, share)).collect(),
     }
 }
@@ -42,6 +44,7 @@ fn instance(id: u32, pps: f64) -> InstanceObservation {
         },
         busy: None,
         cpu_quota: None,
+        place: 0,
     }
 }
 
@@ -460,6 +463,72 @@ fn inreal_raises_quotas_first_and_adds_instances_beyond_the_largest_size() {
     let again = autoscaling::explain::explain(&case.to_string()).unwrap();
     let again = serde_json::to_value(again).unwrap();
     assert_eq!(again["steps"][0]["replicas"], 3, "{again}");
+}
+
+/// Two instances at the card, which has a limit of 1.5 Mpps, and one at the host.
+fn placed(card: [f64; 2], host: f64) -> Observation {
+    let mut seen = observation(3, 0.0);
+    seen.min = 3;
+    for (instance, (pps, place)) in seen
+        .instances
+        .iter_mut()
+        .zip([(card[0], 0), (card[1], 0), (host, 1)])
+    {
+        (instance.arrivals_fast_pps, instance.arrivals_stable_pps) = (pps, pps);
+        instance.place = place;
+    }
+    let place = |name: &str, arrivals_pps: f64, limit_pps: Option<f64>| PlaceObservation {
+        name: name.to_owned(),
+        arrivals_pps,
+        limit_pps,
+        has_room: true,
+    };
+    let of_card = card[0] + card[1];
+    seen.places = vec![place("card", of_card, Some(1.5e6)), place("host", host, None)];
+    seen
+}
+
+#[test]
+fn inreal_leaves_a_place_above_its_limit_and_comes_back_when_the_load_falls() {
+    let mut scaler = policy("inreal", serde_json::json!({"calm": "1s"}));
+    let mut at = 0;
+    let mut until = |seen: &Observation, ms: u64| {
+        let mut found = Vec::new();
+        for _ in 0..ms {
+            at += 1;
+            let decision = scaler.step(seen, Nanos::from_millis(at));
+            assert_eq!(decision.desired, 3, "{}", decision.reason);
+            found.extend(decision.relocation.map(|of| (at, of, decision.case.unwrap())));
+        }
+        found
+    };
+    assert_eq!(until(&placed([0.8e6, 0.7e6], 0.1e6), 100), [], "at its limit");
+    // 0.1 Mpps too much: the smallest instance that is enough leaves, once it has lasted for 20 ms.
+    let found = until(&placed([0.9e6, 0.7e6], 0.1e6), 100);
+    let [(121, of, case)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!((of.instance, of.to_place), (InstanceId(2), 1));
+    assert_eq!(
+        of.reason.to_string(),
+        "above_limit_of_place: place_pps 1600000, limit_pps 1500000, instance_pps 700000"
+    );
+    let again = autoscaling::explain::explain(&case.to_string()).unwrap();
+    let again = serde_json::to_value(again).unwrap();
+    assert_eq!(again["steps"][0]["relocation"]["to_place"], 1, "{again}");
+    // Room for 0.8 of the limit only: else it would go to and fro.
+    assert_eq!(until(&placed([0.6e6, 0.5e6], 0.2e6), 3_000), []);
+    let found = until(&placed([0.6e6, 0.3e6], 0.2e6), 1_500);
+    let [(at, of, _)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(*at, 3_200 + 1_001, "after `calm`");
+    assert_eq!((of.instance, of.to_place), (InstanceId(3), 0));
+    assert_eq!(of.reason.rule, "earlier_place_has_room");
+    // Nothing takes an instance that no place has room for.
+    let mut full = placed([0.9e6, 0.9e6], 0.1e6);
+    full.places[1].has_room = false;
+    assert_eq!(until(&full, 2_000), []);
 }
 
 #[test]

@@ -939,7 +939,28 @@ tables! {
         capacity_pps as "capacity": pps, [or "no limit"], Restart,
             "packets per second", "\"36Mpps\"",
             "Most packets per second for which it has instances: the sum of their capacities, or what they get if that is \
-             more. Write a tenth less than the load at which the place collapses.";
+             more.";
+        collapse_pps as "collapse": pps, [or "unknown"], Restart,
+            "packets per second", "\"40Mpps\"",
+            "The load beyond which the place takes fewer packets, not more. It is given 0.9 of it, or `capacity` if that is \
+             less. inco does not measure it.";
+        core_pps as "core_capacity": pps, [or "that of the service"], Restart,
+            "packets per second", "\"5Mpps\"",
+            "What one of its cores processes. An instance there has that, times its CPUs, as its `capacity`.";
+        ports: port_kinds, [or "all kinds"], Restart,
+            "list of kinds of ports", "[\"device\", \"kernel\"]",
+            "The kinds of ports that instances can have there. A service with another kind may not be placed there.";
+        latency: span(Nanos::ZERO, Nanos::from_secs(1)), [= "\"0s\""], Restart,
+            "duration, at most 1 s", "\"1us\"",
+            "Time from the switch to the place, one way. For `inco explain placement`.";
+        bandwidth_bytes_per_s as "bandwidth": bandwidth, [or "no limit"], Restart,
+            "bits per second", "\"100Gbps\"",
+            "What the link between the switch and the place carries in each direction. For `inco explain placement`.";
+        idle_watts: watts, [or "unknown"], Restart,
+            "watts", "42",
+            "What the place consumes without load. For `inco explain placement`.";
+        watts_per_core: watts, [or "unknown"], Restart,
+            "watts", "11", "What a busy core consumes more. For `inco explain placement`.";
         lost_after: span(Nanos::from_millis(100), Nanos::MAX), [= "\"10s\""], Restart,
             "duration, at least 100 ms", "\"5s\"",
             "How long an engine on another machine may not answer before the instances there have failed. On this \
@@ -951,7 +972,10 @@ tables! {
                 reader.report(&section.key(key), ValueError::new(what, "remove it, or write engine = \"docker\""));
             }
         }
-        Place { name, driver, host, tls, cpus, share, instances, capacity_pps, lost_after }
+        Place {
+            name, driver, host, tls, cpus, share, instances, capacity_pps, collapse_pps, core_pps, ports, latency, bandwidth_bytes_per_s,
+            idle_watts, watts_per_core, lost_after,
+        }
     }
 
     engine(reader, section) -> Engine = "engine":

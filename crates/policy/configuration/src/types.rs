@@ -11,7 +11,7 @@ use model::{
     Mount, Nanos, NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts,
     UplinkId, UplinkKind, Vip,
 };
-use placement::{PlaceId, Placement};
+use placement::{GUARD, PlaceId, Placement};
 use scheduling::Scheduler;
 
 use crate::key::KeptValue;
@@ -583,8 +583,22 @@ pub struct Place {
     pub share: f64,
     /// Most instances there, without those that leave; `None` for no limit.
     pub instances: Option<u32>,
-    /// Most packets per second for which it has instances; `None` for no limit.
+    /// Most packets per second for which it has instances, as written: see [`Place::limit_pps`].
     pub capacity_pps: Option<f64>,
+    /// The load in packets per second beyond which it takes fewer; `None` if that is unknown.
+    pub collapse_pps: Option<f64>,
+    /// Packets per second of one of its cores; `None` if instances have the capacity of their service.
+    pub core_pps: Option<f64>,
+    /// The kinds of ports that instances can have there; `None` for all.
+    pub ports: Option<Vec<PortKind>>,
+    /// Time from the switch to the place, one way.
+    pub latency: Nanos,
+    /// What the link to it carries in each direction, in bytes per second; `None` for no limit.
+    pub bandwidth_bytes_per_s: Option<f64>,
+    /// Watts without load, if known.
+    pub idle_watts: Option<f64>,
+    /// Watts of a busy core, if known.
+    pub watts_per_core: Option<f64>,
     /// How long an engine on another machine may be away before its instances have failed.
     pub lost_after: Nanos,
 }
@@ -596,9 +610,25 @@ impl Place {
         cpus.and_then(Result::ok).unwrap_or_default()
     }
 
+    /// Most packets per second for which it has instances: its capacity, or [`GUARD`] of the load at which it collapses.
+    pub fn limit_pps(&self) -> Option<f64> {
+        let guarded = self.collapse_pps.map(|pps| GUARD * pps);
+        self.capacity_pps.into_iter().chain(guarded).reduce(f64::min)
+    }
+
+    /// Packets per second of an instance of a service with that capacity and that many CPUs.
+    pub fn instance_pps(&self, capacity_pps: f64, cpus: f64) -> f64 {
+        self.share * self.core_pps.map_or(capacity_pps, |pps| pps * cpus)
+    }
+
+    /// Whether instances can have such ports there.
+    pub fn has_ports(&self, kind: PortKind) -> bool {
+        self.ports.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+    }
+
     /// Whether it takes any number of instances.
     pub fn is_unlimited(&self) -> bool {
-        self.instances.is_none() && self.capacity_pps.is_none()
+        self.instances.is_none() && self.limit_pps().is_none()
     }
 }
 

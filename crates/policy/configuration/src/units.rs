@@ -3,8 +3,9 @@
 use model::Nanos;
 
 /// An error about a value, and what to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ValueError {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}; {write}")]
+pub struct ValueError {
     pub(crate) what: String,
     pub(crate) write: String,
 }
@@ -72,8 +73,11 @@ const RATES: &[(&str, f64)] = &[
     ("Gpps", 1e9),
 ];
 
-/// Parses packets per second.
-pub(crate) fn rate(text: &str) -> Result<f64, ValueError> {
+/// Parses packets per second, such as `10Mpps`.
+///
+/// # Errors
+/// It is not a number with one of the units.
+pub fn rate(text: &str) -> Result<f64, ValueError> {
     let of = |(number, unit)| factor(RATES, unit).map(|factor| number * factor);
     split(text)
         .and_then(of)

@@ -886,6 +886,44 @@ pub(crate) fn pps(at: At<'_>) -> Result<f64, ValueError> {
     in_range(pps)
 }
 
+/// Reads what a link carries, as bytes per second.
+pub(crate) fn bandwidth(at: At<'_>) -> Result<f64, ValueError> {
+    let rate = units::bit_rate(at.text()?)?;
+    if rate > 0.0 && rate.is_finite() {
+        Ok(rate)
+    } else {
+        Err(ValueError::new(
+            "the bit rate is not above 0",
+            "write a bit rate, for example \"100Gbps\"",
+        ))
+    }
+}
+
+/// Reads electrical power.
+pub(crate) fn watts(at: At<'_>) -> Result<f64, ValueError> {
+    let watts = float(at.value).ok_or_else(|| at.wrong_kind("watts", "a number, for example 42"))?;
+    if (0.0..=100_000.0).contains(&watts) {
+        Ok(watts)
+    } else {
+        let what = format!("{watts} W is out of range");
+        Err(ValueError::new(what, "write a number from 0 to 100000"))
+    }
+}
+
+/// Reads a list of kinds of ports.
+pub(crate) fn port_kinds(at: At<'_>) -> Result<Vec<PortKind>, ValueError> {
+    let path = at.path;
+    let (kinds, count) = at.items(word(PortKind::WORDS))?;
+    if count == 0 {
+        let what = format!("{path} is empty: no service could be there");
+        return Err(ValueError::new(
+            what,
+            "write a kind, for example [\"memif\"], or remove it",
+        ));
+    }
+    Ok(kinds)
+}
+
 /// The rate, if it can be one.
 fn in_range(pps: f64) -> Result<f64, ValueError> {
     // Load is stored as f32. A rate above 1 Tpps is a mistaken unit.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
-use configuration::{Configuration, EngineDriver, PlaceId, Placement};
+use configuration::{Configuration, EngineDriver, PlaceId, Placement, PortKind};
 use drivers::parse;
 
 mod drivers;
@@ -82,6 +82,34 @@ fn places_are_read_with_their_engines() {
 }
 
 #[test]
+fn a_place_has_figures_of_its_cores_its_link_and_its_power() {
+    let figures = "collapse = \"40Mpps\"\ncore_capacity = \"5Mpps\"\nports = [\"memif\", \"kernel\"]\nlatency = \"2us\"\n\
+                   bandwidth = \"100Gbps\"\nidle_watts = 42\nwatts_per_core = 11.5\n";
+    let c = good(&TWO.replace("instances = 2\n", figures));
+    let card = &c.places[0];
+    // The written capacity and 0.9 of the cliff are the same.
+    assert_eq!((card.collapse_pps, card.limit_pps()), (Some(40e6), Some(36e6)));
+    assert_eq!(card.instance_pps(1e6, 2.0), 0.4 * 10e6, "the cores say it");
+    assert_eq!(c.places[1].instance_pps(1e6, 2.0), 1e6, "the service says it");
+    assert!(card.has_ports(PortKind::Memif) && !card.has_ports(PortKind::Device));
+    assert!(c.places[1].has_ports(PortKind::Device));
+    assert_eq!(
+        (card.latency.0, card.bandwidth_bytes_per_s),
+        (2_000, Some(12.5e9))
+    );
+    assert_eq!((card.idle_watts, card.watts_per_core), (Some(42.0), Some(11.5)));
+    // The cliff alone is a limit, too.
+    let c = good(&TWO.replace(
+        "instances = 2\ncapacity = \"36Mpps\"\n",
+        "collapse = \"10Mpps\"\n",
+    ));
+    assert_eq!(
+        (c.places[0].limit_pps(), c.places[0].is_unlimited()),
+        (Some(9e6), false)
+    );
+}
+
+#[test]
 fn two_places_may_share_an_engine() {
     let c = good(&TWO.replace("engine = \"docker\"\nhost = \"unix:///run/other.sock\"\n", ""));
     assert_eq!((c.engines().len(), c.engines_of(&c.services[0]).len()), (1, 1));
@@ -101,6 +129,23 @@ fn each_problem_is_reported() {
         (
             with("\"2,4-5\"", "\"1-5\""),
             "inco.toml:14: place[1].cpus: CPU 1 is already one of \"card\" (line 6); write other CPUs",
+        ),
+        (
+            with(
+                "capacity = \"36Mpps\"",
+                "capacity = \"36Mpps\"\ncollapse = \"4Mpps\"\ncore_capacity = \"10Mpps\"",
+            ),
+            "inco.toml:10: place[0].collapse: 0.9 of it, 3.6Mpps, is less than the 4Mpps of one instance of a; write a larger \
+             collapse, or smaller instances of the service",
+        ),
+        (
+            with("share = 0.4", "share = 0.4\nports = [\"kernel\"]"),
+            "inco.toml:16: service.a.placement: place \"card\" has no ports of the kind \"memif\", and placement permits it; \
+             write placement = NAME of another place, or add the kind to its ports",
+        ),
+        (
+            with("share = 0.4", "share = 0.4\nwatts_per_core = -1"),
+            "inco.toml:8: place[0].watts_per_core: -1 W is out of range; write a number from 0 to 100000",
         ),
         (
             with("share = 0.4", "share = 1.4"),
@@ -123,17 +168,17 @@ fn each_problem_is_reported() {
         (
             with("instances = 2\ncapacity = \"36Mpps\"", ""),
             "inco.toml:5: place[0].name: it has no limit, so that placement = \"auto\" of a never uses the places after \
-             it; write instances = N or capacity = \"N Mpps\"",
+             it; write instances = N, capacity = \"N Mpps\" or collapse = \"N Mpps\"",
         ),
         (
             with("cpus = 1.0", "cpus = 1.0\nplacement = \"split\""),
             "inco.toml:11: place[1].name: it has no limit, and placement = \"split\" of a spreads by limits; write \
-             instances = N or capacity = \"N Mpps\"",
+             instances = N, capacity = \"N Mpps\" or collapse = \"N Mpps\"",
         ),
         (
             with("cpus = 1.0", "cpus = 1.0\ncapacity = \"100Mpps\""),
             "inco.toml:9: place[0].capacity: it is less than the 40Mpps of one instance of a; write a larger capacity, \
-             or a smaller one for the service",
+             or smaller instances of the service",
         ),
         (
             with(

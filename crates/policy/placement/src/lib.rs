@@ -1,12 +1,15 @@
 //! Chooses the place of a service's next instance, and the place where one is taken away first. It is pure: it knows
 //! no engine, no container and no clock, and keeps no state.
 //!
-//! Key types: [`Placement`] (the rule of a service), [`Room`] (a place as it is now), [`PlaceId`].
+//! Key types: [`Placement`] (the rule of a service), [`Room`] (a place as it is now), [`PlaceId`],
+//! [`estimate`](mod@estimate) (a model of what a load takes at each place).
 //!
 //! 1. The controller counts what is at each place: a [`Room`] for each, in the order of the file.
 //! 2. [`Placement::choose`] gives the place of the next instance, or says why there is none.
 //! 3. [`Placement::leaves`] gives the place from which an instance leaves first.
 #![forbid(unsafe_code)]
+
+pub mod estimate;
 
 use std::fmt;
 
@@ -23,6 +26,10 @@ impl PlaceId {
         self.0 as usize
     }
 }
+
+/// The share of the load at which a place collapses up to which it is filled: a margin for bursts, and for the error of
+/// what its owner knows. InReal's BlueField-2 collapses at 40 Mpps, and is given 36 Mpps.
+pub const GUARD: f64 = 0.9;
 
 /// Where the instances of a service run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,8 +57,10 @@ pub struct Room {
     pub pps: f64,
     /// Most packets per second; [`None`] for no limit.
     pub pps_limit: Option<f64>,
-    /// The part of [`Needs::pps`] that an instance can process there, above 0 and at most 1.
+    /// The part of [`Needs::pps`] and [`Needs::cpus`] that an instance has there, above 0 and at most 1.
     pub share: f64,
+    /// Packets per second of a whole CPU there; [`None`] if [`Needs::pps`] says what an instance processes.
+    pub core_pps: Option<f64>,
     /// Cores there that no instance has to itself; [`None`] if the place has no list of its cores.
     pub free_cores: Option<u32>,
 }
@@ -66,26 +75,45 @@ impl Default for Room {
             pps: 0.0,
             pps_limit: None,
             share: 1.0,
+            core_pps: None,
             free_cores: None,
         }
     }
 }
 
 /// What a new instance needs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Needs {
     /// Packets per second that it can process; 0 while that is unknown.
     pub pps: f64,
+    /// CPUs that it has.
+    pub cpus: f64,
     /// Cores that it is to have to itself.
     pub cores: u32,
 }
 
+/// One CPU, shared with others, and an unknown capacity.
+impl Default for Needs {
+    fn default() -> Self {
+        Needs {
+            pps: 0.0,
+            cpus: 1.0,
+            cores: 0,
+        }
+    }
+}
+
 impl Room {
+    /// Packets per second that one more instance can process there; 0 while that is unknown.
+    fn pps_of(&self, needs: Needs) -> f64 {
+        self.share * self.core_pps.map_or(needs.pps, |pps| pps * needs.cpus)
+    }
+
     /// Whether there is room for one more instance.
-    fn fits(&self, needs: Needs) -> bool {
+    pub fn fits(&self, needs: Needs) -> bool {
         let has_pps = self
             .pps_limit
-            .is_none_or(|limit| self.pps < limit && self.pps + needs.pps * self.share <= limit);
+            .is_none_or(|limit| self.pps < limit && self.pps + self.pps_of(needs) <= limit);
         self.instance_limit.is_none_or(|limit| self.instances < limit)
             && has_pps
             && (needs.cores == 0 || self.free_cores.is_some_and(|free| free >= needs.cores))
@@ -94,7 +122,7 @@ impl Room {
     /// How full it is with one more instance, or with as many as now if `needs` is [`None`]: 1 is at its limit. 0 where
     /// it has no limit.
     fn fill(&self, needs: Option<Needs>) -> f64 {
-        let (more, more_pps) = needs.map_or((0, 0.0), |needs| (1, needs.pps * self.share));
+        let (more, more_pps) = needs.map_or((0, 0.0), |needs| (1, self.pps_of(needs)));
         let of_instances = self
             .instance_limit
             .map(|limit| f64::from(self.instances + more) / f64::from(limit.max(1)));
@@ -271,7 +299,10 @@ mod tests {
             pps_limit: Some(36e6),
             ..Room::default()
         };
-        let needs = |pps: f64| Needs { pps, cores: 0 };
+        let needs = |pps: f64| Needs {
+            pps,
+            ..Needs::default()
+        };
         for (pps, more, place) in [
             (0.0, 12e6, CARD),
             (24e6, 12e6, CARD),
@@ -287,6 +318,24 @@ mod tests {
                 "{pps} {more}"
             );
         }
+    }
+
+    #[test]
+    fn what_a_core_processes_counts_where_it_is_known() {
+        let card = Room {
+            pps_limit: Some(10e6),
+            core_pps: Some(4e6),
+            share: 0.5,
+            ..Room::default()
+        };
+        let needs = |cpus| Needs {
+            pps: 100e6,
+            cpus,
+            cores: 0,
+        };
+        let rooms = [card, free()];
+        assert_eq!(Placement::Auto.choose(&rooms, needs(5.0)), Ok(CARD));
+        assert_eq!(Placement::Auto.choose(&rooms, needs(5.1)), Ok(HOST));
     }
 
     #[test]
@@ -310,7 +359,10 @@ mod tests {
             free_cores,
             ..Room::default()
         };
-        let needs = Needs { pps: 0.0, cores: 2 };
+        let needs = Needs {
+            cores: 2,
+            ..Needs::default()
+        };
         assert_eq!(
             Placement::Auto.choose(&[cores(Some(1)), cores(Some(2))], needs),
             Ok(HOST)
@@ -349,6 +401,7 @@ mod tests {
                     pps,
                     pps_limit,
                     share,
+                    core_pps: None,
                     free_cores,
                 },
             )
@@ -370,7 +423,7 @@ mod tests {
             pps in 0.0_f64..5.0,
             cores in 0_u32..3,
         ) {
-            let needs = Needs { pps, cores };
+            let needs = Needs { pps, cores, cpus: 1.0 };
             match placement.choose(&rooms, needs) {
                 Ok(place) => {
                     let room = rooms[place.index()];

@@ -48,6 +48,13 @@ fn answer_text(answer: &Answer) -> String {
                 "step {index}: {} instances ({})",
                 step.replicas, step.reason
             )?;
+            if let Some(of) = &step.relocation {
+                writeln!(
+                    text,
+                    "  instance {}: to place {} ({})",
+                    of.instance, of.to_place, of.reason
+                )?;
+            }
             step.quotas
                 .iter()
                 .try_for_each(|quota| writeln!(text, "  instance {}: {:.3} CPUs", quota.instance, quota.cpus))

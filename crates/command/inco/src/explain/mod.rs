@@ -2,6 +2,7 @@
 //! inco.
 
 mod autoscaler;
+mod placement;
 mod scheduler;
 
 use std::io::Read as _;
@@ -17,6 +18,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match &args.command {
         ExplainCommand::Autoscaler(input) => autoscaler::run(input),
         ExplainCommand::Scheduler(input) => scheduler::run(input),
+        ExplainCommand::Placement(args) => placement::run(args),
         ExplainCommand::Flow(flow) => crate::client_commands::explain_flow(flow),
     }
 }

@@ -4,7 +4,8 @@
 use model::{EventKind, InstanceState};
 
 use crate::support::{
-    Engine, IMAGE, Inco, PATIENCE, Place, PrivateDockerd, assert_clean, eventually, example,
+    Engine, IMAGE, Inco, PATIENCE, Place, PrivateDockerd, assert_clean, assert_undisturbed, eventually,
+    example,
 };
 
 /// The places `card` and `host` with these engines; the card takes so many instances.
@@ -237,6 +238,164 @@ fn an_engine_that_is_away_takes_only_its_place_with_it() {
     assert_clean(&traffic.report());
     let status = inco.at_rest();
     assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    inco.stop(&place);
+}
+
+/// The card's engine and its instances are gone at once: its flows move to the host, which has the others.
+#[test]
+fn a_place_that_is_lost_with_its_instances_is_replaced_elsewhere() {
+    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut dockerd) = PrivateDockerd::start(&place.path("docker")) else {
+        return;
+    };
+    let card = format!("engine = \"docker\"\nhost = \"{}\"", dockerd.host());
+    let instances = "{ min = 3, max = 6, standby = 0 }";
+    let inco = place.run(&configuration((&card, 2), OCI, instances, "\"fixed\""));
+    becomes(&inco, (2, 1));
+    let traffic = place.traffic(LOAD);
+    eventually("each instance has flows", PATIENCE, || {
+        let rows = inco.instances();
+        (rows.iter().all(|row| row.live_flows > 0) && inco.status().accounting.returned > 500).then_some(())
+    });
+    let rows = inco.instances();
+    let lost: Vec<_> = rows
+        .iter()
+        .filter(|row| row.place.as_deref() == Some("card"))
+        .collect();
+    let flows: u64 = lost.iter().map(|row| row.live_flows).sum();
+    dockerd.pause();
+    for row in &lost {
+        crate::support::kill(row.pid.unwrap(), rustix::process::Signal::KILL);
+    }
+    eventually("the host has all", PATIENCE, || {
+        (active(&inco) == (0, 3)).then_some(())
+    });
+    let before = inco.status().accounting.returned;
+    eventually("packets flow", PATIENCE, || {
+        (inco.status().accounting.returned > before + 1000).then_some(())
+    });
+    traffic.interrupt();
+    let report = traffic.report_with_moves();
+    assert_undisturbed(&report);
+    let status = inco.at_rest();
+    // Each flow of the card moved once; what was on its way there is counted as lost.
+    assert_eq!(report.counts.expected_moves, flows, "{}", inco.told());
+    assert_eq!(status.accounting.expected_moves, flows);
+    assert_eq!(report.lost, status.accounting.dropped, "{:#?}", status.drops);
+    let failed = inco.events().into_iter().filter(|event| {
+        let is_failed = matches!(&event.kind, EventKind::State { to, .. } if *to == InstanceState::Failed);
+        is_failed && lost.iter().any(|row| Some(row.id) == event.instance)
+    });
+    assert_eq!(failed.count(), 2, "{}", inco.told());
+    dockerd.go_on();
+    eventually("the card's engine is back", PATIENCE, || {
+        inco.status().places[0].engine.up.then_some(())
+    });
+    // It is used again.
+    place.must(&["scale", "forward", "4"]);
+    becomes(&inco, (1, 3));
+    inco.stop(&place);
+}
+
+/// 9,000 packets per second on three instances: the two of the card get more than its limit. `inreal` has one replaced at
+/// the host, and brings it back when the load is over.
+#[test]
+fn inreal_leaves_the_card_above_its_limit_and_comes_back() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let card = ("capacity = \"5kpps\"", 2);
+    let instances = "{ min = 3, max = 3, standby = 0 }";
+    let inreal = "{ policy = \"inreal\", calm = \"1s\" }";
+    let inco = place.run(&configuration(card, "", instances, inreal));
+    becomes(&inco, (2, 1));
+    let load = LOAD
+        .replace("flows = 20", "flows = 18")
+        .replace("100pps", "500pps");
+    let traffic = place.traffic(&load);
+    eventually("one is replaced at the host", PATIENCE, || {
+        (active(&inco) == (1, 2)).then_some(())
+    });
+    traffic.interrupt();
+    assert_undisturbed(&traffic.report());
+    eventually("it is back at the card", PATIENCE, || {
+        (active(&inco) == (2, 1)).then_some(())
+    });
+    inco.at_rest();
+    let relocations: Vec<(String, String, String)> = inco
+        .events()
+        .into_iter()
+        .filter_map(|event| match event.kind {
+            EventKind::Relocated {
+                from_place,
+                to_place,
+                reason,
+                ..
+            } => Some((from_place, to_place, reason)),
+            _ => None,
+        })
+        .collect();
+    let [(card, host, above), (from, to, room)] = &relocations[..] else {
+        panic!("{relocations:#?}\n{}", inco.told());
+    };
+    assert_eq!([card, host, from, to], ["card", "host", "host", "card"]);
+    assert!(above.starts_with("above_limit_of_place: place_pps "), "{above}");
+    assert!(above.contains("limit_pps 5000"), "{above}");
+    assert!(room.starts_with("earlier_place_has_room: "), "{room}");
+    assert!(place.must(&["events"]).contains("card -> host wanted by inreal"));
+    inco.stop(&place);
+}
+
+/// The same image as two services: the subnet of one is at the card, that of the other at the host.
+#[test]
+fn subnets_are_bound_to_places() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let service = |name: &str, subnet: &str| {
+        format!(
+            r#"
+[service.{name}]
+match = {{ dst = "{subnet}" }}
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp", "--pace-cpus", "0.1"]
+cpus = 0.1
+memory = "64MiB"
+instances = 1
+placement = "{name}"
+"#
+        )
+    };
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[[place]]\nname = \"card\"\ncpus = \"0\"\n\
+                [[place]]\nname = \"host\"\ncpus = \"1\"\n";
+    let (card, host) = (service("card", "10.128.0.0/24"), service("host", "10.128.1.0/24"));
+    let inco = place.run(&format!("{text}{card}{host}"));
+    becomes(&inco, (1, 1));
+    cpus_are_those_of_the_places(&inco);
+    let phase = |dst: &str, flows: u32| {
+        format!("[[phase]]\nduration = \"1s\"\nflows = {flows}\nrate_per_flow = \"50pps\"\ndst = \"{dst}\"\n")
+    };
+    let (card, host) = (phase("10.128.0.1", 8), phase("10.128.1.1", 4));
+    let load = format!(
+        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n{card}src = \"10.0.0.1\"\n{host}src = \"10.1.0.1\"\n"
+    );
+    let report = place.traffic(&load).report();
+    assert_clean(&report);
+    inco.at_rest();
+    for row in inco.instances() {
+        let flows = report.flows.iter().filter(|flow| flow.instance == row.id.0);
+        let expected = if row.place.as_deref() == Some("card") {
+            8
+        } else {
+            4
+        };
+        assert_eq!(flows.count(), expected, "{row:#?}");
+    }
     inco.stop(&place);
 }
 

@@ -101,6 +101,7 @@ impl Controller {
                 match instance.state {
                     InstanceState::Active if instance.leaving => {
                         self.instances[index].leaving = false;
+                        self.instances[index].relocates_to = None;
                         Ok(format!("instance {id} keeps its flows and takes new ones again"))
                     }
                     InstanceState::Active => Ok(format!("instance {id} is not draining")),

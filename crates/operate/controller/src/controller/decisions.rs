@@ -8,6 +8,7 @@ use model::{
     ServiceId, Slot,
 };
 
+use super::places::{capacity_of, whole_cpus};
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::settings::{
@@ -58,14 +59,21 @@ impl Controller {
                 } else {
                     Slot::NONE
                 };
-                let capacity_pps = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+                let cpu_quota = whole_cpus(&self.settings.places, instance);
+                let capacity_pps = capacity_of(
+                    &self.settings.places,
+                    &service.settings,
+                    service.capacity_pps,
+                    instance,
+                );
                 // Usually these are the instances of the previous step; their counts are filled in below.
                 match observation.instances.get_mut(count) {
                     Some(seen) if seen.id == instance.id => {
                         seen.slot = slot;
                         seen.state = instance.state;
                         seen.capacity_pps = capacity_pps;
-                        seen.cpu_quota = instance.cpus;
+                        seen.cpu_quota = cpu_quota;
+                        seen.place = instance.place.0;
                     }
                     _ => {
                         observation.instances.truncate(count);
@@ -80,7 +88,8 @@ impl Controller {
                             ring_occupancy: 0.0,
                             signals: InstanceSignals::default(),
                             busy: None,
-                            cpu_quota: instance.cpus,
+                            cpu_quota,
+                            place: instance.place.0,
                         });
                     }
                 }
@@ -88,6 +97,7 @@ impl Controller {
             }
             observation.instances.truncate(count);
             collector.observe(observation);
+            self.observe_places(index);
             self.decide(index);
             self.report_overload(index, rates.overcommitted, collector);
         }
@@ -118,6 +128,9 @@ impl Controller {
         service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
         if !decision.quotas.is_empty() && !service.held_back.dry_run && service.cpus.is_none() {
             self.resize(index, &decision);
+        }
+        if let Some(relocation) = decision.relocation {
+            self.relocate(index, relocation, &decision);
         }
         if let Some(would) = decision.shadow.or(is_held.then_some(would)) {
             self.report_shadow(index, would, &decision);
@@ -169,7 +182,8 @@ impl Controller {
             let Some(at) = self.position(quota.instance) else {
                 continue;
             };
-            let to_cpus = CpuQuota::of_cpus(quota.cpus).cpus();
+            let place = self.instances[at].place;
+            let to_cpus = self.quota_at(place, CpuQuota::of_cpus(quota.cpus)).cpus();
             let instance = &mut self.instances[at];
             if instance.service != id || instance.wanted_cpus == Some(to_cpus) {
                 continue;
@@ -305,7 +319,13 @@ impl Controller {
             }
             let active = self.count(id, |i| i.state == InstanceState::Active);
             let others = self.count(id, |i| i.state == InstanceState::Active && !i.leaving);
-            if self.is_being_replaced(&self.instances[index]) {
+            if let Some(place) = self.instances[index].relocates_to {
+                if others >= wanted {
+                    let name = self.place_name(place).unwrap_or_default();
+                    let reason = format!("relocated to {name}; its replacement is ready");
+                    self.drain(index, reason);
+                }
+            } else if self.is_being_replaced(&self.instances[index]) {
                 if others >= wanted {
                     self.drain(index, "its replacement is ready");
                 }
@@ -321,10 +341,12 @@ impl Controller {
         let (id, max) = (service.id, service.settings.max);
         let active = self.count(id, |i| i.state == InstanceState::Active) - self.unfit(id);
         let placement = service.settings.placement;
+        let only = self.relocation_target(id);
         // The first of those at the place that is preferred.
         let find = |test: &dyn Fn(&Instance) -> bool| {
             let all = self.instances.iter().enumerate();
-            let found = all.filter(|(_, i)| i.service == id && test(i));
+            let is_there = |i: &Instance| only.is_none_or(|place| i.place == place);
+            let found = all.filter(|(_, i)| i.service == id && is_there(i) && test(i));
             found
                 .min_by_key(|(_, i)| placement.rank(i.place))
                 .map(|(at, _)| at)

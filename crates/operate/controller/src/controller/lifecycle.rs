@@ -7,6 +7,7 @@ use engine::{Request, Ticket};
 use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, Ready, ServiceId, StandbyMode};
 use switch::{Edits, Plan, PortSpec, ServicePlan, SlotPlan, SwitchRequest};
 
+use super::places::capacity_of;
 use super::{Controller, Target};
 use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
 use crate::settings::{CHECK_LIMIT, YOUNG};
@@ -326,6 +327,7 @@ impl Controller {
             let instance = &mut self.instances[index];
             instance.for_active = false;
             instance.leaving = false;
+            instance.relocates_to = None;
             // Every worker must know the Standby plan before it may be paused.
             instance.drain = Some(Drain {
                 since: now,
@@ -452,8 +454,9 @@ impl Controller {
             for (instance, takes) in self.instances.iter_mut().zip(takers) {
                 if instance.is_in_plan() {
                     let service = self.services.get(instance.service.index());
-                    let capacity =
-                        service.map_or(0.0, |s| s.settings.capacity_of(s.capacity_pps, instance.cpus));
+                    let capacity = service.map_or(0.0, |s| {
+                        capacity_of(&self.settings.places, &s.settings, s.capacity_pps, instance)
+                    });
                     let place = instance.slot.index();
                     slots.resize(slots.len().max(place + 1), None);
                     slots[place] = Some(SlotPlan {
@@ -579,6 +582,7 @@ impl Controller {
             let instance = &mut self.instances[index];
             instance.drain = None;
             instance.leaving = false;
+            instance.relocates_to = None;
             instance.for_active = true;
             instance.decided = Some((now, Rung::Undrain, None));
         }

@@ -1,12 +1,13 @@
 //! Places: what is at each, the choice for a new instance, and engines that do not answer.
 
+use autoscaling::{Decision, Relocation};
 use engine::CpuQuota;
-use model::{EventKind, InstanceState, Nanos, ServiceId};
-use placement::{Needs, NoRoom, PlaceId, Room};
+use model::{EventKind, InstanceState, Nanos, PlaceObservation, ServiceId};
+use placement::{Needs, NoRoom, PlaceId, Placement, Room};
 
-use super::Controller;
+use super::{Controller, scaler_name};
 use crate::instance::Instance;
-use crate::settings::{LABEL_PLACE, Place};
+use crate::settings::{LABEL_PLACE, Place, ServiceSettings};
 
 /// A place and what is there, for status queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +68,7 @@ impl Controller {
             room.share = place.share;
             room.instance_limit = place.instances;
             room.pps_limit = place.capacity_pps;
+            room.core_pps = place.core_pps;
             let free = place
                 .cores
                 .iter()
@@ -84,9 +86,13 @@ impl Controller {
             if service.settings.container.is_none() {
                 continue;
             }
-            let seen = service.observation.instances.iter().find(|i| i.id == instance.id);
-            let arrivals = seen.map_or(0.0, |i| i.arrivals_fast_pps.max(i.arrivals_stable_pps));
-            let capacity = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+            let arrivals = self.arrivals_of(instance);
+            let capacity = capacity_of(
+                &self.settings.places,
+                &service.settings,
+                service.capacity_pps,
+                instance,
+            );
             if let Some(room) = rooms.all.get_mut(instance.place.index()) {
                 room.instances += 1;
                 room.pps += capacity.max(arrivals);
@@ -101,13 +107,13 @@ impl Controller {
         if self.settings.places.is_empty() || service.settings.container.is_none() {
             return Some(PlaceId::default());
         }
-        let needs = Needs {
-            pps: service.capacity_pps,
-            cores: u32::from(service.settings.exclusive),
-        };
-        let rooms = self.rooms();
-        let chosen = service.settings.placement.choose(rooms.as_slice(), needs);
         let id = service.id;
+        let needs = self.needs(index);
+        let rooms = self.rooms();
+        let target = self.relocation_target(id).map(Placement::At);
+        let there = target.and_then(|target| target.choose(rooms.as_slice(), needs).ok());
+        let placement = service.settings.placement;
+        let chosen = there.map_or_else(|| placement.choose(rooms.as_slice(), needs), Ok);
         let was_told = std::mem::replace(
             &mut self.services[index].no_room_told,
             // An engine that is down is told by its own event.
@@ -129,6 +135,92 @@ impl Controller {
         let is_there = |of: PlaceId, core: Option<u16>| of == place && core == Some(cpu);
         !self.instances.iter().any(|of| is_there(of.place, of.core))
             && !self.orphans.iter().any(|of| is_there(of.place, of.core))
+    }
+
+    /// Fills the places of the service's observation, where it fills several of them in order.
+    pub(super) fn observe_places(&mut self, index: usize) {
+        let count = self.settings.places.len();
+        let settings = &self.services[index].settings;
+        let fills = settings.placement == Placement::Auto && settings.autoscaler.relocates();
+        if count < 2 || settings.container.is_none() || !fills {
+            self.services[index].observation.places.clear();
+            return;
+        }
+        let needs = self.needs(index);
+        let rooms = self.rooms();
+        let mut arrivals = [0.0; PlaceId::LIMIT];
+        for instance in self.instances.iter().filter(|i| takes_room(i)) {
+            if let Some(sum) = arrivals.get_mut(instance.place.index()) {
+                *sum += self.arrivals_of(instance);
+            }
+        }
+        let places = &mut self.services[index].observation.places;
+        if places.len() != count {
+            places.clear();
+            places.extend(self.settings.places.iter().map(|place| PlaceObservation {
+                name: place.name.clone(),
+                ..PlaceObservation::default()
+            }));
+        }
+        for ((place, room), arrivals_pps) in places.iter_mut().zip(rooms.as_slice()).zip(arrivals) {
+            place.arrivals_pps = arrivals_pps;
+            place.limit_pps = room.pps_limit;
+            place.has_room = !room.is_down && room.fits(needs);
+        }
+    }
+
+    /// Packets per second that an instance gets.
+    fn arrivals_of(&self, instance: &Instance) -> f64 {
+        let service = self.services.get(instance.service.index());
+        let mut seen = service.into_iter().flat_map(|of| &of.observation.instances);
+        let seen = seen.find(|i| i.id == instance.id);
+        seen.map_or(0.0, |i| i.arrivals_fast_pps.max(i.arrivals_stable_pps))
+    }
+
+    fn needs(&self, index: usize) -> Needs {
+        let service = &self.services[index];
+        Needs {
+            pps: service.capacity_pps,
+            cpus: service.settings.usual_cpus().unwrap_or(1.0),
+            cores: u32::from(service.settings.exclusive),
+        }
+    }
+
+    /// Has an instance replaced at another place, unless an operator or a rollout has the say now.
+    pub(super) fn relocate(&mut self, index: usize, relocation: Relocation, decision: &Decision) {
+        let service = &self.services[index];
+        let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
+        let to = PlaceId(relocation.to_place);
+        let is_free = !service.manual && !service.held_back.dry_run;
+        let Some(at) = self.position(relocation.instance).filter(|_| is_free) else {
+            return;
+        };
+        let instance = &self.instances[at];
+        let stays = instance.service == id && instance.state == InstanceState::Active && !instance.leaving;
+        if !stays || self.is_replaced(instance) || self.relocation_target(id).is_some() {
+            return;
+        }
+        let name = |place| self.place_name(place).unwrap_or_default().to_owned();
+        let kind = EventKind::Relocated {
+            from_place: name(instance.place),
+            to_place: name(to),
+            policy,
+            reason: relocation.reason.to_string(),
+            case: decision.case.clone(),
+        };
+        let instance = &mut self.instances[at];
+        instance.leaving = true;
+        instance.relocates_to = Some(to);
+        self.event(Some(id), Some(relocation.instance), kind);
+    }
+
+    /// The place where the replacement of an instance of the service is to be.
+    pub(super) fn relocation_target(&self, id: ServiceId) -> Option<PlaceId> {
+        let mut all = self.instances.iter();
+        all.find_map(|i| {
+            let waits = i.service == id && i.state == InstanceState::Active;
+            i.relocates_to.filter(|_| waits)
+        })
     }
 
     /// A free core for an instance of the service at a place: one of the node of its uplink, if there is one.
@@ -285,6 +377,27 @@ impl Controller {
             }
         }
     }
+}
+
+/// Capacity in packets per second of an instance of the service: what the cores of its place process, if that is known;
+/// else that of the service in proportion to its quota.
+pub(super) fn capacity_of(
+    places: &[Place],
+    settings: &ServiceSettings,
+    usual_pps: f64,
+    instance: &Instance,
+) -> f64 {
+    let core_pps = places.get(instance.place.index()).and_then(|of| of.core_pps);
+    match core_pps {
+        Some(core_pps) if settings.container.is_some() => core_pps * instance.cpus.unwrap_or(1.0),
+        _ => settings.capacity_of(usual_pps, instance.cpus),
+    }
+}
+
+/// The quota that an instance would have at a place with the whole share: policies compare and change those.
+pub(super) fn whole_cpus(places: &[Place], instance: &Instance) -> Option<f64> {
+    let share = places.get(instance.place.index()).map_or(1.0, |of| of.share);
+    instance.cpus.map(|cpus| cpus / share)
 }
 
 /// Whether an instance counts towards the limits of its place: one that leaves does not.

@@ -62,8 +62,12 @@ impl Controller {
         rollout.is_some_and(|rollout| rollout.is_running() && instance.id < rollout.first_new)
     }
 
-    /// Whether that instance is replaced next: it takes flows until its replacement does.
+    /// Whether that instance is replaced next, by a rollout or at another place: it takes flows until its replacement
+    /// does.
     pub(super) fn is_being_replaced(&self, instance: &Instance) -> bool {
+        if instance.relocates_to.is_some() {
+            return instance.state == InstanceState::Active;
+        }
         let service = self.services.get(instance.service.index());
         let rollout = service.and_then(|service| service.rollout.as_ref());
         instance.state == InstanceState::Active

@@ -15,7 +15,7 @@ use super::event_files::EventFiles;
 use api::run_dir::in_run_dir;
 
 /// The possible actions of an autoscaler's decision.
-pub(super) const DECISIONS: [&str; 3] = ["out", "in", "resize"];
+pub(super) const DECISIONS: [&str; 4] = ["out", "in", "resize", "relocate"];
 
 pub(super) struct Journal {
     log: EventLog,
@@ -75,6 +75,7 @@ impl Journal {
         let decision = match &event.kind {
             EventKind::Scaled { from, to, .. } => Some(if to > from { "out" } else { "in" }),
             EventKind::Resized { .. } => Some("resize"),
+            EventKind::Relocated { .. } => Some("relocate"),
             _ => None,
         };
         if let (Some(decision), Some(service)) = (decision, &event.service) {

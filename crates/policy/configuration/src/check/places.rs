@@ -91,7 +91,10 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
                     service.name
                 ),
             };
-            let wrong = ValueError::new(what, "write instances = N or capacity = \"N Mpps\"");
+            let wrong = ValueError::new(
+                what,
+                "write instances = N, capacity = \"N Mpps\" or collapse = \"N Mpps\"",
+            );
             reader.report(&format!("place[{}].name", id.0), wrong);
         }
         if service.exclusive {
@@ -110,24 +113,42 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
                 ValueError::new(what, "remove it, or cpus of the place"),
             );
         }
-        if let (Capacity::Pps(pps), Some(limit)) = (service.capacity, place.capacity_pps)
-            && pps * place.share > limit
-        {
+        let of_service = match service.capacity {
+            Capacity::Pps(pps) => pps,
+            Capacity::Learn => 0.0,
+        };
+        let each = place.instance_pps(of_service, service.cpus.unwrap_or(1.0));
+        if let Some(limit) = place.limit_pps().filter(|limit| each > *limit) {
+            let is_own = place.capacity_pps.is_some_and(|own| own <= limit);
+            let (name, it) = match is_own {
+                true => ("capacity", "it".to_owned()),
+                false => ("collapse", format!("0.9 of it, {},", show_rate(limit))),
+            };
             let what = format!(
-                "it is less than the {} of one instance of {}",
-                show_rate(pps * place.share),
+                "{it} is less than the {} of one instance of {}",
+                show_rate(each),
                 service.name
             );
-            let wrong = ValueError::new(what, "write a larger capacity, or a smaller one for the service");
-            reader.report(&format!("place[{}].capacity", id.0), wrong);
+            let write = format!("write a larger {name}, or smaller instances of the service");
+            let wrong = ValueError::new(what, write);
+            reader.report(&format!("place[{}].{name}", id.0), wrong);
+        }
+        if !place.has_ports(service.port) {
+            let what = format!(
+                "place {:?} has no ports of the kind {:?}, and placement permits it",
+                place.name,
+                service.port.name()
+            );
+            let write = "write placement = NAME of another place, or add the kind to its ports";
+            reader.report(&key("placement"), ValueError::new(what, write));
         }
     }
     let at_least = service.instances.min.saturating_add(service.instances.standby);
-    let limits = permitted().map(|(_, place)| match (service.exclusive, place.instances) {
+    let mut limits = permitted().map(|(_, place)| match (service.exclusive, place.instances) {
         (false, limit) => limit,
         (true, limit) => Some(limit.unwrap_or(u32::MAX).min(place.cpu_list().len() as u32)),
     });
-    let most = limits.fold(Some(0_u32), |sum, limit| Some(sum?.saturating_add(limit?)));
+    let most = limits.try_fold(0_u32, |sum, limit| Some(sum.saturating_add(limit?)));
     if let Some(most) = most.filter(|most| *most < at_least) {
         let what = format!("min and standby are {at_least} instances, and its places take {most}");
         let write = "write a smaller min or standby, or a larger `instances` of a place";
