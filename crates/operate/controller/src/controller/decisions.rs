@@ -320,7 +320,11 @@ impl Controller {
             |test: &dyn Fn(&Instance) -> bool| self.instances.iter().position(|i| i.service == id && test(i));
         if active < max
             && let Some(at) = find(&|i| {
-                i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up && i.fitness.takes()
+                i.state == InstanceState::Draining
+                    && !i.leaving
+                    && i.port == Port::Up
+                    && i.fitness.takes()
+                    && !i.hands_over()
             })
         {
             self.undrain(at, "the load rose again");

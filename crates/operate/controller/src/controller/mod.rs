@@ -4,6 +4,7 @@
 mod blocks;
 mod commands;
 mod decisions;
+mod hand_over;
 mod health;
 mod inputs;
 mod lifecycle;
@@ -27,6 +28,7 @@ use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
+pub(crate) use hand_over::Heir;
 use rollout::RolloutPlan;
 
 use crate::settings::{
@@ -237,6 +239,8 @@ pub struct Controller {
     /// Slots whose flows must move after the plan is published.
     fail_slots: Vec<Slot>,
     sampled_at: Nanos,
+    /// When mappings in inherited blocks were counted last.
+    counted: Nanos,
     shutdown: Option<bool>,
     reactions: Reactions,
     sequence: u64,
@@ -272,6 +276,7 @@ impl Controller {
             plan_back_off: BackOff::default(),
             fail_slots: Vec::new(),
             sampled_at: Nanos::ZERO,
+            counted: Nanos::ZERO,
             shutdown: None,
             reactions: Reactions::default(),
             sequence: 0,
@@ -451,6 +456,8 @@ impl Controller {
         }
         self.remove_orphans();
         self.note_panic();
+        self.name_heirs();
+        self.count_inherited();
         self.tell_reserved();
         self.publish();
         std::mem::swap(&mut self.out, out);
@@ -566,6 +573,7 @@ impl Controller {
             slot,
             port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
             block: None,
+            heir: None,
             has_mappings: true,
             state: InstanceState::Creating,
             since: self.now,
