@@ -1504,6 +1504,11 @@ fn functions_on_interfaces_need_no_address_and_have_no_rings() {
             "write port = \"memif\"",
         ),
         (
+            text("stall_after = \"1s\""),
+            "service.a.stall_after: the driver soft does not see whether a program takes packets from an interface; \
+             remove it",
+        ),
+        (
             text("capabilities = [\"NET_RAW\"]"),
             "is no capability that a container may have",
         ),
