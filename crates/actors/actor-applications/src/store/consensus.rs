@@ -26,7 +26,8 @@ use crate::store::client::{Answer, COMMAND_BYTES, Command, Operation, Request};
 use crate::store::log::{CHOSEN, Log};
 use crate::store::peer::Peer;
 use crate::store::reads::{READS_LIMIT, Reads};
-use crate::store::{ANSWER, APPLIED, APPLY, GET, KEY_BYTES, PROPOSED_LIMIT, REPLICAS_LIMIT, REQUEST, TICK};
+use crate::store::settings::ConsensusSettings;
+use crate::store::{ANSWER, APPLIED, APPLY, GET, KEY_BYTES, PROPOSED_LIMIT, REQUEST, TICK};
 
 /// Slots behind the chosen ones that a replica accepts. All of them fit into a promise.
 const ACCEPTED_LIMIT: u64 = PROPOSED_LIMIT + 8;
@@ -35,26 +36,6 @@ const APPLYING_LIMIT: u64 = 32;
 /// Bytes of commands in one message of chosen ones.
 const LEARN_BYTES: usize = 48 << 10;
 const _: () = assert!(ACCEPTED_LIMIT as usize * (COMMAND_BYTES + 18) + 8 <= actor_runtime::BODY_BYTES_LIMIT);
-
-/// What a consensus actor is made with.
-#[derive(Clone, Debug)]
-pub struct ConsensusSettings {
-    /// The index of this replica.
-    pub me: u8,
-    /// Where the consensus actors of all replicas are, by index; the entry of this one is not used. No client has one of
-    /// these addresses.
-    pub replicas: Vec<Address>,
-    /// Ticks without a leader before an election, at least; at most twice as many.
-    pub election_ticks: u32,
-    /// Ticks between two heartbeats of a leader.
-    pub heartbeat_ticks: u32,
-    /// Slots of the log that are kept, at least 128. A replica that lags more cannot catch up.
-    pub log_slots: u32,
-    /// What the random number of ticks is drawn from.
-    pub seed: u64,
-    /// The memtable of this replica.
-    pub memtable: Address,
-}
 
 const FOLLOWER: u64 = 0;
 const CANDIDATE: u64 = 1;
@@ -107,12 +88,7 @@ struct Step<'a> {
 impl Consensus {
     /// The consensus actor of a replica; [`None`] if a setting is out of its range.
     pub fn new(settings: ConsensusSettings) -> Option<Consensus> {
-        let is_valid = (1..=REPLICAS_LIMIT).contains(&settings.replicas.len())
-            && usize::from(settings.me) < settings.replicas.len()
-            && settings.election_ticks > settings.heartbeat_ticks
-            && settings.heartbeat_ticks > 0
-            && settings.log_slots >= 128;
-        is_valid.then_some(Consensus(settings))
+        settings.is_valid().then_some(Consensus(settings))
     }
 
     /// Bytes of the region that it needs.

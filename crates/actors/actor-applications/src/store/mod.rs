@@ -50,14 +50,16 @@ mod log;
 mod memtable;
 mod peer;
 mod reads;
+mod settings;
 mod skip_list;
 mod table;
 mod tables;
 
 pub use client::{Answer, Operation, Request};
 pub use compaction::Compaction;
-pub use consensus::{Consensus, ConsensusSettings};
+pub use consensus::Consensus;
 pub use memtable::{Memtable, MemtableSettings};
+pub use settings::ConsensusSettings;
 pub use tables::Tables;
 
 /// Kind of a client's request.
