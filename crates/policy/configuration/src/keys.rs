@@ -949,7 +949,7 @@ tables! {
             "packets per second", "\"5Mpps\"",
             "What one of its cores processes. An instance there has that, times its CPUs, as its `capacity`.";
         ports: port_kinds, [or "all kinds"], Restart,
-            "list of kinds of ports", "[\"device\", \"kernel\"]",
+            "list of kinds of ports", "[\"memif\", \"kernel\"]",
             "The kinds of ports that instances can have there. A service with another kind may not be placed there.";
         latency: span(Nanos::ZERO, Nanos::from_secs(1)), [= "\"0s\""], Restart,
             "duration, at most 1 s", "\"1us\"",

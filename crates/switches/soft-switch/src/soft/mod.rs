@@ -5,6 +5,7 @@
 //! they send their results as a [`Report`].
 
 mod captures;
+mod checks;
 mod hand_overs;
 mod identities;
 mod instances;
@@ -41,6 +42,7 @@ use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
 use crate::shares::SharesMaker;
+use checks::Checks;
 use hand_overs::HandOvers;
 use identities::Identities;
 use instances::Instances;
@@ -92,10 +94,6 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     ],
     ..Capabilities::NONE
 };
-/// Interval of the checks for closed ports: the end of a peer is detected well within 100 ms.
-const LOOK_PERIOD: Nanos = Nanos::from_millis(5);
-/// Interval of reading devices: reading a card's counters can take 0.1 ms.
-const WATCH_PERIOD: Nanos = Nanos::from_millis(100);
 
 /// The settings of a soft switch.
 #[derive(Clone, Debug)]
@@ -188,9 +186,7 @@ pub struct SoftSwitch<M: FrameMemory> {
     unclaimed: BTreeSet<Slot>,
     /// Which instance each slot has, for the next run.
     identities: Option<Identities>,
-    /// The next check of ports, and of devices.
-    look_at: Nanos,
-    watch_at: Nanos,
+    checks: Checks,
 }
 
 /// A message of a thread that connects ports or waits for peers.
@@ -305,8 +301,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             hand_overs: HandOvers::default(),
             alarm,
             reports,
-            look_at: Nanos::ZERO,
-            watch_at: Nanos::ZERO,
+            checks: Checks::default(),
         };
         for (uplink, listener) in listeners {
             let alarm = Arc::clone(&switch.alarm);
@@ -535,8 +530,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             }
             self.workers.send_backlog(worker);
         }
-        if now >= self.look_at {
-            self.look_at = now + LOOK_PERIOD;
+        if self.checks.ports_are_due(now) {
             self.instances.look(events);
             if let Some(keep) = &self.keep {
                 self.leftover.drop_ended(keep);
@@ -545,8 +539,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             self.uplinks.look(&mut self.workers, events);
         }
         self.pairs.poll(now, before, events);
-        if now >= self.watch_at {
-            self.watch_at = now + WATCH_PERIOD;
+        if self.checks.devices_are_due(now) {
             self.uplinks.watch_devices(&mut self.workers, events);
             self.instances.watch(&mut self.workers);
         }
