@@ -353,11 +353,7 @@ impl Controller {
         };
         if active < max
             && let Some(at) = find(&|i| {
-                i.state == InstanceState::Draining
-                    && !i.leaving
-                    && i.port == Port::Up
-                    && i.fitness.takes()
-                    && !i.hands_over()
+                i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up && i.fitness.takes()
             })
         {
             self.undrain(at, "the load rose again");
