@@ -121,7 +121,7 @@ fn wrong_usage_is_status_2_with_a_suggestion() {
             "tcp 10.0.0.1:1000 > 10.0.0.2:80",
         ),
         (&["drain"], "required"),
-        (&["drain", "three"], "invalid digit"),
+        (&["drain", "three"], "an instance's id is a number"),
         (&["demo", "--scheduler", "bestfit"], "did you mean best-fit?"),
         (&["demo", "--quick", "--full"], "cannot be used with"),
         (&["status", "--watch", "0"], "write 0.1 to 86400 seconds"),

@@ -553,10 +553,10 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             grouped(row.dropped_packets),
         )),
         Line::raw(format!(
-            "half/99 % in the ring {}, in the function {}  held up {}",
+            "held up {}  p50/p99 in ring {}, in function {}",
+            percent(row.held_up),
             or_dash(row.ring_wait_us, within),
             or_dash(row.function_us, within),
-            percent(row.held_up),
         )),
     ];
     frame.render_widget(Paragraph::new(lines), words);

@@ -374,17 +374,25 @@ impl SlotState {
             (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
         });
         rates.held_flows = raw.function.and_then(|function| function.held_flows);
-        // What the kernel reports at once is of several samples.
-        let held_up = number(throttled) / number(step.dt_ns.max(1));
-        self.held_up += step.held_weight * (held_up - self.held_up);
-        rates.held_up = self.held_up.min(1.0);
-        let queue = ring_wait::Queue {
-            consumed: rates.consumed,
-            taken,
-            used: raw.ring_used,
-        };
-        self.ring_wait.sample(queue, arrived, step.now, Nanos(step.dt_ns));
-        rates.ring_wait = self.ring_wait.last();
+        if throttled > 0 || self.held_up > 0.0 {
+            // What the kernel reports at once is of several samples.
+            let held_up = step.rate(throttled) / 1e9;
+            self.held_up += step.held_weight * (held_up - self.held_up);
+            rates.held_up = self.held_up.min(1.0);
+        }
+        if works || self.ring_wait.follows() {
+            let queue = ring_wait::Queue {
+                consumed: rates.consumed,
+                taken,
+                used: raw.ring_used,
+            };
+            self.ring_wait.sample(queue, step.now, Nanos(step.dt_ns));
+        } else {
+            self.ring_wait.none_waits(arrived);
+        }
+        if self.ring_wait.is_due(step.now) {
+            rates.ring_wait = self.ring_wait.turn(step.now, Nanos(step.dt_ns));
+        }
         self.occupied_before = occupied;
         let was_busy = works && self.worked_before;
         self.worked_before = works;
