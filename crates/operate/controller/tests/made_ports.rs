@@ -140,10 +140,9 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
     assert_eq!(slots, ["4"]);
 }
 
-/// Those whose flows were taken over are Active again, with the slots that the flows name.
-#[test]
-fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
-    let container = |id: u32, slot: u16| Container {
+/// A running container of an earlier run.
+fn container(id: u32, slot: u16) -> Container {
+    Container {
         name: format!("inco-nf-{id}"),
         labels: BTreeMap::from(
             [
@@ -156,7 +155,12 @@ fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
         pid: 0,
         state: ContainerState::Running,
         started_unix_ms: 0,
-    };
+    }
+}
+
+/// Those whose flows were taken over are Active again, with the slots that the flows name.
+#[test]
+fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
     let scaler = Autoscaler::from_name("fixed").unwrap();
     let service = ServiceSettings {
         min: 2,
@@ -185,20 +189,6 @@ fn adopted_containers_keep_their_slots_and_those_with_flows_are_active_first() {
 /// What flows wait for may not wait for a command of the engine: they would move to the instances that are ready.
 #[test]
 fn an_adopted_container_with_flows_serves_as_soon_as_its_ports_are_up() {
-    let container = |id: u32, slot: u16| Container {
-        name: format!("inco-nf-{id}"),
-        labels: BTreeMap::from(
-            [
-                (LABEL_SERVICE, "nf".to_owned()),
-                (LABEL_INSTANCE, id.to_string()),
-                (LABEL_SLOT, slot.to_string()),
-            ]
-            .map(|(key, value)| (key.to_owned(), value)),
-        ),
-        pid: 0,
-        state: ContainerState::Running,
-        started_unix_ms: 0,
-    };
     let scaler = Autoscaler::from_name("fixed").unwrap();
     let service = ServiceSettings {
         min: 2,
