@@ -183,19 +183,25 @@ flows = 20
 rate_per_flow = "100pps"
 "#;
 
+/// An inco with at least so many instances. The card has a Docker of its own, and takes two of them.
+fn with_docker_at_the_card(min: u32) -> Option<(Place, PrivateDockerd, Inco)> {
+    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
+        return None;
+    }
+    let place = Place::new();
+    let dockerd = PrivateDockerd::start(&place.path("docker"))?;
+    let card = format!("engine = \"docker\"\nhost = \"{}\"", dockerd.host());
+    let instances = format!("{{ min = {min}, max = 6, standby = 0 }}");
+    let inco = place.run(&configuration((&card, 2), OCI, &instances, "\"fixed\""));
+    Some((place, dockerd, inco))
+}
+
 /// Docker at the card is stopped under load: the host goes on, and takes what the card does not.
 #[test]
 fn an_engine_that_is_away_takes_only_its_place_with_it() {
-    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
-        return;
-    }
-    let place = Place::new();
-    let Some(mut dockerd) = PrivateDockerd::start(&place.path("docker")) else {
+    let Some((place, mut dockerd, inco)) = with_docker_at_the_card(1) else {
         return;
     };
-    let card = format!("engine = \"docker\"\nhost = \"{}\"", dockerd.host());
-    let instances = "{ min = 1, max = 6, standby = 0 }";
-    let inco = place.run(&configuration((&card, 2), OCI, instances, "\"fixed\""));
     becomes(&inco, (1, 0));
     let traffic = place.traffic(LOAD);
     eventually("packets flow", PATIENCE, || {
@@ -244,16 +250,9 @@ fn an_engine_that_is_away_takes_only_its_place_with_it() {
 /// The card's engine and its instances are gone at once: its flows move to the host, which has the others.
 #[test]
 fn a_place_that_is_lost_with_its_instances_is_replaced_elsewhere() {
-    if !Engine::Oci.is_here() || !Engine::Docker.is_here() {
-        return;
-    }
-    let place = Place::new();
-    let Some(mut dockerd) = PrivateDockerd::start(&place.path("docker")) else {
+    let Some((place, mut dockerd, inco)) = with_docker_at_the_card(3) else {
         return;
     };
-    let card = format!("engine = \"docker\"\nhost = \"{}\"", dockerd.host());
-    let instances = "{ min = 3, max = 6, standby = 0 }";
-    let inco = place.run(&configuration((&card, 2), OCI, instances, "\"fixed\""));
     becomes(&inco, (2, 1));
     let traffic = place.traffic(LOAD);
     eventually("instances of the card have flows", PATIENCE, || {
