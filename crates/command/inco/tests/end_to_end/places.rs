@@ -283,7 +283,10 @@ fn a_place_that_is_lost_with_its_instances_is_replaced_elsewhere() {
     let status = inco.at_rest();
     // Each flow of the card moved once; what was on its way there is counted as lost.
     assert_eq!(report.counts.expected_moves, flows, "{}", inco.told());
-    assert_eq!(status.accounting.expected_moves, flows);
+    // inco notices one death after the other: in between, a flow can move to the other dead instance, and from there on.
+    // The generator sees the second move alone, since nothing returns from there.
+    let moves = status.accounting.expected_moves;
+    assert!((flows..=2 * flows).contains(&moves), "{moves} moves of {flows} flows");
     assert_eq!(report.lost, status.accounting.dropped, "{:#?}", status.drops);
     let failed = inco.events().into_iter().filter(|event| {
         let is_failed = matches!(&event.kind, EventKind::State { to, .. } if *to == InstanceState::Failed);
