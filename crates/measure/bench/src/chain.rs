@@ -17,7 +17,7 @@ use super::memory::Memory;
 use super::ovs::{self, Ovs, wait_until};
 use super::raw::Raw;
 use super::steer::{Folder, cpus};
-use super::steering::{SCHEDULER, Spec, Steering, Way};
+use super::steering::{MEMIF_LOG2_SLOTS, SCHEDULER, Spec, Steering, Way};
 use crate::args::ChainArgs;
 use display::output;
 use display::table::Table;
@@ -471,6 +471,7 @@ fn start_inco(folder: &Path, args: &ChainArgs, return_counters: bool) -> Result<
         instances: 1,
         active: 1,
         sockets: vec![socket],
+        log2_slots: MEMIF_LOG2_SLOTS,
         cpus: vec![cpu],
         control_cpu: control,
         table_flows: args.flows as usize + SPARE_FLOWS,

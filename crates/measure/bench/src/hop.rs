@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use memif::ClientConfig;
 use serde::Serialize;
 use testbed::CpuTime;
 use traffic::{MemifPort, Report};
@@ -22,7 +23,7 @@ use super::facts::facts;
 use super::ovs::wait_until;
 use super::raw::Raw;
 use super::steer::{Folder, cpus};
-use super::steering::{Spec, Steering, Way};
+use super::steering::{MEMIF_LOG2_SLOTS, Spec, Steering, Way};
 use crate::args::HopArgs;
 use display::output;
 use display::table::Table;
@@ -40,8 +41,10 @@ const LARGE: u16 = 1_500;
 const DECLARED: f64 = 0.8;
 /// CPUs that other programs may use without being a reason for loss: what this machine does by itself.
 const OTHERS: f64 = 0.1;
-/// Packets that a ring holds.
-const RING_SLOTS: f64 = 4096.0;
+/// Slots of a ring at the declared rate, as a power of two. Three threads share a CPU and do not sleep; the kernel takes a
+/// CPU from such a thread at a tick, each 4 ms. A ring of 4,096 packets is full by then; this one lasts four times as
+/// long.
+const AT_RATE_LOG2_SLOTS: u8 = 14;
 /// Duration of the run at the declared rate.
 const AT_RATE: Duration = Duration::from_secs(2);
 
@@ -95,7 +98,7 @@ impl Beside {
             None
         } else if other_cpus > OTHERS {
             Some(Limit::Machine)
-        } else if generator_late_ms / 1e3 * declared_pps > RING_SLOTS {
+        } else if generator_late_ms / 1e3 * declared_pps > f64::from(1u32 << AT_RATE_LOG2_SLOTS) {
             Some(Limit::Generator)
         } else {
             Some(Limit::Path)
@@ -234,14 +237,7 @@ fn measure(args: &HopArgs) -> Result<Outcome> {
         "cpu_seconds",
     ];
     let mut raw = Raw::new(&facts(false), &columns);
-    let mut paths = [
-        Hops::start("switch", &folder.path.join("switch"), args, false)?,
-        Hops::start("process", &folder.path.join("process"), args, true)?,
-    ];
-    for path in &mut paths {
-        path.wait_until_it_forwards(args)?;
-        path.suspend()?;
-    }
+    let mut paths = start_paths(&folder.path.join("closed"), args, MEMIF_LOG2_SLOTS)?;
     let small = Load::new(args.flows, SMALL, RATE);
     let large = Load::new(args.flows, LARGE, RATE);
     let fast = paths_in_turn(&mut paths, small, args, &mut raw)?;
@@ -259,6 +255,8 @@ fn measure(args: &HopArgs) -> Result<Outcome> {
     for (path, rounds) in paths.iter().zip(&most) {
         rows.push(path.row(LARGE, None, rounds));
     }
+    drop(paths);
+    let mut paths = start_paths(&folder.path.join("declared"), args, AT_RATE_LOG2_SLOTS)?;
     let at_rate = Load::new(args.flows, LARGE, declared);
     let mut returned = Vec::new();
     for path in &mut paths {
@@ -289,6 +287,17 @@ fn measure(args: &HopArgs) -> Result<Outcome> {
     })
 }
 
+/// Both paths, suspended, with rings of that size.
+fn start_paths(folder: &Path, args: &HopArgs, log2_slots: u8) -> Result<[Hops; 2]> {
+    let start = |name: &'static str, is_extra| {
+        let mut path = Hops::start(name, &folder.join(name), args, log2_slots, is_extra)?;
+        path.wait_until_it_forwards(args)?;
+        path.suspend()?;
+        anyhow::Ok(path)
+    };
+    Ok([start("switch", false)?, start("process", true)?])
+}
+
 /// Measures both paths in turn, in several rounds.
 fn paths_in_turn(paths: &mut [Hops; 2], load: Load, args: &HopArgs, raw: &mut Raw) -> Result<[Vec<Sum>; 2]> {
     let mut rounds = [Vec::new(), Vec::new()];
@@ -315,7 +324,13 @@ fn paths_in_turn(paths: &mut [Hops; 2], load: Load, args: &HopArgs, raw: &mut Ra
 }
 
 impl Hops {
-    fn start(name: &'static str, folder: &Path, args: &HopArgs, is_extra: bool) -> Result<Hops> {
+    fn start(
+        name: &'static str,
+        folder: &Path,
+        args: &HopArgs,
+        log2_slots: u8,
+        is_extra: bool,
+    ) -> Result<Hops> {
         let mut functions = Vec::new();
         let mut sockets = Vec::new();
         for number in 0..FUNCTIONS {
@@ -324,17 +339,17 @@ impl Hops {
             sockets.push(socket);
         }
         let balancer = folder.join("balancer.sock");
-        let mut switches = vec![switch(&balancer, sockets, args)?];
+        let mut switches = vec![switch(&balancer, sockets, args, log2_slots)?];
         let mut uplink = balancer;
         if is_extra {
             let before = folder.join("switch.sock");
-            switches.insert(0, switch(&before, vec![uplink], args)?);
+            switches.insert(0, switch(&before, vec![uplink], args, log2_slots)?);
             uplink = before;
         }
         Ok(Hops {
             name,
             switches,
-            port: [MemifPort::connect(&uplink, 0, TIMEOUT)?],
+            port: [connect(&uplink, log2_slots)?],
             functions,
         })
     }
@@ -438,8 +453,16 @@ impl Hops {
     }
 }
 
+/// The generator's port, with rings of that size.
+fn connect(uplink: &Path, log2_slots: u8) -> Result<MemifPort> {
+    let mut config = ClientConfig::new(uplink, 0);
+    config.ring.log2_slots = log2_slots;
+    config.name = "inco bench hop".into();
+    Ok(MemifPort::connect_with(config, TIMEOUT)?)
+}
+
 /// A switch between an uplink and instances on those sockets.
-fn switch(uplink: &Path, sockets: Vec<PathBuf>, args: &HopArgs) -> Result<Steering> {
+fn switch(uplink: &Path, sockets: Vec<PathBuf>, args: &HopArgs, log2_slots: u8) -> Result<Steering> {
     let (control, cpu) = cpus()?;
     let instances = sockets.len() as u16;
     Steering::start(&Spec {
@@ -448,6 +471,7 @@ fn switch(uplink: &Path, sockets: Vec<PathBuf>, args: &HopArgs) -> Result<Steeri
         instances,
         active: instances,
         sockets,
+        log2_slots,
         cpus: vec![cpu],
         control_cpu: control,
         table_flows: args.flows as usize + SPARE_FLOWS,
@@ -465,9 +489,9 @@ mod tests {
         let limit = |lost, other_cpus, late_ms| Beside::of(lost, 1e6, other_cpus, late_ms).limit;
         assert_eq!(limit(0, 1.5, 90.0), None);
         assert_eq!(limit(1, 0.4, 0.0), Some(Limit::Machine));
-        // A ring of 4,096 packets is 4.1 ms at that rate.
-        assert_eq!(limit(1, 0.05, 4.2), Some(Limit::Generator));
-        assert_eq!(limit(1, 0.05, 4.0), Some(Limit::Path));
+        // A ring of 16,384 packets is 16.4 ms at that rate.
+        assert_eq!(limit(1, 0.05, 16.5), Some(Limit::Generator));
+        assert_eq!(limit(1, 0.05, 16.2), Some(Limit::Path));
         let text = Beside::of(7, 1e6, 0.43, 0.0).text("process", 7).unwrap();
         assert!(text.contains("7 packets") && text.contains("0.43 CPUs"), "{text}");
     }

@@ -15,7 +15,7 @@ use super::memory::Memory;
 use super::naive::{self, Naive};
 use super::ovs::{self, Ovs};
 use super::raw::Raw;
-use super::steering::{SCHEDULER, Spec, Steering, Way, captures};
+use super::steering::{MEMIF_LOG2_SLOTS, SCHEDULER, Spec, Steering, Way, captures};
 use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
 use super::traffic::{Ip, ends, write_capture};
 use crate::args::{SinkPort, SteerArgs};
@@ -402,6 +402,7 @@ impl Comparison {
                 .as_ref()
                 .map(|sinks| sinks.sockets.clone())
                 .unwrap_or_default(),
+            log2_slots: MEMIF_LOG2_SLOTS,
             cpus: worker_cpus,
             control_cpu: control,
             table_flows: case.flows as usize + SPARE_FLOWS,

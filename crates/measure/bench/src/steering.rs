@@ -24,10 +24,8 @@ use super::contestant::{Contestant, KilledOnDrop, command_line, pin_to_cpu};
 use super::memory::Memory;
 use display::output;
 
-/// Frames per worker in a chain: two full rings of 4,096 and those in flight.
-const CHAIN_FRAMES: usize = 12_288;
 /// Slots of the instances' memif rings as a power of two, as in `inco traffic`.
-const MEMIF_LOG2_SLOTS: u8 = 12;
+pub(super) const MEMIF_LOG2_SLOTS: u8 = 12;
 /// The longest frame of the captures, in bytes.
 const MAX_FRAME: usize = 1522;
 
@@ -56,6 +54,8 @@ pub(super) struct Spec {
     pub(super) active: u16,
     /// Sockets of the instances, if their ports are memif.
     pub(super) sockets: Vec<PathBuf>,
+    /// Slots of a ring of these as a power of two.
+    pub(super) log2_slots: u8,
     /// One CPU per worker.
     pub(super) cpus: Vec<usize>,
     pub(super) control_cpu: usize,
@@ -285,7 +285,9 @@ fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
     // It may sleep, as the peer's poller may: waiting is not part of a packet's cost.
     let config = spec.switch(device, Polling::Adaptive)?;
     let workers = spec.cpus.len();
-    let memories = HeapMemory::shares(workers, workers * CHAIN_FRAMES, MAX_FRAME);
+    // Two full rings and those in flight.
+    let frames = 3 << spec.log2_slots;
+    let memories = HeapMemory::shares(workers, workers * frames, MAX_FRAME);
     let mut switch = SoftSwitch::start(&config, memories, Vec::new())?;
     for instance in 0..spec.instances {
         switch.request(attach(Slot(instance), spec.memif(instance)?))?;
@@ -328,7 +330,7 @@ impl Spec {
     fn memif(&self, instance: u16) -> Result<PortSpec> {
         let socket = self.sockets.get(usize::from(instance));
         Ok(PortSpec {
-            ring_slots: 1 << MEMIF_LOG2_SLOTS,
+            ring_slots: 1 << self.log2_slots,
             deadline: Nanos::from_secs(TIMEOUT.as_secs()),
             ..PortSpec::new(PortKind::Memif, socket.context("the instance has no socket")?)
         })
