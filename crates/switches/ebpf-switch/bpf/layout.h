@@ -123,10 +123,9 @@ struct settings {
     __u8 gateway_mac[6];
     __u8 zero[2];
     __u32 sweep_row; // of the counters, where the sweep counts: packets interrupt it
-    __u32 last_zero;
+    __u32 back_ends; // how many there are
     __u64 shared_ns; // how long flows share an instance after the last of them was seen to begin or to go on
-    __u64 back_ends; // how many there are
-    __u64 zeros[5];
+    __u64 zeros[6];
 };
 
 // The order in which the flows of a table are looked at: whether they are over. Each has one place in it. One that is

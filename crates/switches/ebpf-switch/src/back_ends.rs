@@ -230,7 +230,7 @@ impl BackEnds {
             known.insert(key, slot, 0).map_err(failed)?;
         }
         let count = &self.shared.world().settings.back_ends;
-        count.store(wanted.len() as u64, Release);
+        count.store(wanted.len() as u32, Release);
         Ok(())
     }
 }

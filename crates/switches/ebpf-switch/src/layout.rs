@@ -164,10 +164,9 @@ pub(crate) struct SettingsRow {
     pub(crate) gateway_mac: [AtomicU8; 6],
     zero: [u8; 2],
     pub(crate) sweep_row: AtomicU32,
-    last_zero: u32,
+    pub(crate) back_ends: AtomicU32,
     pub(crate) shared_ns: AtomicU64,
-    pub(crate) back_ends: AtomicU64,
-    zeros: [u64; 5],
+    zeros: [u64; 6],
 }
 
 /// The order in which the flows of a table are looked at.
