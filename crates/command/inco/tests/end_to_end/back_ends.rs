@@ -123,7 +123,7 @@ const HEALTH: &str = "health = { http = \"/\", every = \"200ms\", fall = 2, rise
 
 fn row(inco: &Inco, address: &str) -> Option<InstanceRow> {
     let rows = inco.instances().into_iter();
-    rows.filter(|row| row.address.as_deref() == Some(address)).last()
+    rows.rev().find(|row| row.address.as_deref() == Some(address))
 }
 
 fn is_active(inco: &Inco, address: &str) {
