@@ -122,8 +122,8 @@ fn configuration(from: &[&str], health: &str) -> String {
 const HEALTH: &str = "health = { http = \"/\", every = \"200ms\", fall = 2, rise = 2 }\n";
 
 fn row(inco: &Inco, address: &str) -> Option<InstanceRow> {
-    let rows = inco.instances().into_iter();
-    rows.rev().find(|row| row.address.as_deref() == Some(address))
+    let mut rows = inco.instances().into_iter();
+    rows.rfind(|row| row.address.as_deref() == Some(address))
 }
 
 fn is_active(inco: &Inco, address: &str) {
