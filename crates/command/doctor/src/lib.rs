@@ -241,6 +241,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
             PortKind::Device => "on functions of a card",
             PortKind::Kernel => "on interfaces",
             PortKind::Frames => "of whole frames on interfaces",
+            PortKind::Routed => "for servers that others run",
             PortKind::Memif | PortKind::Null => "on memif",
         };
         let most = service.instance_limit();

@@ -550,6 +550,7 @@ fn instance(id: u32, service: &str) -> InstanceRow {
         state_ms: 10,
         slot: Some(1),
         container: None,
+        address: None,
         pid: None,
         adopted: false,
         to_pps: 1500.0,

@@ -33,6 +33,7 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
         state_ms: 12_000 + second * 1000,
         slot: Some(id as u16),
         container: Some(format!("inco-{service}-{id}")),
+        address: None,
         pid: Some(4000 + id),
         adopted: id == 1,
         to_pps: if is_active { load } else { 0.0 },

@@ -40,6 +40,8 @@ crate::words! {
         /// Interfaces in the instance's network namespace without an address, one for each uplink, which inco makes: the
         /// program takes whole frames from them, by packet sockets.
         Frames = "frames",
+        /// An address in the network, where others run a server: this machine's routes lead there.
+        Routed = "routed",
         /// A sink without a container, for benches.
         Null = "null",
     }
@@ -86,7 +88,7 @@ impl PortKind {
     pub const fn has_container(self) -> bool {
         match self {
             PortKind::Memif | PortKind::Device | PortKind::Kernel | PortKind::Frames => true,
-            PortKind::Null => false,
+            PortKind::Routed | PortKind::Null => false,
         }
     }
 
@@ -94,7 +96,9 @@ impl PortKind {
     pub const fn has_socket(self) -> bool {
         match self {
             PortKind::Memif => true,
-            PortKind::Device | PortKind::Kernel | PortKind::Frames | PortKind::Null => false,
+            PortKind::Device | PortKind::Kernel | PortKind::Frames | PortKind::Routed | PortKind::Null => {
+                false
+            }
         }
     }
 
@@ -102,7 +106,9 @@ impl PortKind {
     pub const fn is_listed(self) -> bool {
         match self {
             PortKind::Device => true,
-            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Null => false,
+            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Routed | PortKind::Null => {
+                false
+            }
         }
     }
 }

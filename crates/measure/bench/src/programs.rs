@@ -147,6 +147,7 @@ impl Bed {
             service: ServiceId(0),
             own: Vec::new(),
             egress: false,
+            is_routed: false,
         };
         let config = EbpfSwitchConfig {
             name: name.clone(),

@@ -218,6 +218,7 @@ mod tests {
                     state_ms: 0,
                     slot: None,
                     container: None,
+                    address: None,
                     pid: None,
                     adopted: false,
                     to_pps: 12.34,

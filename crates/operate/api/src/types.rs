@@ -428,6 +428,9 @@ pub struct InstanceRow {
     pub slot: Option<u16>,
     /// The container's name, if it has one.
     pub container: Option<String>,
+    /// The address and port where others run it; absent if inco does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// The program's process id, if known.
     pub pid: Option<u32>,
     /// Whether it was adopted from an earlier run of inco.

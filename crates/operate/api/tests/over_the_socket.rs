@@ -181,6 +181,7 @@ fn instance(id: u32) -> InstanceRow {
         state_ms: 10,
         slot: Some(1),
         container: Some("inco-web-3".to_owned()),
+        address: None,
         pid: Some(17),
         adopted: false,
         to_pps: 1.0,

@@ -107,6 +107,7 @@ fn instance(id: u32) -> InstanceRow {
         state_ms: 1500,
         slot: Some(1),
         container: None,
+        address: None,
         pid: Some(100 + id),
         adopted: false,
         to_pps: 1000.0,

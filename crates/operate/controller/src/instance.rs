@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use model::{Generation, InstanceId, InstanceState, Nanos, PortKind, ServiceId, Slot};
@@ -76,6 +77,12 @@ pub struct Instance {
     pub(crate) socket_dir: PathBuf,
     pub(crate) slot: Slot,
     pub(crate) port_kind: PortKind,
+    /// Where others run it.
+    pub(crate) back_end: Option<SocketAddr>,
+    /// It leaves because the file does not list it any more.
+    pub(crate) is_unlisted: bool,
+    /// It has failed its checks for so long that others have its flows.
+    pub(crate) has_lost_flows: bool,
     pub(crate) place: PlaceId,
     /// The CPU that it has to itself.
     pub(crate) core: Option<u16>,

@@ -132,6 +132,12 @@ pub enum CommandError {
         /// The service's name.
         service: String,
     },
+    /// Others run the service's instances.
+    #[error("the instances of {service} are servers that others run: inco neither starts nor stops any")]
+    OthersRun {
+        /// The service's name.
+        service: String,
+    },
     /// An operator has set the number of instances.
     #[error("the number of instances of {service} is set by an operator")]
     Manual {

@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
@@ -37,6 +38,8 @@ pub struct ServiceSettings {
     pub port: PortSpec,
     /// Its match and how flows are scheduled to instances. The controller sets the id.
     pub plan: ServicePlan,
+    /// Where others run its instances: all of these, and no others. [`None`]: inco runs them.
+    pub back_ends: Option<Vec<SocketAddr>>,
     /// For how long a mapping to an external port may live without a packet, where the plan has external addresses: an
     /// instance's ports are nobody else's for that long after it.
     pub mapping_lifetime: Nanos,
@@ -91,6 +94,7 @@ impl ServiceSettings {
             socket_dir_in_container: Some(PathBuf::from("/run/inco")),
             port: PortSpec::new(PortKind::Null, ""),
             plan: ServicePlan::of_all(ServiceId(0), Scheduler::default()),
+            back_ends: None,
             mapping_lifetime: Nanos::ZERO,
             made_ports: None,
             placement: Placement::Auto,
@@ -259,6 +263,8 @@ pub const BACK_OFF_LONGEST: Nanos = Nanos::from_secs(60);
 pub const YOUNG: Nanos = Nanos::from_secs(10);
 /// The wait before a failed attach is tried again. A program needs some milliseconds before it listens.
 pub const ATTACH_AGAIN: Nanos = Nanos::from_millis(20);
+/// The wait before it is looked again for a route to a server that others run.
+pub(crate) const ROUTE_AGAIN: Nanos = Nanos::from_secs(1);
 /// Time limit of a readiness command. After it, the command is killed and counts as failed.
 pub const CHECK_LIMIT: Nanos = Nanos::from_secs(5);
 /// The wait before a failed readiness command runs again.

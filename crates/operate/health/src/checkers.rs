@@ -1,6 +1,7 @@
 //! Checks again and again, each instance on threads of its own: one that does not answer delays no other.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use model::InstanceId;
 
 use crate::probe::{self, Passed};
+use crate::remote;
 use crate::wire::{Port, Wire};
 use crate::{HealthError, Question};
 
@@ -23,11 +25,20 @@ pub enum Aspect {
     Agent,
 }
 
+/// Where an instance is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Through its interface.
+    Interface(Port),
+    /// At an address that this machine's routes lead to. A question to port 0 is one to this port.
+    Network(SocketAddr),
+}
+
 /// A check that is repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeated {
     /// Where the instance is.
-    pub port: Port,
+    pub way: Way,
     /// What it is asked.
     pub question: Question,
     /// From the beginning of one check to that of the next.
@@ -144,14 +155,18 @@ fn start(
 }
 
 fn check(wire: &mut Option<Wire>, of: &Repeated) -> Result<Passed, String> {
+    let port = match &of.way {
+        Way::Interface(port) => port,
+        Way::Network(at) => return remote::ask(*at, &of.question, of.timeout),
+    };
     let open = match wire {
         Some(open) => open,
         None => {
-            let opened = Wire::open(&of.port);
+            let opened = Wire::open(port);
             wire.insert(opened.map_err(|error| format!("it cannot be checked: {error}"))?)
         }
     };
-    let found = probe::ask(open, &of.port, &of.question, of.timeout);
+    let found = probe::ask(open, port, &of.question, of.timeout);
     if found.is_err() {
         // Its interface may be another one of that name now.
         *wire = None;

@@ -10,9 +10,10 @@ mod checkers;
 mod error;
 mod listen;
 mod probe;
+mod remote;
 mod wire;
 
-pub use checkers::{Aspect, Checkers, Repeated, Verdict};
+pub use checkers::{Aspect, Checkers, Repeated, Verdict, Way};
 pub use error::HealthError;
 pub use listen::{ListenWatch, Listening};
 pub use model::{AgentReport, AgentState};

@@ -53,14 +53,7 @@ pub(crate) fn ask(
     match question {
         Question::Tcp { port } => check.connect(*port).map(|_| Passed::Serves),
         Question::Http { port, path } => {
-            let host = match check.to {
-                IpAddr::V4(of) => of.to_string(),
-                IpAddr::V6(of) => format!("[{of}]"),
-            };
-            let request = format!(
-                "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: inco-health\r\nAccept: */*\r\nConnection: \
-                 close\r\n\r\n"
-            );
+            let request = request(check.to, path);
             let line = check.converse(*port, request.as_bytes())?;
             answers::status(&line).map(|()| Passed::Serves)
         }
@@ -72,7 +65,18 @@ pub(crate) fn ask(
     }
 }
 
-fn fill(bytes: &mut [u8]) -> io::Result<()> {
+/// A request for a path.
+pub(crate) fn request(of: IpAddr, path: &str) -> String {
+    let host = match of {
+        IpAddr::V4(of) => of.to_string(),
+        IpAddr::V6(of) => format!("[{of}]"),
+    };
+    format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: inco-health\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    )
+}
+
+pub(crate) fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let length = rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty())?;
     // The kernel gives up to 256 bytes at once.
     (length == bytes.len())

@@ -208,7 +208,6 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
     // All fields by name: the compiler asks where a new key takes effect.
     let Service {
         name,
-        port: kind,
         instances,
         placement,
         exclusive,
@@ -245,7 +244,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         // In `port`; the uplinks in all three.
         uplinks: _,
         queues: _,
-        // In `container`.
+        // In `container`; the port also in `port`.
+        port: _,
         image: _,
         command: _,
         args: _,
@@ -261,12 +261,19 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         devices: _,
         egress: _,
     } = service;
-    let container = if kind.has_container() {
+    let container = if service.has_containers() {
         Some(container(service, is_here)?)
     } else {
         None
     };
+    // All of the servers that others run are used.
+    let back_ends = (!instances.from.is_empty()).then(|| instances.from.clone());
+    let (min, max) = match instances.from.len() as u32 {
+        0 => (instances.min, instances.max),
+        all => (all, all),
+    };
     Ok(ServiceSettings {
+        back_ends,
         socket_dir_in_container: is_here.then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
         plan: service_plan(ServiceId(0), service),
@@ -274,8 +281,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         placement: *placement,
         exclusive: *exclusive,
         node: node(service, configuration),
-        min: instances.min,
-        max: instances.max,
+        min,
+        max,
         standby: instances.standby,
         standby_mode: instances.standby_mode,
         sleep: instances.sleep,

@@ -1,5 +1,6 @@
 //! Checks between the parts of a configuration.
 
+mod back_ends;
 mod external;
 mod moves;
 mod places;
@@ -27,6 +28,7 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_limits(reader, configuration);
     check_devices(reader, configuration);
     check_switch(reader, configuration);
+    back_ends::check(reader, configuration);
     external::check(reader, configuration);
     moves::check(reader, configuration);
     check_overlaps(reader, configuration);
@@ -373,7 +375,12 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let key = format!("service.{}.{key}", service.name);
             reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
         };
-        if !can.connects(service.port) {
+        let is_routed = service.port == PortKind::Routed;
+        if is_routed && !can.connects(service.port) {
+            let what = "reaches no servers that others run";
+            let other = or_other(&|can| can.connects(PortKind::Routed));
+            wrong("instances.from", what, format!("remove it{other}"));
+        } else if !can.connects(service.port) {
             let known = can.ports.iter().find(|kind| **kind != PortKind::Null);
             let known = known.map_or("null", |kind| kind.name());
             let write = format!(
@@ -426,8 +433,8 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             wrong("stall_after", what, write);
         }
         // Their programs use the kernel's network: they end connections.
-        let is_end = service.port == PortKind::Kernel;
-        let has_rings = !matches!(service.port, PortKind::Kernel | PortKind::Frames);
+        let is_end = is_routed || service.port == PortKind::Kernel;
+        let has_rings = !is_end && service.port != PortKind::Frames;
         if service.ready == Ready::Consumes && (!can.probes || !has_rings) {
             let what = "cannot see whether an instance takes packets";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
@@ -439,7 +446,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
             wrong("ready", what, write);
         }
-        let is_asked = can.checks && service.port == PortKind::Kernel && service.vip.is_some();
+        let is_asked = can.checks && is_end && service.vip.is_some();
         let needs = if can.checks {
             "asks instances over their network only with port = \"kernel\" and vip"
         } else {
@@ -454,7 +461,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let write = "write health = { command = [...] }, or remove it".to_owned();
             wrong("health", needs, write);
         }
-        if service.health.is_some() && !service.has_containers() {
+        if service.port == PortKind::Null && service.health.is_some() {
             wrong("health", "has nothing to check in a sink", "remove it".to_owned());
         }
         if service.agent.is_some() && !is_asked {
@@ -493,7 +500,9 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                     "write port = \"kernel\", or mode = \"l2\"".to_owned(),
                 );
             }
-            Some(vip) if vip.mode == VipMode::Dnat && !has_own_addresses(configuration, vip) => {
+            Some(vip)
+                if !is_routed && vip.mode == VipMode::Dnat && !has_own_addresses(configuration, vip) =>
+            {
                 let what = "translates to addresses of instances' own, of the same IP version";
                 let write = "write instance_addresses = \"10.0.0.128/25\" in [switch.ebpf]".to_owned();
                 wrong("vip.mode", what, write);
@@ -548,7 +557,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         }
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
-            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Null => {
+            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Routed | PortKind::Null => {
                 u64::from(service.made_ports(switch.spare_ports())) * service.uplinks.len() as u64
             }
         };

@@ -411,13 +411,13 @@ tables! {
              `localhost:5000/lab/ids@sha256:...`, or, with the engine `docker`, one of Docker.";
         port: word(PortKind::WORDS),
             [or "`\"memif\"`; with the driver `ebpf`, `\"kernel\"`" => reader.usual_port], Restart,
-            "`\"memif\"`, `\"device\"`, `\"kernel\"`, `\"frames\"` or `\"null\"`", "\"null\"",
+            "`\"memif\"`, `\"device\"`, `\"kernel\"`, `\"frames\"`, `\"routed\"` or `\"null\"`", "\"null\"",
             "The kind of data port: `memif` is rings of shared memory; `device` is a function of a card \
              (`devices`), with the driver `openflow` only; `kernel` is an ordinary network interface in the container, \
              with the drivers `ebpf` and `soft`, and needs `vip` with `soft`; `frames` is an interface without an address \
              for each uplink, `eth0` and `eth1`, from which a function takes whole frames by packet sockets, with `soft`: it \
              has `CAP_NET_RAW` for them. See [functions on interfaces](../kernel-ports.md#functions-on-interfaces); \
-             `null` is a sink without a container, for benches.";
+             `null` is a sink without a container, for benches. A service with `from` in `instances` has `routed`.";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,
@@ -562,6 +562,9 @@ tables! {
             "Whether the host's manager (`inco-nf manager`) decides which instances take new flows, by signals through \
              their ports. It needs `autoscaler = \"fixed\"`. See [signals](../signals.md).";
     } => {
+        let is_routed = !instances.from.is_empty();
+        let port = if is_routed && section.get("port").is_none() { PortKind::Routed } else { port };
+        let ready = if is_routed && section.get("ready").is_none() { Ready::Connected } else { ready };
         if port.has_container() {
             reader.required(section, "image");
         }
@@ -569,7 +572,9 @@ tables! {
         let (exclusive, cpus) = (cpus == Cpus::Exclusive, cpus.limit());
         let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
         let external = external.flatten();
-        let health = health.flatten().map(|of| of.at_port(first_port.unwrap_or_default()));
+        // Others' servers have a port each.
+        let first_port = first_port.filter(|_| !is_routed).unwrap_or_default();
+        let health = health.flatten().map(|of| of.at_port(first_port));
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
@@ -745,7 +750,8 @@ tables! {
     health_table(reader, section) -> Option<HealthCheck> = "service.NAME.health":
         "A check of each instance, again and again. `tcp`, `http` and `dns` go through the instance's own interface as \
          packets of the network do, to the service's address, or with `mode = \"dnat\"` to the instance's own address \
-         and port: with `port = \"kernel\"` and `vip` only. They come from 169.254.1.2 or 100::2. An instance that fails gets no new flows and keeps those that it has; another one comes \
+         and port: with `port = \"kernel\"` and `vip` only. They come from 169.254.1.2 or 100::2. Servers of `from` are asked \
+         from this machine's own address. An instance that fails gets no new flows and keeps those that it has; another one comes \
          in its place, and if it goes on failing for `drain_deadline`, it is removed. One that is back begins with a \
          small share of new flows (`slow_start` of `scheduler`)."
     {
@@ -817,18 +823,25 @@ tables! {
     instances_table(reader, section) -> Instances = "service.NAME.instances":
         "The number of instances. A number alone is a fixed count: `instances = 3`."
     {
+        from: back_ends, [or "none: inco runs them" => Vec::new()], Applies,
+            "list of addresses with ports", "[\"10.0.0.5:80\", \"10.0.0.6:80\"]",
+            "Servers that others run, as the instances: inco neither starts nor stops them. With the driver `ebpf` only; \
+             see [back ends](../back-ends.md).";
         // With zero, the first packets of a service would wait for a container to start.
         min: number(1, INSTANCE_LIMIT), [= "1"], Applies,
             "number, 1 to 1024", "3", "Minimum number of active instances.";
         // The maximum in the paper's experiment.
-        max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more" => 8.max(min)], Applies,
-            "number, at least `min`", "8", "Maximum number of active instances.";
+        max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more; with `from` as many as it has" =>
+            if from.is_empty() { 8.max(min) } else { from.len() as u32 }], Applies,
+            "number, at least `min`", "8",
+            "Maximum number of active instances. With `from`: how many servers the list may have after a reload.";
         sleep: boolean, [= "false"], Applies,
             "true or false", "true",
             "Whether all `max` instances run and are connected, and those that are not active sleep: they take no new \
              flows and keep those that they have. Instead of `standby`.";
         // With one, the first scale-out takes microseconds instead of a container's start.
-        standby: number(0, INSTANCE_LIMIT), [or "1; 0 with `sleep`, or if `instances` is a number" => u32::from(!sleep)], Applies,
+        standby: number(0, INSTANCE_LIMIT), [or "1; 0 with `sleep` or `from`, or if `instances` is a number" =>
+            u32::from(!sleep && from.is_empty())], Applies,
             "number, at most `max`", "2", "Instances that are ready in addition to the active ones.";
         standby_mode: word(StandbyMode::WORDS), [= "\"warm\""], Applies,
             "`\"warm\"` or `\"paused\"`", "\"paused\"",
@@ -836,7 +849,17 @@ tables! {
              frozen, uses no CPU and must be resumed first.";
     } => {
         let most = |what: u32| format!("{what} is more than max ({max})");
-        if min > max {
+        let min = if from.is_empty() { min } else { from.len() as u32 };
+        for key in ["min", "sleep", "standby", "standby_mode"].into_iter().filter(|_| !from.is_empty()) {
+            if section.get(key).is_some() {
+                let wrong = ValueError::new("all servers of `from` are used", format!("remove {key}"));
+                reader.report(&section.key(key), wrong);
+            }
+        }
+        if !from.is_empty() && min > max {
+            let wrong = ValueError::new(format!("from has {min} servers"), format!("write at least {min}"));
+            reader.report(&section.key("max"), wrong);
+        } else if min > max {
             let wrong = ValueError::new(most(min), format!("write a min of at most {max}"));
             reader.report(&section.key("min"), wrong);
         } else if standby > max {
@@ -848,7 +871,7 @@ tables! {
             let what = "with sleep = true, every instance that is not active runs and waits";
             reader.report(&section.key(key), ValueError::new(what, format!("remove {key}")));
         }
-        Instances { min, max, standby, standby_mode, sleep }
+        Instances { from, min, max, standby, standby_mode, sleep }
     }
 
     scheduler_table(reader, section) -> (Scheduler, Option<f64>) = "service.NAME.scheduler":

@@ -337,7 +337,7 @@ pub struct Service {
     pub egress: bool,
     /// Data port k of an instance belongs to uplink k of this list. One or two.
     pub uplinks: Vec<UplinkId>,
-    /// The container image. `None` only if `port` is [`PortKind::Null`].
+    /// The container image. `None` only if `port` is [`PortKind::Null`] or [`PortKind::Routed`].
     pub image: Option<String>,
     /// The kind of an instance's ports.
     pub port: PortKind,
@@ -494,11 +494,13 @@ impl fmt::Display for MacAddress {
 }
 
 /// The number of instances.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instances {
+    /// Where others run them: all of them, each once. Empty: inco runs them.
+    pub from: Vec<SocketAddr>,
     /// Minimum of active instances.
     pub min: u32,
-    /// Maximum of active instances.
+    /// Maximum of active instances; with `from`, how many there may be without a restart.
     pub max: u32,
     /// Standby instances beside the active ones.
     pub standby: u32,

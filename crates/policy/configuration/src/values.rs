@@ -823,12 +823,42 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
     }
     let count = number(1, INSTANCE_LIMIT)(at)?;
     Ok(Instances {
+        from: Vec::new(),
         min: count,
         max: count,
         standby: 0,
         standby_mode: StandbyMode::Warm,
         sleep: false,
     })
+}
+
+/// Reads where others run instances.
+pub(crate) fn back_ends(at: At<'_>) -> Result<Vec<SocketAddr>, ValueError> {
+    const WRITE: &str = "write a list such as [\"10.0.0.5:80\", \"10.0.0.6:80\"], each server once";
+    let one = |text: &str| {
+        let at: Option<SocketAddr> = text.parse().ok();
+        at.filter(|at| {
+            let ip = at.ip();
+            at.port() != 0 && !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback()
+        })
+        .ok_or_else(|| {
+            let what = format!("{text:?} is not the address of a server in the network, with its port");
+            ValueError::new(what, WRITE)
+        })
+    };
+    let (all, count) = at.items(text(one))?;
+    if count == 0 {
+        return Err(ValueError::new("the list has no server", WRITE));
+    }
+    if count > INSTANCE_LIMIT as usize {
+        let what = format!("{count} servers, and there can be {INSTANCE_LIMIT}");
+        return Err(ValueError::new(what, WRITE));
+    }
+    let twice = all.iter().enumerate().find(|(at, one)| all[..*at].contains(one));
+    match twice {
+        Some((_, one)) => Err(ValueError::new(format!("{one} is in the list twice"), WRITE)),
+        None => Ok(all),
+    }
 }
 
 /// The CPUs of a container.

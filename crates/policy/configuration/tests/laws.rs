@@ -180,6 +180,13 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             let kind = if is_kind { "" } else { "http = \"/\"\n" };
             text = for_the_kernel(&format!("{text}{VIP}[service.a.health]\n{kind}{line}"), "");
         }
+        "service.NAME.instances" if name == "from" => {
+            let text_of_others = text.replace("image = \"inco/forward\"\n", "");
+            text = for_the_kernel(
+                &format!("{text_of_others}{VIP}mode = \"dnat\"\n[service.a.instances]\n{line}"),
+                "",
+            );
+        }
         "service.NAME.agent" => {
             let others = without("port = 8080\n");
             text = for_the_kernel(&format!("{text}{VIP}[service.a.agent]\n{others}{line}"), "");

@@ -2010,3 +2010,151 @@ fn a_chain_of_services_is_checked_as_a_whole() {
         assert!(problems.contains(&said), "{said}\n{problems}");
     }
 }
+
+/// A service of servers that others run, with lines in the place of those that it has.
+fn others_servers(change: &[(&str, &str)]) -> String {
+    let mut text = "[switch]\ndriver = \"ebpf\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\n[service.web]\nvip = \
+                    { address = \"10.0.0.100\", ports = 80, mode = \"dnat\" }\ninstances = { from = [\"10.1.0.11:8080\", \
+                    \"10.1.0.12:80\"] }\nhealth = { http = \"/\" }\n"
+        .to_owned();
+    for (from, to) in change {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    text
+}
+
+#[test]
+fn servers_that_others_run_are_instances() {
+    let read = good(&others_servers(&[]));
+    let service = &read.services[0];
+    assert_eq!(
+        (service.port, &service.ready),
+        (PortKind::Routed, &Ready::Connected)
+    );
+    assert!(!service.has_containers() && service.image.is_none());
+    assert_eq!(
+        (
+            service.instances.min,
+            service.instances.max,
+            service.instances.standby
+        ),
+        (2, 2, 0)
+    );
+    let probe = service.health.as_ref().map(|of| of.probe.clone());
+    // Each at its own port.
+    assert_eq!(probe, Some(model::Probe::Http(0, "/".to_owned())));
+    let more = good(&others_servers(&[("12:80\"]", "12:80\"], max = 9")]));
+    assert_eq!(
+        (more.services[0].instances.min, more.services[0].instances.max),
+        (2, 9)
+    );
+    let changes = read.changes_to(&good(&others_servers(&[(", \"10.1.0.12:80\"", "")])));
+    assert!(
+        changes.iter().all(|change| !change.needs_restart) && !changes.is_empty(),
+        "{changes:?}"
+    );
+}
+
+#[test]
+fn what_servers_that_others_run_cannot_have_is_reported() {
+    for (change, key, said) in [
+        (
+            &[("\"ebpf\"", "\"soft\"")][..],
+            "instances.from",
+            "the driver soft reaches no servers",
+        ),
+        (
+            &[("\"ebpf\"", "\"openflow\"")],
+            "instances.from",
+            "or driver = \"ebpf\" in [switch]",
+        ),
+        (
+            &[("mode = \"dnat\"", "mode = \"l2\"")],
+            "vip.mode",
+            "write mode = \"dnat\"",
+        ),
+        (
+            &[("ports = 80,", "ports = \"80,443\",")],
+            "vip.ports",
+            "has one port",
+        ),
+        (
+            &[("ports = 80,", "ports = 80, target_port = 81,")],
+            "vip.target_port",
+            "has its own port",
+        ),
+        (
+            &[("12:80", "12")],
+            "instances.from[1]",
+            "\"10.1.0.12\" is not the address of a server",
+        ),
+        (&[("12:80", "12:0")], "instances.from[1]", "with its port"),
+        (
+            &[("10.1.0.12", "127.0.0.1")],
+            "instances.from[1]",
+            "in the network",
+        ),
+        (&[("12:80", "11:8080")], "instances.from", "is in the list twice"),
+        (
+            &[("10.1.0.12:80", "[2001:db8::1]:80")],
+            "instances.from",
+            "not the same IP version",
+        ),
+        (
+            &[("10.1.0.12:80", "10.0.0.100:80")],
+            "instances.from",
+            "the address of the service itself",
+        ),
+        (
+            &[("12:80\"]", "12:80\"], max = 1")],
+            "instances.max",
+            "from has 2 servers",
+        ),
+        (
+            &[("12:80\"]", "12:80\"], standby = 1")],
+            "instances.standby",
+            "remove standby",
+        ),
+        (
+            &[("12:80\"]", "12:80\"], min = 1")],
+            "instances.min",
+            "remove min",
+        ),
+        (
+            &[("{ http = \"/\" }", "{ command = [\"/check\"] }")],
+            "health",
+            "cannot run a command",
+        ),
+        (
+            &[("health", "ready = \"listens\"\nhealth")],
+            "ready",
+            "its first check has passed",
+        ),
+        (
+            &[("health", "image = \"nginx\"\nhealth")],
+            "image",
+            "remove image",
+        ),
+        (&[("health", "cpus = 1\nhealth")], "cpus", "remove cpus"),
+        (
+            &[("health", "port = \"kernel\"\nimage = \"nginx\"\nhealth")],
+            "port",
+            "remove it",
+        ),
+        (
+            &[(
+                "instances = { from = [\"10.1.0.11:8080\", \"10.1.0.12:80\"] }",
+                "port = \"routed\"",
+            )],
+            "port",
+            "none is listed",
+        ),
+    ] {
+        let problems = problems_of(&others_servers(change)).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(&format!("service.web.{key}")) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+}

@@ -1,14 +1,16 @@
 //! Network interfaces of the kernel: made, removed, listed and watched over netlink.
 
 use std::io;
+use std::net::IpAddr;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// The multicast group of changes to interfaces.
@@ -90,7 +92,7 @@ impl Links {
         &mut self,
         of: RouteNetlinkMessage,
         flags: u16,
-        mut each: impl FnMut(&LinkMessage),
+        mut each: impl FnMut(&RouteNetlinkMessage),
     ) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut message = NetlinkMessage::from(of);
@@ -110,8 +112,8 @@ impl Links {
                 match message.payload {
                     NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
                     NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(()),
-                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        each(&link);
+                    NetlinkPayload::InnerMessage(answer) => {
+                        each(&answer);
                         if flags & NLM_F_DUMP != NLM_F_DUMP {
                             return Ok(());
                         }
@@ -129,8 +131,8 @@ impl Links {
     pub fn find(&mut self, name: &str) -> io::Result<Link> {
         let mut found = None;
         let message = named(name);
-        self.ask(RouteNetlinkMessage::GetLink(message), 0, |link| {
-            found = Some(Link::of(link))
+        self.ask(RouteNetlinkMessage::GetLink(message), 0, |answer| {
+            found = link_in(answer);
         })?;
         found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
@@ -142,8 +144,35 @@ impl Links {
     pub fn list(&mut self) -> io::Result<Vec<Link>> {
         let mut found = Vec::new();
         let message = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        self.ask(message, NLM_F_DUMP, |link| found.push(Link::of(link)))?;
+        self.ask(message, NLM_F_DUMP, |answer| found.extend(link_in(answer)))?;
         Ok(found)
+    }
+
+    /// The number of the interface by which packets to an address leave, as this machine's routes say.
+    ///
+    /// # Errors
+    /// The kernel's: there is no route.
+    pub fn way_to(&mut self, address: IpAddr) -> io::Result<u32> {
+        let mut message = RouteMessage::default();
+        let (family, bits, to) = match address {
+            IpAddr::V4(of) => (AddressFamily::Inet, 32, RouteAddress::Inet(of)),
+            IpAddr::V6(of) => (AddressFamily::Inet6, 128, RouteAddress::Inet6(of)),
+        };
+        (
+            message.header.address_family,
+            message.header.destination_prefix_length,
+        ) = (family, bits);
+        message.attributes.push(RouteAttribute::Destination(to));
+        let mut found = None;
+        self.ask(RouteNetlinkMessage::GetRoute(message), 0, |answer| {
+            if let RouteNetlinkMessage::NewRoute(route) = answer {
+                found = route.attributes.iter().find_map(|attribute| match attribute {
+                    RouteAttribute::Oif(index) => Some(*index),
+                    _ => None,
+                });
+            }
+        })?;
+        found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 
     /// Makes a pair: one end stays here and is up, the other one waits for its namespace. Where no MAC address is said
@@ -187,6 +216,13 @@ impl Links {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
             other => other,
         }
+    }
+}
+
+fn link_in(answer: &RouteNetlinkMessage) -> Option<Link> {
+    match answer {
+        RouteNetlinkMessage::NewLink(link) => Some(Link::of(link)),
+        _ => None,
     }
 }
 

@@ -49,7 +49,7 @@ INLINE int set_macs(struct __sk_buff *skb, const __u8 *dst, const __u8 *src)
     return 1;
 }
 
-// Into the instance, as if its interface had received the packet.
+// Into the instance, as if its interface had received the packet; where others run it, on the way that routes say.
 INLINE int deliver(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 slot, __u32 service, __u32 uplink,
                    __u32 bytes)
 {
@@ -62,6 +62,13 @@ INLINE int deliver(struct __sk_buff *skb, struct world *w, struct counts *c, __u
     vc->offered_bytes += bytes;
     if (UNLIKELY(skb->vlan_present) && bpf_skb_vlan_pop(skb))
         return drop(c, DROPPED_LOST);
+    if (UNLIKELY(row->flags & SLOT_ROUTED)) {
+        if (!row->ifindex)
+            return drop(c, DROPPED_LOST);
+        sc->to_packets++;
+        sc->to_bytes += bytes;
+        return bpf_redirect_neigh(row->ifindex, 0, 0, 0);
+    }
     if (!row->ifindex || !set_macs(skb, row->mac, w->settings.gateway_mac))
         return drop(c, DROPPED_LOST);
     if (UNLIKELY(skb->pkt_type != PACKET_HOST))

@@ -23,7 +23,7 @@ enum {
 // The state of a slot.
 enum { SLOT_FREE = 0, SLOT_ACTIVE = 1, SLOT_SERVING = 2, SLOT_FAILED = 3 };
 // Flags of a slot.
-enum { SLOT_EGRESS = 1, SLOT_DNAT = 2 };
+enum { SLOT_EGRESS = 1, SLOT_DNAT = 2, SLOT_ROUTED = 4 };
 // How a service picks.
 enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2, PICK_BY_RSS = 3, PICK_BY_RSS_WITHOUT_PORTS = 4 };
 // What flows have in common that share an instance: all of their key, both addresses, the client's address.
@@ -54,7 +54,7 @@ struct slot {
     __u8 state;
     __u8 flags;
     __u16 service;
-    __u32 ifindex; // the host's end of its pair
+    __u32 ifindex; // the host's end of its pair; where others run it, the interface by which it is reached
     __u8 mac[6];   // of the instance's end
     // Where addresses are translated, ports are, too, unless both are 0.
     __u16 port;
@@ -123,7 +123,7 @@ struct settings {
     __u8 gateway_mac[6];
     __u8 zero[2];
     __u32 sweep_row; // of the counters, where the sweep counts: packets interrupt it
-    __u32 last_zero;
+    __u32 back_ends; // how many there are
     __u64 shared_ns; // how long flows share an instance after the last of them was seen to begin or to go on
     __u64 zeros[6];
 };
@@ -347,6 +347,20 @@ struct {
     TYPE(key, struct address);
     TYPE(value, __u32);
 } addresses SEC(".maps");
+
+// Where others run an instance: its address and port, and its slot plus one.
+struct back_end {
+    struct address address;
+    __u16 port;
+    __u16 zero[3];
+};
+
+struct {
+    UINT(type, MAP_HASH);
+    UINT(max_entries, SLOTS);
+    TYPE(key, struct back_end);
+    TYPE(value, __u32);
+} back_ends SEC(".maps");
 
 // The pins of what flows have in common, where that is not all of their key. The least recently used make room.
 struct shared {

@@ -342,6 +342,62 @@ INLINE int NAME(outward)(struct __sk_buff *skb, struct world *w, struct counts *
     return leave(skb, w, c, slot, outside, key->vlan, bytes);
 }
 
+// A packet that was read.
+struct NAME(arrival) {
+    KEY key;
+    struct packet packet;
+};
+
+// A packet of no known flow: an answer of an instance that others run, if it comes from one. Gives -1 if it does not, and
+// where nobody waits for it: this machine may have asked. It counts as the instance's own, not as the uplink's.
+NOINLINE int NAME(from_back_end)(struct __sk_buff *skb, struct world *w, struct counts *c, struct NAME(arrival) *of)
+{
+    KEY *key = &of->key;
+    struct packet *p = &of->packet;
+    struct back_end end = {};
+    __u32 bytes = skb->len;
+    __u64 outside;
+
+    SOURCE(key, p->direction, &end.address);
+    end.port = p->direction ? key->b_port : key->a_port;
+    __u32 *found = bpf_map_lookup_elem(&back_ends, &end);
+    if (!found)
+        return -1;
+    __u32 slot = (*found - 1) & (SLOTS - 1);
+    struct slot *row = &w->slots[slot];
+    struct slot_counts *sc = &c->slots[slot];
+    // The source of an error may be a router on the way.
+    if (row->state == SLOT_FREE || (p->is_error && !NAME(is_own_source)(skb, row)))
+        return -1;
+    key->vlan = w->services[row->service & (SERVICES - 1)].vlan;
+    if (!NAME(readdress)(key, p, slot, 1))
+        return -1;
+    struct flow *flow = bpf_map_lookup_elem(&FLOWS, key);
+    if (LIKELY(flow != 0)) {
+        __u64 pin = *(volatile __u64 *)&flow->pin;
+        int is_own = PIN_SLOT(pin) == slot && PIN_EPOCH(pin) == row->epoch;
+        if (p->direction != flow->inside)
+            return -1;
+        sc->back_packets++;
+        sc->back_bytes += bytes;
+        // Its flow has gone to another one.
+        if (!is_own || row->state == SLOT_FAILED)
+            return spoofed(c, sc);
+        NAME(see)(w, flow, key, p, bytes);
+        outside = flow->outside;
+    } else {
+        // A flow that had no room, or a connection of a flood: where it came from is known.
+        outside = NAME(neighbour)(key, p->direction ^ 1);
+        if (!outside || p->is_error || (p->tcp_flags & (SYN | ACK)) == SYN)
+            return -1;
+        sc->back_packets++;
+        sc->back_bytes += bytes;
+    }
+    if (UNLIKELY(skb->vlan_present) && bpf_skb_vlan_pop(skb))
+        return drop(c, DROPPED_LOST);
+    return NAME(outward)(skb, w, c, slot, key, p, outside, bytes);
+}
+
 // A packet from the network.
 NOINLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 uplink)
 {
@@ -371,6 +427,12 @@ NOINLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct co
                 return deliver(skb, w, c, PIN_SLOT(pin), PIN_SERVICE(pin), uplink, bytes);
             }
         }
+    }
+    if (UNLIKELY(w->settings.back_ends) && !flow) {
+        struct NAME(arrival) arrival = {.key = key, .packet = p};
+        int answered = NAME(from_back_end)(skb, w, c, &arrival);
+        if (answered >= 0)
+            return answered;
     }
     // Nobody in the network has that address: such a flow would take the answers to health checks away.
     if (UNLIKELY(NAME(is_from_checker)(skb)))

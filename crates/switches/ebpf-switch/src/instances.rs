@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use interfaces::{Link, Links, Pairs, Remaker, instance_mac};
-use model::{Nanos, ServiceId, Slot, Vip, VipMode};
-use switch::{Plan, SwitchEvent};
+use model::{ServiceId, Slot, Vip, VipMode};
+use switch::{Plan, PortSpec, SwitchEvent};
 
+use crate::back_ends::BackEnds;
 use crate::error::EbpfError;
 use crate::kernel::{Kernel, Shared};
 use crate::layout::{EPOCHS, SLOT_DNAT, SLOT_EGRESS, SlotRow, slot_state, store_bytes, store_words};
-use crate::ports::{self, PreparedPort};
+use crate::ports::{self, PreparedPort, lock};
 use crate::readings::live_in;
 use crate::rules::words;
 
@@ -54,6 +55,8 @@ struct Port {
 /// All ports.
 pub(crate) struct Instances {
     ports: BTreeMap<Slot, Port>,
+    /// Those that others run, which have no ports.
+    pub(crate) back_ends: BackEnds,
     shared: Arc<Shared>,
     remaker: Remaker<EbpfError>,
     adopt_until: Option<Instant>,
@@ -72,6 +75,9 @@ impl Instances {
         shared: Arc<Shared>,
         is_taken_over: bool,
     ) -> Result<Instances, EbpfError> {
+        let routed = ports.iter().filter(|port| port.is_routed).map(|port| port.slot);
+        let known = lock(kernel).take_back_ends();
+        let back_ends = BackEnds::start(routed, known, Arc::clone(&shared), is_taken_over);
         let listed = links.list().map_err(|source| EbpfError::System {
             what: "listing interfaces",
             source,
@@ -81,8 +87,10 @@ impl Instances {
             .filter_map(|link| Some((pairs.slot_of(&link.name)?, link)))
             .collect();
         for (slot, link) in &there {
-            if !ports.iter().any(|port| port.slot == *slot) {
-                free(&shared, *slot);
+            if !ports.iter().any(|port| port.slot == *slot && !port.is_routed) {
+                if !back_ends.has(*slot) {
+                    free(&shared, *slot);
+                }
                 // Of an earlier configuration.
                 let removed = links.remove(&link.name);
                 removed.map_err(|source| interfaces::Error {
@@ -92,7 +100,7 @@ impl Instances {
             }
         }
         let mut all = BTreeMap::new();
-        for of in ports {
+        for of in ports.iter().filter(|port| !port.is_routed) {
             let slot = of.slot;
             let kept = there.get(&slot).filter(|link| is_taken_over && link.is_veth);
             let link = match kept {
@@ -125,6 +133,7 @@ impl Instances {
         })?;
         Ok(Instances {
             ports: all,
+            back_ends,
             shared,
             remaker,
             adopt_until: is_taken_over.then(|| Instant::now() + ADOPT_PATIENCE),
@@ -132,7 +141,7 @@ impl Instances {
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
-        self.ports.keys().copied()
+        self.ports.keys().copied().chain(self.back_ends.slots())
     }
 
     /// The addresses of instances' own, with their service.
@@ -142,7 +151,7 @@ impl Instances {
     }
 
     pub(crate) fn has(&self, slot: Slot) -> bool {
-        self.ports.contains_key(&slot)
+        self.ports.contains_key(&slot) || self.back_ends.has(slot)
     }
 
     /// Slots whose instance an earlier run has left.
@@ -158,10 +167,21 @@ impl Instances {
         self.ports
             .get(&slot)
             .is_some_and(|port| port.phase == Phase::Up && !port.is_failed)
+            || self.back_ends.is_usable(slot)
     }
 
     /// Connects an instance. Gives false where one is connected already.
-    pub(crate) fn attach(&mut self, slot: Slot, service: ServiceId, deadline: Nanos) -> bool {
+    pub(crate) fn attach(
+        &mut self,
+        slot: Slot,
+        service: ServiceId,
+        of: &PortSpec,
+        links: &mut Links,
+        events: &mut Vec<SwitchEvent>,
+    ) -> bool {
+        if self.back_ends.has(slot) {
+            return self.back_ends.attach(slot, service, of.back_end, links, events);
+        }
         let Some(port) = self.ports.get_mut(&slot) else {
             return false;
         };
@@ -169,7 +189,7 @@ impl Instances {
             return false;
         }
         port.of.service = service;
-        port.phase = Phase::Attaching(Instant::now() + Duration::from_nanos(deadline.0));
+        port.phase = Phase::Attaching(Instant::now() + Duration::from_nanos(of.deadline.0));
         port.is_failed = false;
         port.was_planned = false;
         port.write(row(&self.shared, slot));
@@ -188,10 +208,14 @@ impl Instances {
             row(&self.shared, slot).state.store(slot_state::FAILED, Release);
             void(&self.shared, slot);
         }
+        self.back_ends.fail(slot);
     }
 
     /// Disconnects an instance, or tells that there is none.
     pub(crate) fn detach(&mut self, slot: Slot, links: &mut Links, events: &mut Vec<SwitchEvent>) {
+        if self.back_ends.has(slot) {
+            return self.back_ends.detach(slot, events);
+        }
         let detached = SwitchEvent::Detached { slot, outstanding: 0 };
         let Some(port) = self.ports.get_mut(&slot) else {
             events.push(detached);
@@ -220,6 +244,7 @@ impl Instances {
 
     /// Takes a plan over: which instances take new flows, which serve those they have.
     pub(crate) fn follow(&mut self, plan: &Plan) {
+        self.back_ends.follow(plan);
         for (slot, port) in &mut self.ports {
             let row = row(&self.shared, *slot);
             match plan.slot(*slot) {
@@ -272,7 +297,7 @@ impl Instances {
     }
 
     /// Moves on what is under way.
-    pub(crate) fn poll(&mut self, events: &mut Vec<SwitchEvent>) {
+    pub(crate) fn poll(&mut self, links: &mut Links, events: &mut Vec<SwitchEvent>) {
         let now = Instant::now();
         while let Some((slot, made)) = self.remaker.done() {
             let Some(port) = self.ports.get_mut(&slot) else {
@@ -302,6 +327,7 @@ impl Instances {
         if is_over {
             self.adopt_until = None;
         }
+        self.back_ends.poll(links, is_over);
         for (slot, port) in &mut self.ports {
             if port.retry.is_some_and(|at| now >= at) {
                 port.retry = None;
@@ -333,6 +359,7 @@ impl Instances {
     pub(crate) fn stop(&mut self, links: Option<&mut Links>) {
         self.remaker.stop();
         let Some(links) = links else { return };
+        self.back_ends.stop();
         for (slot, port) in &self.ports {
             free(&self.shared, *slot);
             if let Err(error) = links.remove(&port.link.name) {
@@ -372,19 +399,24 @@ impl Port {
 
     /// Writes the service's address, and how it becomes the instance's.
     fn write_vip(&self, row: &SlotRow, vip: &Vip) {
-        let (v4, v6) = by_version(&vip.addresses);
-        row.vip4.store(v4, Relaxed);
-        store_words(&row.vip6, v6);
-        let port = vip.ports.first().map_or(0, |range| *range.start());
-        let ports = vip.target_port.map_or((0, 0), |target| (port, target));
-        row.port.store(ports.0, Relaxed);
-        row.target_port.store(ports.1, Relaxed);
+        write_vip(row, vip, vip.target_port);
         row.flags.store(self.flags(vip.mode == VipMode::Dnat), Release);
     }
 }
 
+/// Writes the service's address, and the port of it that becomes the instance's, if one does.
+pub(crate) fn write_vip(row: &SlotRow, vip: &Vip, target_port: Option<u16>) {
+    let (v4, v6) = by_version(&vip.addresses);
+    row.vip4.store(v4, Relaxed);
+    store_words(&row.vip6, v6);
+    let port = vip.ports.first().map_or(0, |range| *range.start());
+    let ports = target_port.map_or((0, 0), |target| (port, target));
+    row.port.store(ports.0, Relaxed);
+    row.target_port.store(ports.1, Relaxed);
+}
+
 /// The last address of each IP version, as it lies in packets; 0 for none.
-fn by_version(addresses: &[IpAddr]) -> (u32, [u64; 2]) {
+pub(crate) fn by_version(addresses: &[IpAddr]) -> (u32, [u64; 2]) {
     addresses
         .iter()
         .fold((0, [0; 2]), |(v4, v6), address| match address {
@@ -393,12 +425,12 @@ fn by_version(addresses: &[IpAddr]) -> (u32, [u64; 2]) {
         })
 }
 
-fn row(shared: &Shared, slot: Slot) -> &SlotRow {
+pub(crate) fn row(shared: &Shared, slot: Slot) -> &SlotRow {
     &shared.world().slots[slot.index() % Slot::LIMIT]
 }
 
 /// Makes every pin to the slot invalid: those of the epoch that ends here.
-fn void(shared: &Shared, slot: Slot) {
+pub(crate) fn void(shared: &Shared, slot: Slot) {
     let row = row(shared, slot);
     let next = row.epoch.load(Relaxed).wrapping_add(1);
     // Entries of an epoch that long ago count for nothing any more.
@@ -408,7 +440,7 @@ fn void(shared: &Shared, slot: Slot) {
 }
 
 /// No instance is there any more, and no pin to one.
-fn free(shared: &Shared, slot: Slot) {
+pub(crate) fn free(shared: &Shared, slot: Slot) {
     let row = row(shared, slot);
     if row.state.swap(slot_state::FREE, Release) != slot_state::FREE || row.epoch.load(Relaxed) == 0 {
         void(shared, slot);

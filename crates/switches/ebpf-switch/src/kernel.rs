@@ -20,6 +20,7 @@ use aya::programs::{ProgramError, ProgramFd, RawTracePoint, SchedClassifier, TcA
 use aya::{Ebpf, EbpfLoader};
 use shared_memory::Mapping;
 
+use crate::back_ends::Known;
 use crate::bpf::{self, FS};
 use crate::error::{EbpfError, chain, check_kernel};
 use crate::events::Ring;
@@ -34,7 +35,7 @@ const HANDLE: TcHandle = TcHandle::new(0, 1);
 /// How often the kernel is asked to load a program that it gave up on.
 const LOAD_TRIES: u32 = 8;
 /// The pinned maps.
-pub(crate) const MAPS: [&str; 11] = [
+pub(crate) const MAPS: [&str; 12] = [
     "world",
     "counts",
     "flows_v4",
@@ -44,6 +45,7 @@ pub(crate) const MAPS: [&str; 11] = [
     "shared_pins",
     "neighbours",
     "addresses",
+    "back_ends",
     "fragments",
     "events",
 ];
@@ -151,6 +153,7 @@ pub(crate) struct Kernel {
     ebpf: Ebpf,
     name: String,
     addresses: HashMap<MapData, [u8; 16], u32>,
+    back_ends: Option<Known>,
     signals: Option<Signals>,
 }
 
@@ -260,12 +263,15 @@ impl Kernel {
         }
         settings.layout.store(release.layout, Ordering::Release);
         let addresses = HashMap::try_from(Map::HashMap(addresses)).map_err(|error| refused(&error))?;
+        let back_ends = ebpf.take_map("back_ends");
+        let back_ends = back_ends.and_then(|map| HashMap::try_from(map).ok());
         let signals = Signals::of(&mut ebpf);
         Ok(Loaded {
             kernel: Kernel {
                 ebpf,
                 name: name.to_owned(),
                 addresses,
+                back_ends,
                 signals,
             },
             shared,
@@ -278,6 +284,11 @@ impl Kernel {
     /// Signals of instances, for the one who reads them.
     pub(crate) fn take_signals(&mut self) -> Option<Signals> {
         self.signals.take()
+    }
+
+    /// Where others run instances, for the one who writes it.
+    pub(crate) fn take_back_ends(&mut self) -> Option<Known> {
+        self.back_ends.take()
     }
 
     /// Attaches a program to an interface, in the place of an older one of ours. `number`: which uplink or slot it is

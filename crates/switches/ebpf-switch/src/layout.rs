@@ -33,6 +33,9 @@ pub(crate) const SLOT_EGRESS: u8 = 1;
 /// The service's address is translated to the instance's own.
 pub(crate) const SLOT_DNAT: u8 = 2;
 
+/// Others run it: routes lead there.
+pub(crate) const SLOT_ROUTED: u8 = 4;
+
 /// The state of a connection that is opened and not acknowledged yet.
 pub(crate) const TCP_HANDSHAKE: u32 = 1;
 
@@ -161,7 +164,7 @@ pub(crate) struct SettingsRow {
     pub(crate) gateway_mac: [AtomicU8; 6],
     zero: [u8; 2],
     pub(crate) sweep_row: AtomicU32,
-    last_zero: u32,
+    pub(crate) back_ends: AtomicU32,
     pub(crate) shared_ns: AtomicU64,
     zeros: [u64; 6],
 }

@@ -9,6 +9,7 @@
 //! flow tables, whose entries the programs make, and remove when they are over. All of it is pinned in the kernel and works
 //! on when this process ends, however it ends; [`EbpfSwitch::start`] takes it over.
 
+mod back_ends;
 mod bpf;
 mod error;
 mod events;

@@ -20,6 +20,8 @@ pub struct PreparedPort {
     pub own: Vec<IpAddr>,
     /// Whether the instance may open connections.
     pub egress: bool,
+    /// Whether others run the instance, and routes lead to it: then no pair is made, and it has no addresses here.
+    pub is_routed: bool,
 }
 
 /// Makes a pair, in the place of one of that name, and attaches the program. Gives the host's end.

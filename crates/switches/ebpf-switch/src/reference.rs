@@ -237,6 +237,7 @@ fn this_side_has_the_layout_of_the_programs() {
         other,
         gateway_mac,
         sweep_row,
+        back_ends,
         shared_ns
     );
     compare!("order", OrderRow, head, tail, places);

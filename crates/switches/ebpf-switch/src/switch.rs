@@ -32,7 +32,7 @@ use crate::{readings, rules, table};
 
 /// What the driver can do beyond what every switch does.
 pub const CAPABILITIES: Capabilities = Capabilities {
-    ports: &[PortKind::Kernel],
+    ports: &[PortKind::Kernel, PortKind::Routed],
     uplinks: &[UplinkKind::Kernel],
     prepared_ports: true,
     // The kernel's CPUs forward; what counts as a worker are all of them together.
@@ -285,6 +285,7 @@ impl EbpfSwitch {
             live,
             instances: self.instances.inherited().count(),
             uplinks: self.uplinks.up(),
+            back_ends: self.instances.back_ends.inherited(),
             rejected,
         }
     }
@@ -333,10 +334,8 @@ impl EbpfSwitch {
         let settings = &world.settings;
         let (unmatched, other) = (way(plan.unmatched), way(plan.other));
         for (number, uplink) in (0_u8..).zip(&world.uplinks) {
-            let to = |of: Fallback| {
-                of.exit(UplinkId(number))
-                    .map_or(0, |id| self.uplinks.index_of(id))
-            };
+            let exit = |of: Fallback| of.exit(UplinkId(number));
+            let to = |of| exit(of).map_or(0, |id| self.uplinks.index_of(id));
             uplink.unmatched_to.store(to(plan.unmatched), Relaxed);
             uplink.other_to.store(to(plan.other), Relaxed);
         }
@@ -479,7 +478,8 @@ impl Switch for EbpfSwitch {
                         limit: self.instances.slots().count(),
                     });
                 }
-                if !self.instances.attach(slot, service, port.deadline) {
+                let (links, events) = (&mut self.links, &mut self.events);
+                if !self.instances.attach(slot, service, &port, links, events) {
                     return Err(SwitchError::SlotInUse { slot });
                 }
             }
@@ -544,7 +544,7 @@ impl Switch for EbpfSwitch {
             }
         }
         self.uplinks.tell(&self.steering.addresses, &mut self.events);
-        self.instances.poll(&mut self.events);
+        self.instances.poll(&mut self.links, &mut self.events);
         self.signals.iter_mut().for_each(|of| of.tell(&mut self.events));
         self.events.extend(std::iter::from_fn(|| self.lister.take()));
         let moment = Instant::now();

@@ -1,5 +1,6 @@
 //! Where an instance's data ports are.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use model::{Nanos, PortKind};
@@ -13,6 +14,8 @@ pub struct PortSpec {
     pub kind: PortKind,
     /// Where they are, as the switch sees it.
     pub address: PathBuf,
+    /// Where others run it, if [`kind`](Self::kind) is [`PortKind::Routed`].
+    pub back_end: Option<SocketAddr>,
     /// Data ports: one per uplink of the service, one or two.
     pub data_ports: u8,
     /// Queue pairs per port; a switch may use fewer.
@@ -38,6 +41,7 @@ impl PortSpec {
         PortSpec {
             kind,
             address: address.into(),
+            back_end: None,
             data_ports: 1,
             queues: 1,
             ring_slots: Self::RING_SLOTS,

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use flow_table::AttachCounts;
 use model::{Nanos, Slot};
@@ -20,6 +21,8 @@ pub struct Resumed {
     pub instances: usize,
     /// Uplinks whose peer is still connected.
     pub uplinks: usize,
+    /// Where others run instances of it, by slot.
+    pub back_ends: BTreeMap<Slot, SocketAddr>,
     /// What could not be used, and why, a line each.
     pub rejected: Vec<String>,
 }

@@ -20,6 +20,7 @@ mod registry_server;
 
 mod actors;
 mod addresses;
+mod back_ends;
 mod captures;
 mod chains;
 mod clients;

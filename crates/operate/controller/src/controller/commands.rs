@@ -151,6 +151,7 @@ impl Controller {
     }
 
     fn scale(&mut self, name: &str, count: Option<u32>) -> Result<String, CommandError> {
+        self.must_run(name)?;
         let service = self.named(name)?;
         let Some(count) = count else {
             service.manual = false;
@@ -175,6 +176,7 @@ impl Controller {
 
     /// Bounds the number of active instances within the limits of the file. Without limits it is theirs again.
     fn set_range(&mut self, name: &str, min: Option<u32>, max: Option<u32>) -> Result<String, CommandError> {
+        self.must_run(name)?;
         let service = self.named(name)?;
         let (least, most) = service.limits;
         let (from, to) = (min.unwrap_or(least), max.unwrap_or(most));
@@ -323,6 +325,7 @@ impl Controller {
     }
 
     fn set_rollout(&mut self, name: &str, cancel: bool) -> Result<String, CommandError> {
+        self.must_run(name)?;
         let service = self.named(name)?;
         let index = service.id.index();
         let running = service.rollout.as_ref().map(|rollout| &rollout.status);
@@ -427,6 +430,7 @@ impl Controller {
         }
         let (min, max) = (service.settings.min, service.settings.max);
         self.keep_within_limits(id, format!("the configuration allows {min} to {max}"));
+        self.follow_back_ends(id);
         Ok(format!("the settings of service {} have changed", settings.name))
     }
 

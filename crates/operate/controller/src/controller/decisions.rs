@@ -455,11 +455,17 @@ impl Controller {
             return false;
         }
         let id = service.id;
+        let back_end = self.next_back_end(index);
+        if back_end.is_none() && self.others_run(id) {
+            return false;
+        }
         let instance_id = InstanceId(self.next_id);
         let Ok(block) = self.take_block(index, instance_id) else {
             return false;
         };
-        let Some(slot) = self.take_slot(id) else {
+        let slot = back_end.and_then(|at| self.take_slot_of(id, at));
+        let has_served = slot.is_some();
+        let Some(slot) = slot.or_else(|| self.take_slot(id)) else {
             self.put_block_back(index, block);
             if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
                 let reason = match &self.services[index].settings.made_ports {
@@ -488,16 +494,17 @@ impl Controller {
         self.next_id = self.next_id.saturating_add(1);
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
         (instance.block, instance.place) = (block, place);
+        (instance.back_end, instance.has_served) = (back_end, has_served);
         instance.core = self.take_core(index, place);
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {
-            // Nothing to create: a sink exists when its port does.
+            // Nothing to create: a sink exists when its port does, and others run the rest.
+            let reason = match back_end {
+                Some(at) => format!("others run it at {at}"),
+                None => "it has no container".to_owned(),
+            };
             self.instances.push(instance);
-            self.transition(
-                self.instances.len() - 1,
-                InstanceStep::Started,
-                "it has no container",
-            );
+            self.transition(self.instances.len() - 1, InstanceStep::Started, reason);
             return true;
         };
         let by_hand = self.services[index].cpus;

@@ -45,6 +45,16 @@ impl Controller {
         };
         let before = instance.fitness.clone();
         instance.fitness.check(verdict, check, now);
+        if instance.state == InstanceState::Starting {
+            match verdict {
+                Ok(()) => self.ready(index, "its first check has passed"),
+                Err(why) => instance.reason.clone_from(why),
+            }
+            return;
+        }
+        if instance.fitness.failing().is_none() {
+            instance.has_lost_flows = false;
+        }
         let (fall, rise) = (check.fall, check.rise);
         let reason = match (before.failing(), instance.fitness.failing()) {
             (None, Some((_, why))) => format!("{fall} checks in a row did not pass: {why}"),
@@ -115,6 +125,10 @@ impl Controller {
     /// Active instances of a service that count for nothing, because they take no new flows: others come in their
     /// place. Never more than there are instances that do, and one: a check that is wrong must not replace everything.
     pub(super) fn unfit(&self, service: ServiceId) -> u32 {
+        // Nobody comes in the place of a server that others run.
+        if self.others_run(service) {
+            return 0;
+        }
         let active = |i: &Instance| i.state == InstanceState::Active && !i.leaving;
         let unfit = self.count(service, |i| active(i) && !i.fitness.takes());
         let fit = self.count(service, |i| active(i) && i.fitness.takes());
@@ -190,6 +204,7 @@ impl Controller {
 impl Instance {
     /// Whether its checks count: it serves, and is not frozen.
     pub fn is_checked(&self) -> bool {
-        self.is_in_plan() && self.container == Container::Running
+        let runs = self.container == Container::Running || self.back_end.is_some();
+        self.is_in_plan() && runs || self.awaits_check()
     }
 }

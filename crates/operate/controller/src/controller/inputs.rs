@@ -9,7 +9,7 @@ use switch::SwitchEvent;
 
 use super::{Controller, Target};
 use crate::instance::{Container, Op, Port, Rung};
-use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN};
+use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN, ROUTE_AGAIN};
 
 /// Characters of a dead program's output that an event contains.
 const OUTPUT_SHOWN: usize = 200;
@@ -175,7 +175,8 @@ impl Controller {
                 {
                     let instance = &mut self.instances[index];
                     instance.port = Port::Absent;
-                    instance.again = self.now + ATTACH_AGAIN;
+                    let wait = instance.back_end.map_or(ATTACH_AGAIN, |_| ROUTE_AGAIN);
+                    instance.again = self.now + wait;
                     // Use the paths inside the container.
                     let in_container = self.services.get(instance.service.index());
                     let in_container =

@@ -73,7 +73,8 @@ impl Controller {
         let usual_kind = service.settings.port.kind;
         let is_down = self.is_down(self.instances[index].place);
         let instance = &mut self.instances[index];
-        if now.since(instance.started) >= deadline {
+        // A server that others run may come at any time.
+        if now.since(instance.started) >= deadline && instance.back_end.is_none() {
             let seconds = deadline.as_secs_f64();
             let port = &service.settings.port;
             let last = match (&service.settings.socket_dir_in_container, instance.port) {
@@ -106,6 +107,7 @@ impl Controller {
                     port: PortSpec {
                         kind: instance.port_kind,
                         address: instance.socket_dir.join(&port.address),
+                        back_end: instance.back_end,
                         ..port.clone()
                     },
                 });
@@ -113,6 +115,8 @@ impl Controller {
             Port::Up if instance.has_served => self.ready(index, "its ports are up, and its flows wait"),
             // What its service asks of its instances now need not be what this one can be asked.
             Port::Up if instance.port_kind != usual_kind => self.ready(index, "its ports are up"),
+            // Its first check says so.
+            Port::Up if instance.back_end.is_some() && service.settings.health.is_some() => {}
             Port::Up => match ready {
                 ReadyKind::Connected => self.ready(index, "its ports are up"),
                 ReadyKind::Consumes => {
@@ -246,7 +250,10 @@ impl Controller {
             return;
         }
         if let Some(reason) = self.is_lost(&self.instances[index]) {
-            self.fail(index, reason);
+            match self.instances[index].back_end {
+                Some(_) => self.give_flows_away(index, reason),
+                None => self.fail(index, reason),
+            }
             return;
         }
         let instance = &self.instances[index];
@@ -286,6 +293,7 @@ impl Controller {
             }
             return;
         }
+        let stays = self.stays_drained(instance);
         if drain.serves && self.shutdown.is_none() {
             // It is the only one that there is.
             return;
@@ -303,7 +311,9 @@ impl Controller {
                 && rates.rings_empty
                 && mappings == 0
         });
-        let reason = if is_empty && drain.moves {
+        let reason = if stays && (is_empty || drain.moves) {
+            return;
+        } else if is_empty && drain.moves {
             "its flows have moved".to_owned()
         } else if is_empty {
             "its last flow has ended".to_owned()
@@ -314,6 +324,10 @@ impl Controller {
                 reason += &format!(" and {mappings} mappings");
             }
             self.unpin(index, reason.clone());
+            if let Some(drain) = self.instances[index].drain.as_mut().filter(|_| stays) {
+                drain.moves = true;
+                return;
+            }
             reason
         } else {
             return;

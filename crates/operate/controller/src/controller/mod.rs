@@ -1,6 +1,7 @@
 //! The controller: state, step and shared functions. Events, decisions and the instances' own transitions are in the
 //! files beside this one.
 
+mod back_ends;
 mod blocks;
 mod commands;
 mod decisions;
@@ -11,6 +12,7 @@ mod places;
 mod rollout;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use autoscaling::Autoscaler;
@@ -229,6 +231,8 @@ pub struct Controller {
     instances: Vec<Instance>,
     orphans: Vec<Orphan>,
     slot_used: Box<[bool]>,
+    /// Where others run instances that had flows in an earlier run.
+    resumed_back_ends: BTreeMap<Slot, SocketAddr>,
     next_id: u32,
     next_ticket: u64,
     outstanding: BTreeMap<Ticket, Target>,
@@ -270,6 +274,7 @@ impl Controller {
             instances: Vec::new(),
             orphans: Vec::new(),
             slot_used: vec![false; Slot::LIMIT].into_boxed_slice(),
+            resumed_back_ends: BTreeMap::new(),
             next_id: 1,
             next_ticket: 1,
             outstanding: BTreeMap::new(),
@@ -296,6 +301,7 @@ impl Controller {
     /// others. A service of which no container is adopted has no flows to recover. Call it before the first step.
     pub fn adopt(&mut self, containers: &[engine::Container], resumed: &Resumed, now: Nanos) {
         self.now = now;
+        self.resumed_back_ends.clone_from(&resumed.back_ends);
         let mut adopted = 0;
         for container in containers {
             let label = |key: &str| container.labels.get(key);
@@ -581,6 +587,9 @@ impl Controller {
             socket_dir: self.settings.run_dir.join("instances").join(&name),
             name,
             slot,
+            back_end: None,
+            is_unlisted: false,
+            has_lost_flows: false,
             port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
             place: PlaceId::default(),
             core: None,

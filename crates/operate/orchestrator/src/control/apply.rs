@@ -442,6 +442,9 @@ fn hint(error: &CommandError) -> &'static str {
         CommandError::EmptyRange { .. } => "send a min of at most max",
         CommandError::BadQuota { .. } => "send a number of CPUs such as 0.5",
         CommandError::NoQuota { .. } => "write `cpus` into the service and reload",
+        CommandError::OthersRun { .. } => {
+            "change `instances.from` in the file and run `inco reload`; `inco drain` takes one out"
+        }
         CommandError::Manual { .. } => "`inco scale SERVICE --auto` lets signals decide again",
         CommandError::HeldBack { .. } => "enable scaling in that direction",
         CommandError::RollsOut { .. } => "wait for it with --wait, or end it with --cancel",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use configuration::{Configuration, Service};
 use controller::{Container, Instance, Report, ReportKind, Shell};
 use engine::{EngineError, Executed, Execution};
-use health::{Aspect, Checkers, HealthError, ListenWatch, Listening, Passed, Port, Question, Repeated};
+use health::{Aspect, Checkers, HealthError, ListenWatch, Listening, Passed, Port, Question, Repeated, Way};
 use model::{HealthCheck, InstanceId, InstanceState, Nanos, PortKind, Probe, Ready, Slot};
 
 /// How a command ended, and of which instance.
@@ -136,7 +136,10 @@ impl Health {
                 }
             };
             Some(Repeated {
-                port: ports.get(&instance.slot())?.clone(),
+                way: match instance.back_end() {
+                    Some(at) => Way::Network(at),
+                    None => Way::Interface(ports.get(&instance.slot())?.clone()),
+                },
                 question,
                 every: Duration::from_nanos(every.0),
                 timeout: Duration::from_nanos(timeout.0),

@@ -436,6 +436,7 @@ impl ControlLoop {
                 state_ms: now.since(instance.since()).as_millis(),
                 slot: slot.is_some().then_some(slot.0),
                 container: has_container.then(|| instance.name().to_owned()),
+                address: instance.back_end().map(|at| at.to_string()),
                 pid: instance.pid(),
                 adopted: instance.is_adopted(),
                 to_pps: rates.map_or(0.0, |r| r.to_fast_pps()),

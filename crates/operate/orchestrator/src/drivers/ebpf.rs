@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use configuration::{Configuration, Device, Unusable};
 use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort};
+use model::PortKind;
 use soft_switch::Keep;
 use switch::Capabilities;
 
@@ -62,12 +63,14 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
     let own = own_addresses(configuration);
     let mut ports = Vec::new();
     for (id, service, slots) in of_services(configuration) {
+        let is_routed = service.port == PortKind::Routed;
         for slot in slots {
             ports.push(PreparedPort {
                 slot,
                 service: id,
-                own: own(slot)?,
+                own: if is_routed { Vec::new() } else { own(slot)? },
                 egress: service.egress,
+                is_routed,
             });
         }
     }

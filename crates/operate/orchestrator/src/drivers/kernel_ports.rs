@@ -112,6 +112,15 @@ pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<
                 });
                 return Ok(Some(made.collect()));
             }
+            PortKind::Routed => {
+                let made = slots.into_iter().map(|slot| MadePort {
+                    slot,
+                    mounts: Vec::new(),
+                    env: Vec::new(),
+                    functions: Vec::new(),
+                });
+                return Ok(Some(made.collect()));
+            }
             PortKind::Memif | PortKind::Device | PortKind::Null => return Ok(None),
         }
         let count = slots.len();

@@ -36,6 +36,7 @@ pub(crate) fn config(name: &str, slots: u16) -> EbpfSwitchConfig {
         service: ServiceId(0),
         own: Vec::new(),
         egress: false,
+        is_routed: false,
     });
     EbpfSwitchConfig {
         name: name.to_owned(),

@@ -8,6 +8,7 @@
 
 mod alarm;
 mod announcements;
+mod back_ends;
 mod bed;
 mod contract;
 mod errors;
