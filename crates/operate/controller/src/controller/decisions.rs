@@ -50,6 +50,16 @@ impl Controller {
                 service.capacity_pps = learned;
                 self.plan_changed = true;
             }
+            let frame_bytes = rates.bytes_per_packet;
+            if (frame_bytes - service.frame_bytes).abs() > CAPACITY_STEP * frame_bytes {
+                service.frame_bytes = frame_bytes;
+                // What a link carries of them is a part of capacities.
+                self.plan_changed |= self
+                    .settings
+                    .places
+                    .iter()
+                    .any(|of| of.link_bytes_per_s.is_some());
+            }
             let observation = &mut service.observation;
             observation.wanted = service.wanted;
             let mut count = 0;
@@ -63,7 +73,7 @@ impl Controller {
                 let capacity_pps = capacity_of(
                     &self.settings.places,
                     &service.settings,
-                    service.capacity_pps,
+                    (service.capacity_pps, service.frame_bytes),
                     instance,
                 );
                 // Usually these are the instances of the previous step; their counts are filled in below.
@@ -341,6 +351,7 @@ impl Controller {
         let (id, max) = (service.id, service.settings.max);
         let active = self.count(id, |i| i.state == InstanceState::Active) - self.unfit(id);
         let placement = service.settings.placement;
+        let rooms = self.rooms_for(index);
         let only = self.relocation_target(id);
         // The first of those at the place that is preferred.
         let find = |test: &dyn Fn(&Instance) -> bool| {
@@ -348,7 +359,7 @@ impl Controller {
             let is_there = |i: &Instance| only.is_none_or(|place| i.place == place);
             let found = all.filter(|(_, i)| i.service == id && is_there(i) && test(i));
             found
-                .min_by_key(|(_, i)| placement.rank(i.place))
+                .min_by_key(|(_, i)| placement.rank(rooms.as_slice(), i.place))
                 .map(|(at, _)| at)
         };
         if active < max
