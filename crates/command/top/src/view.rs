@@ -540,11 +540,12 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             if row.adopted { "  adopted" } else { "" }
         )),
         Line::raw(format!(
-            "capacity {} pps  CPU {} of {}  memory {}",
+            "capacity {} pps  CPU {} of {}  memory {}  watts {}",
             or_dash(row.capacity_pps, short),
             or_dash(row.cpu, percent),
             or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
             or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
+            or_dash(row.watts, |of| of.to_string()),
         )),
         Line::raw(format!(
             "packets {} in, {} out, {} dropped",
