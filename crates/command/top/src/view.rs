@@ -540,18 +540,18 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             if row.adopted { "  adopted" } else { "" }
         )),
         Line::raw(format!(
-            "capacity {} pps  CPU {} of {}  memory {}  watts {}",
+            "capacity {} pps  CPU {} of {}  memory {}",
             or_dash(row.capacity_pps, short),
             or_dash(row.cpu, percent),
             or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
             or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
-            or_dash(row.watts, |of| of.to_string()),
         )),
         Line::raw(format!(
-            "packets {} in, {} out, {} dropped",
+            "packets {} in, {} out, {} dropped  power {}",
             grouped(row.to_packets),
             grouped(row.back_packets),
             grouped(row.dropped_packets),
+            or_dash(row.watts, |of| of.to_string()),
         )),
         Line::raw(format!(
             "held up {}  p50/p99 in ring {}, in function {}",

@@ -462,7 +462,7 @@ fn observing_64_instances_takes_less_than_a_hundredth_of_a_core() {
     }
     let place = Place::quiet();
     let configuration = configuration(Engine::Oci)
-        .replace("cpus = 0.1", "cpus = 0.5")
+        .replace("cpus = 0.1", "cpus = 0.5\nscheduler = \"round-robin\"")
         .replace("min = 1, max = 2", "min = 64, max = 64")
         .replace("slots = 8192", "slots = 256")
         .replace("64MiB", "32MiB");

@@ -137,7 +137,11 @@ impl Controller {
         let is_held = desired != would;
         service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
         if !decision.quotas.is_empty() && !service.held_back.dry_run && service.cpus.is_none() {
-            self.resize(index, &decision);
+            let is_more = self.resize(index, &decision);
+            let since = &mut self.services[index].overloaded_since;
+            if let Some(since) = since.take_if(|_| is_more) {
+                self.reactions.detect.note(now.since(since));
+            }
         }
         if let Some(relocation) = decision.relocation {
             self.relocate(index, relocation, &decision);
@@ -184,10 +188,11 @@ impl Controller {
         self.event(Some(id), None, kind);
     }
 
-    /// Records the quotas of instances. The engine applies those that differ.
-    fn resize(&mut self, index: usize, decision: &Decision) {
+    /// Records the quotas of instances. The engine applies those that differ. Returns whether one has become larger.
+    fn resize(&mut self, index: usize, decision: &Decision) -> bool {
         let service = &self.services[index];
         let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
+        let mut is_more = false;
         for quota in &decision.quotas {
             let Some(at) = self.position(quota.instance) else {
                 continue;
@@ -199,6 +204,7 @@ impl Controller {
                 continue;
             }
             let from_cpus = instance.wanted_cpus.replace(to_cpus);
+            is_more |= from_cpus.is_some_and(|from| to_cpus > from);
             let kind = EventKind::Resized {
                 from_cpus,
                 to_cpus,
@@ -208,6 +214,7 @@ impl Controller {
             };
             self.event(Some(id), Some(quota.instance), kind);
         }
+        is_more
     }
 
     /// Reports ring drops and overcommitted flows: at most one event a second per subject.
