@@ -299,11 +299,11 @@ impl Bed {
     pub(crate) fn configuration(&self) -> String {
         let mut text = String::new();
         match &self.dockerd {
-            // Where there are two, one instance of three is at each time elsewhere.
+            // Both are full with four instances: after a fault they are where they were, and so are their files.
             Some(dockerd) if self.name.has_places() => {
                 text += &format!(
                     "[[place]]\nname = \"{CARD}\"\nengine = \"docker\"\nhost = {:?}\ncpus = \"0\"\ninstances = 2\n\
-                     [[place]]\nname = \"host\"\nengine = \"oci\"\ncpus = \"1\"\n",
+                     [[place]]\nname = \"host\"\nengine = \"oci\"\ncpus = \"1\"\ninstances = 2\n",
                     dockerd.host()
                 )
             }
