@@ -454,9 +454,11 @@ fn the_goal_cpu_reserves_a_fifth_less_than_scaling_by_count_alone() {
 }
 
 /// Gaps, times in rings and functions, drops, busy time, memory, throttling and watts of 64 instances under load: CPU time
-/// as the kernel counts it, so other programs of the machine are not in it.
+/// as the kernel counts it, so other programs of the machine are not in it. The goal is a hundredth of a core; a build that
+/// is not optimised takes several times as much.
 #[test]
-fn observing_64_instances_takes_less_than_a_hundredth_of_a_core() {
+fn observing_64_instances_takes_little_of_a_core() {
+    const LIMIT: f64 = if cfg!(debug_assertions) { 0.1 } else { 0.01 };
     if !Engine::Oci.is_here() {
         return;
     }
@@ -496,7 +498,7 @@ fn observing_64_instances_takes_less_than_a_hundredth_of_a_core() {
     let turns = samples_after - samples;
     println!("{:.2} % of a core, {turns} samples in 5 s", 100.0 * share);
     assert!(turns > 500, "{turns} samples in 5 s: it did not observe");
-    assert!(share < 0.01, "{:.2} % of a core", 100.0 * share);
+    assert!(share < LIMIT, "{:.2} % of a core", 100.0 * share);
     traffic.interrupt();
     let _report = traffic.report();
     inco.stop(&place);
