@@ -608,7 +608,7 @@ pub(crate) struct ExplainPlacementArgs {
     pub(crate) service: Option<String>,
     /// What a placement is to be good for: performance, cpu or power; otherwise what the autoscaler of the service is for
     #[arg(long, value_name = "GOAL", value_parser = goal)]
-    pub(crate) goal: Option<configuration::estimate::Goal>,
+    pub(crate) goal: Option<configuration::Goal>,
     /// Capacity of an instance, where the file does not say it
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(crate) capacity: Option<f64>,
@@ -629,8 +629,8 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-fn goal(text: &str) -> Result<configuration::estimate::Goal, String> {
-    let words = configuration::estimate::Goal::WORDS;
+fn goal(text: &str) -> Result<configuration::Goal, String> {
+    let words = configuration::Goal::WORDS;
     let found = words.iter().find(|(word, _)| *word == text);
     found
         .map(|(_, goal)| *goal)

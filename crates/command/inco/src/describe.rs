@@ -400,6 +400,7 @@ fn instance_text(of: &OfInstance) -> String {
             "held up",
             format!("{} of the time, throttled or without a CPU", percent(row.held_up)),
         ),
+        ("watts", row.watts.map_or_else(String::new, |of| of.to_string())),
         (
             "packets",
             row.gap_us.map_or_else(

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use api::types::{
-    Accounting, EngineStatus, FlowRow, InstanceRow, PercentilesUs, ServiceRow, Status, UplinkRow,
+    Accounting, EngineStatus, FlowRow, InstanceRow, PercentilesUs, ServiceRow, Status, UplinkRow, Watts,
+    WattsSource,
 };
 use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos};
 use ratatui::Terminal;
@@ -54,6 +55,12 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
         }),
         function_us: Some(PercentilesUs { p50: 0.8, p99: 35.2 }),
         held_up: 0.08,
+        watts: Some(Watts {
+            expected: 5.8,
+            low: 2.1,
+            high: 9.6,
+            source: WattsSource::Model,
+        }),
         memory_bytes: Some(12 << 20),
         reason: "scaled out".to_owned(),
     }

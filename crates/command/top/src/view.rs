@@ -547,10 +547,11 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
         )),
         Line::raw(format!(
-            "packets {} in, {} out, {} dropped",
+            "packets {} in, {} out, {} dropped  power {}",
             grouped(row.to_packets),
             grouped(row.back_packets),
             grouped(row.dropped_packets),
+            or_dash(row.watts, |of| of.to_string()),
         )),
         Line::raw(format!(
             "held up {}  p50/p99 in ring {}, in function {}",

@@ -63,6 +63,9 @@ pub struct PlaceObservation {
     pub limit_pps: Option<f64>,
     /// Whether one more instance of the service can be created there.
     pub has_room: bool,
+    /// Its position in the order in which the service fills the places. Of equal ones, the first comes first.
+    #[serde(default)]
+    pub rank: u8,
 }
 
 /// An autoscaler's input for one service.
@@ -90,7 +93,7 @@ pub struct Observation {
     pub hot: bool,
     /// Its instances by id, without `Gone` ones.
     pub instances: Vec<InstanceObservation>,
-    /// The places, in the order in which they are filled. Empty where a service does not fill several of them in order.
+    /// The places, in the order of the configuration. Empty where a service does not fill several of them in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<PlaceObservation>,
 }

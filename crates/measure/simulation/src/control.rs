@@ -253,6 +253,11 @@ impl ControlLoop {
         self.controller.instances()
     }
 
+    /// How fast the loop decided.
+    pub(crate) fn reactions(&self) -> &controller::Reactions {
+        self.controller.reactions()
+    }
+
     /// The wanted number of Active instances.
     pub(crate) fn target(&self) -> u32 {
         self.controller

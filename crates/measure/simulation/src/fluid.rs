@@ -766,6 +766,7 @@ impl<'a> Fluid<'a> {
         let instances = self.instances;
         let ring = f64::from(instances.ring_slots);
         let arrivals_pps = &self.arrivals_pps;
+        let arrivals_bytes = &self.arrivals_bytes;
         let places = || {
             let places = self.places.iter().zip(arrivals_pps).zip(&self.is_used);
             places.filter_map(|((place, arrivals), is_used)| is_used.then_some((place, *arrivals)))
@@ -781,9 +782,13 @@ impl<'a> Fluid<'a> {
         };
         // The share of what arrives that each place processes at most.
         let share_of = |(index, site): (usize, &Site)| {
-            let there = places().filter(|(place, _)| place.site == index);
-            let pps: f64 = there.map(|(_, arrivals)| arrivals).sum();
-            site.processed_share(pps, instances.receive_share)
+            let arriving = arrivals_pps.iter().zip(arrivals_bytes);
+            let all = self.places.iter().zip(arriving).zip(&self.is_used);
+            let there = all.filter(|((place, _), is_used)| **is_used && place.site == index);
+            let sum = there.fold((0.0, 0.0), |sum, ((_, (pps, bytes)), _)| {
+                (sum.0 + pps, sum.1 + bytes)
+            });
+            site.processed_share(sum.0, sum.1, instances.receive_share)
         };
         let shares: Vec<f64> = self.sites.iter().enumerate().map(share_of).collect();
         let sites = self.sites;
@@ -897,6 +902,7 @@ impl<'a> Fluid<'a> {
                 dt_s * 1e9
             };
             interval.served += taken;
+            interval.way_s += sites.get(place.site).map_or(0.0, Site::way_s) * taken;
             noted.1 += taken;
 
             raw.to_packets = whole(place.to);

@@ -29,6 +29,8 @@ pub(crate) struct Interval {
     pub(crate) lost_failed: f64,
     pub(crate) overcommitted: f64,
     pub(crate) moved: f64,
+    /// Seconds that served packets were on their way to places and back, in sum.
+    pub(crate) way_s: f64,
 }
 
 /// A point of the series. Rates are packets per second, means since the previous point.
@@ -320,6 +322,13 @@ impl Recorder {
             .filter(|i| i.state() == InstanceState::Active)
             .count();
         self.extra.insert("active_end".to_owned(), active as f64);
+        let detect = &control.reactions().detect;
+        if let Some(median) = detect.quantile(0.5) {
+            let ms = |time: Nanos| time.as_secs_f64() * 1e3;
+            self.extra.insert("reaction_ms_p50".to_owned(), ms(median));
+            self.extra
+                .insert("reaction_ms_max".to_owned(), ms(detect.longest));
+        }
     }
 
     pub(crate) fn outcome(mut self, seed: u64) -> Outcome {
@@ -335,6 +344,8 @@ impl Recorder {
         }
         if !self.sites.is_empty() {
             metrics.insert("relocations".to_owned(), self.relocations as f64);
+            let way_us = 1e6 * total.way_s / total.served.max(1.0);
+            metrics.insert("way_us_mean".to_owned(), way_us);
             metrics.extend(watts.map(|watts| ("model_power_w_mean".to_owned(), watts)));
         }
         let mut put = |name: &str, value: f64| {
@@ -482,4 +493,5 @@ fn add(sum: &mut Interval, of: &Interval) {
     sum.lost_failed += of.lost_failed;
     sum.overcommitted += of.overcommitted;
     sum.moved += of.moved;
+    sum.way_s += of.way_s;
 }

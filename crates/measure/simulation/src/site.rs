@@ -1,7 +1,8 @@
 //! The keys of a scenario's `[[place]]`: where instances run, as `[[place]]` of inco.toml says it.
 
 use configuration::Placement;
-use model::Slot;
+use model::{Nanos, Slot};
+use placement::estimate::WIRE_BYTES;
 use placement::{GUARD, PlaceId};
 use serde::Deserialize;
 
@@ -28,6 +29,12 @@ pub struct Site {
     /// Most instances.
     #[serde(default)]
     pub instances: Option<u32>,
+    /// Microseconds from the switch to the place, one way.
+    #[serde(default)]
+    pub latency_us: f64,
+    /// What the link to it carries, in bits per second in each direction, frames with 24 bytes of Ethernet each.
+    #[serde(default)]
+    pub link_bps: Option<f64>,
     /// Power model: `[idle watts, watts per CPU of its instances]`. Never a measurement.
     #[serde(default)]
     pub power_w: Option<[f64; 2]>,
@@ -41,18 +48,34 @@ impl Site {
             instances: self.instances,
             capacity_pps: self.capacity_pps.into_iter().chain(guarded).reduce(f64::min),
             core_pps: self.core_pps,
+            latency: Nanos((self.latency_us * 1e3) as u64),
+            link_bytes_per_s: self.link_bps.map(|bps| bps / 8.0),
+            watts_per_core: self.power_w.map(|[_, each]| each),
             ..controller::Place::new(self.name.clone())
         }
     }
 
-    /// The share of what arrives that the place processes of `pps` together, at most 1.
-    pub(crate) fn processed_share(&self, pps: f64, receive_share: f64) -> f64 {
-        match self.collapse_pps {
-            Some(peak) if pps > peak => {
-                let processed = (peak - receive_share * pps) / (1.0 - receive_share);
-                (processed / pps).max(0.0)
-            }
-            _ => 1.0,
+    /// Seconds of a packet there and back.
+    pub(crate) fn way_s(&self) -> f64 {
+        2e-6 * self.latency_us
+    }
+
+    /// The share of what is sent to it that the place processes of `pps` together with `bytes` a second, at most 1. What
+    /// its link does not carry does not arrive.
+    pub(crate) fn processed_share(&self, pps: f64, bytes: f64, receive_share: f64) -> f64 {
+        let on_link = bytes + WIRE_BYTES * pps;
+        let arrives = match self.link_bps {
+            Some(bps) if on_link > bps / 8.0 => pps * bps / 8.0 / on_link,
+            _ => pps,
+        };
+        let processed = match self.collapse_pps {
+            Some(peak) if arrives > peak => (peak - receive_share * arrives) / (1.0 - receive_share),
+            _ => arrives,
+        };
+        if pps > 0.0 {
+            (processed / pps).max(0.0)
+        } else {
+            1.0
         }
     }
 
@@ -62,11 +85,13 @@ impl Site {
             ("core_pps", self.core_pps),
             ("capacity_pps", self.capacity_pps),
             ("collapse_pps", self.collapse_pps),
+            ("link_bps", self.link_bps),
         ] {
             if let Some(pps) = pps {
-                within(&key(name), pps, 1e-3, 1e12)?;
+                within(&key(name), pps, 1e-3, 1e13)?;
             }
         }
+        within(&key("latency_us"), self.latency_us, 0.0, 1e6)?;
         for watts in self.power_w.into_iter().flatten() {
             within(&key("power_w"), watts, 0.0, 1e5)?;
         }

@@ -33,6 +33,10 @@ pub(crate) const UPLINK_SOCKET: &str = "wan.sock";
 const STALL_AFTER_MS: u64 = 500;
 /// Memory limit of a container, in MiB.
 pub(crate) const CONTAINER_MIB: u64 = 64;
+/// CPUs of an instance, where it has a quota: more than its one thread can use.
+pub(crate) const CPUS: f64 = 1.0;
+/// The place with an engine of its own.
+pub(crate) const CARD: &str = "card";
 /// Size of the file system of the image store and of that of the event log, in MiB: the faults fill them.
 const STORE_MIB: u32 = 128;
 const EVENT_LOG_MIB: u32 = 16;
@@ -62,6 +66,8 @@ pub enum BedName {
     SoftOci,
     /// inco's own switch, Docker
     SoftDocker,
+    /// inco's own switch; Docker at one place, the embedded engine at the other
+    SoftPlaces,
     /// Open vSwitch, embedded engine
     OpenflowOci,
     /// programs in the kernel, embedded engine: web servers and their clients
@@ -74,9 +80,10 @@ pub enum BedName {
 
 impl BedName {
     /// All of them.
-    pub(crate) const ALL: [BedName; 6] = [
+    pub(crate) const ALL: [BedName; 7] = [
         BedName::SoftOci,
         BedName::SoftDocker,
+        BedName::SoftPlaces,
         BedName::OpenflowOci,
         BedName::EbpfOci,
         BedName::EbpfDocker,
@@ -88,6 +95,7 @@ impl BedName {
         match self {
             BedName::SoftOci => "soft-oci",
             BedName::SoftDocker => "soft-docker",
+            BedName::SoftPlaces => "soft-places",
             BedName::OpenflowOci => "openflow-oci",
             BedName::EbpfOci => "ebpf-oci",
             BedName::EbpfDocker => "ebpf-docker",
@@ -96,7 +104,20 @@ impl BedName {
     }
 
     const fn has_docker(self) -> bool {
-        matches!(self, BedName::SoftDocker | BedName::EbpfDocker)
+        matches!(
+            self,
+            BedName::SoftDocker | BedName::SoftPlaces | BedName::EbpfDocker
+        )
+    }
+
+    /// Whether it has two places, one of them with a Docker engine.
+    pub(crate) const fn has_places(self) -> bool {
+        matches!(self, BedName::SoftPlaces)
+    }
+
+    /// Whether its instances have CPU quotas, in control groups of the embedded engine.
+    pub(crate) const fn has_quotas(self) -> bool {
+        matches!(self, BedName::SoftOci)
     }
 
     const fn has_open_vswitch(self) -> bool {
@@ -136,6 +157,11 @@ impl BedName {
         }
         if self.is_web() {
             testbed::network::run("nginx", &["-v"]).map_err(without)?;
+        }
+        if self.has_places() && std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+            return Err(without(anyhow::anyhow!(
+                "two places need two CPUs, and this machine has one"
+            )));
         }
         Ok(())
     }
@@ -215,16 +241,9 @@ impl Bed {
             image.extend(["--engine", "docker", "--host"]);
         }
         image.extend(self.dockerd.as_ref().map(Dockerd::host));
-        let made = self
-            .inco()
-            .args(image)
-            .output()
-            .context("cannot run `inco image`")?;
-        if !made.status.success() {
-            bail!(
-                "`inco image` failed: {}",
-                String::from_utf8_lossy(&made.stderr).trim()
-            );
+        self.make_image(&image)?;
+        if self.name.has_places() {
+            self.make_image(&["image", "build", "forward"])?;
         }
         if self.name.has_open_vswitch() {
             self.open_vswitch = Some(OpenVSwitch::start(self.directory.join("ovs"))?);
@@ -236,6 +255,21 @@ impl Bed {
         }
         self.write_configuration(&self.configuration())?;
         self.run()
+    }
+
+    fn make_image(&self, arguments: &[&str]) -> Result<()> {
+        let made = self
+            .inco()
+            .args(arguments)
+            .output()
+            .context("cannot run `inco image`")?;
+        if !made.status.success() {
+            bail!(
+                "`inco image` failed: {}",
+                String::from_utf8_lossy(&made.stderr).trim()
+            );
+        }
+        Ok(())
     }
 
     /// The run directory.
@@ -265,6 +299,14 @@ impl Bed {
     pub(crate) fn configuration(&self) -> String {
         let mut text = String::new();
         match &self.dockerd {
+            // Both are full with four instances: after a fault they are where they were, and so are their files.
+            Some(dockerd) if self.name.has_places() => {
+                text += &format!(
+                    "[[place]]\nname = \"{CARD}\"\nengine = \"docker\"\nhost = {:?}\ncpus = \"0\"\ninstances = 2\n\
+                     [[place]]\nname = \"host\"\nengine = \"oci\"\ncpus = \"1\"\ninstances = 2\n",
+                    dockerd.host()
+                )
+            }
             Some(dockerd) => text += &format!("[engine]\ndriver = \"docker\"\nhost = {:?}\n", dockerd.host()),
             None => text += "[engine]\ndriver = \"oci\"\n",
         }
@@ -290,6 +332,9 @@ impl Bed {
         );
         if self.open_vswitch.is_some() {
             text += "symmetric = false\n";
+        }
+        if self.name.has_quotas() {
+            text += &format!("cpus = {CPUS:?}\n");
         }
         text
     }
@@ -561,11 +606,16 @@ impl Bed {
         let mut main = self.launchers();
         main.push(self.process()?);
         let hierarchy = Hierarchy::at(ROOT)?;
-        let group = self.container_group(&hierarchy)?;
-        let groups = hierarchy.children(&group);
-        let in_groups = groups
-            .iter()
-            .map(|name| hierarchy.group(&format!("{group}/{name}")));
+        let mut parents: Vec<String> = self.name.docker_group().into_iter().collect();
+        if parents.is_empty() || self.name.has_places() {
+            parents.push(self.container_group(&hierarchy)?);
+        }
+        let paths = parents.iter().flat_map(|parent| {
+            let children = hierarchy.children(parent).into_iter();
+            children.map(move |name| format!("{parent}/{name}"))
+        });
+        let groups: Vec<String> = paths.collect();
+        let in_groups = groups.iter().map(|path| hierarchy.group(path));
         let contained: usize = in_groups.map(|group| group.processes().len()).sum();
         Ok(Footprint {
             processes: (process::of_directory(&self.directory).len() + contained) as u64,
@@ -576,14 +626,15 @@ impl Bed {
         })
     }
 
-    /// The parent of its containers' control groups.
-    fn container_group(&mut self, hierarchy: &Hierarchy) -> Result<String> {
-        if let Some(group) = self.name.docker_group() {
-            return Ok(group);
-        }
+    /// The parent of the control groups of the embedded engine's containers.
+    ///
+    /// # Errors
+    /// There is no such container.
+    pub(crate) fn container_group(&mut self, hierarchy: &Hierarchy) -> Result<String> {
         let pid = self
             .active()?
             .iter()
+            .filter(|row| row.place.as_deref() != Some(CARD))
             .find_map(|row| row.pid)
             .context("no container")?;
         let text =
@@ -666,6 +717,9 @@ fn unwell(of: &Snapshot) -> Option<String> {
     let status = &of.status;
     if !status.engine.up {
         return Some("the engine does not answer".to_owned());
+    }
+    if let Some(place) = status.places.iter().find(|place| !place.engine.up) {
+        return Some(format!("the engine of {} does not answer", place.name));
     }
     if let Some(uplink) = status.uplinks.iter().find(|uplink| !uplink.up) {
         return Some(format!("uplink {} is {}", uplink.name, uplink.state()));

@@ -38,6 +38,13 @@ function span(ms) {
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/* Watts, those of a model with its band. */
+function watts(of) {
+  if (!of) return "watts unknown";
+  const word = (value) => value.toFixed(1);
+  return of.source === "model" ? `${word(of.expected)} W (MODEL, ${word(of.low)} to ${word(of.high)})` : `${word(of.expected)} W (${of.source})`;
+}
+
 /* Percentiles in microseconds. */
 function within(of) {
   const text = (us) => us < 1000 ? us.toFixed(1) + " µs" : span(us / 1000);
@@ -566,7 +573,7 @@ async function look() {
   if (id === null || document.hidden || !state.snapshot) return;
   const row = state.snapshot.instances.find((row) => row.id === id);
   set(at("detail-title"), row ? `Instance ${id} of ${row.service}${row.place ? ` at ${row.place}` : ""}` : `Instance ${id} is gone`);
-  set(at("detail-words"), row ? `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, capacity ${short(row.capacity_pps)}/s, CPU ${percent(row.cpu)} of ${row.cpu_quota ?? "1, not limited"}, held up ${percent(row.held_up)} of the time. Half and 99 % of its packets wait ${within(row.ring_wait_us)} in its ring and take ${within(row.function_us)} in the function. Its largest flows:` : "");
+  set(at("detail-words"), row ? `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, capacity ${short(row.capacity_pps)}/s, CPU ${percent(row.cpu)} of ${row.cpu_quota ?? "1, not limited"}, held up ${percent(row.held_up)} of the time, ${watts(row.watts)}. Half and 99 % of its packets wait ${within(row.ring_wait_us)} in its ring and take ${within(row.function_us)} in the function. Its largest flows:` : "");
   let flows = [];
   try {
     const response = row ? await ask(`v1/flows?instance=${id}&top=10`) : null;

@@ -332,6 +332,14 @@ model::slot_counters! { level! {
         function_p99_s: Option<f64> = gauge "instance_function_p99_seconds",
         /// Share of the last quarter of a second in which it was throttled by its quota or waited for a CPU. A gauge.
         held_up: f64 = gauge "instance_held_up_ratio",
+        /// Its part of the watts that RAPL or a power meter of the machine says, by its CPU time; none without a meter. A gauge.
+        watts: Option<f64> = gauge "instance_watts",
+        /// MODEL, not measured: watts that it adds, by `watts_per_core` of its place. Only without a meter. A gauge.
+        model_watts: Option<f64> = gauge "instance_model_watts",
+        /// MODEL: the least that they may be. A gauge.
+        model_watts_low: Option<f64> = gauge "instance_model_watts_low",
+        /// MODEL: the most that they may be. A gauge.
+        model_watts_high: Option<f64> = gauge "instance_model_watts_high",
         /// Memory in use, if known. A gauge.
         memory_bytes: Option<u64> = gauge "instance_memory_bytes",
         /// CPU limit of the instance, in CPUs, if there is one. A gauge.
@@ -413,6 +421,8 @@ level! {
         sampling_s: f64 = seconds "collector_sampling_seconds",
         /// Duration of the longest sample. A gauge.
         longest_sample_s: f64 = gauge "collector_longest_sample_seconds",
+        /// CPU time of all that observes instances: counters, pages of functions, control groups, power.
+        observing_cpu_s: f64 = seconds "observing_cpu_seconds",
         /// Delay of each turn of the control loop.
         lag: SpanCounts,
         /// Generation of the newest published plan. A gauge.

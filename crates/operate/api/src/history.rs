@@ -236,6 +236,7 @@ mod tests {
                     ring_wait_us: None,
                     function_us: None,
                     held_up: 0.0,
+                    watts: None,
                     memory_bytes: None,
                     reason: String::new(),
                 })

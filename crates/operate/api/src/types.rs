@@ -410,6 +410,55 @@ impl From<model::Percentiles> for PercentilesUs {
     }
 }
 
+/// Where watts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WattsSource {
+    /// The instance's part of what RAPL counts, by its CPU time.
+    Rapl,
+    /// The same of a power meter of the machine.
+    Hwmon,
+    /// MODEL: what a busy core of its place takes, times the CPUs that it uses. Not measured.
+    Model,
+}
+
+impl WattsSource {
+    /// Its name in tables.
+    pub const fn word(self) -> &'static str {
+        match self {
+            WattsSource::Rapl => "RAPL",
+            WattsSource::Hwmon => "hwmon",
+            WattsSource::Model => "MODEL",
+        }
+    }
+}
+
+/// Watts of an instance, with the band of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Watts {
+    /// Expected.
+    pub expected: f64,
+    /// Least; as expected where it is metered.
+    pub low: f64,
+    /// Most.
+    pub high: f64,
+    /// Where they come from.
+    pub source: WattsSource,
+}
+
+impl std::fmt::Display for Watts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let source = self.source.word();
+        match self.source {
+            WattsSource::Model => {
+                let (low, high) = (self.low, self.high);
+                write!(f, "{:.1} W ({source}, {low:.1} to {high:.1})", self.expected)
+            }
+            WattsSource::Rapl | WattsSource::Hwmon => write!(f, "{:.1} W ({source})", self.expected),
+        }
+    }
+}
+
 /// An instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceRow {
@@ -475,6 +524,9 @@ pub struct InstanceRow {
     /// Share of the last quarter of a second in which it could not run: throttled by its quota, or waiting for a CPU.
     #[serde(default)]
     pub held_up: f64,
+    /// What it consumes, over the last second or two; none without a meter and without `watts_per_core` of its place.
+    #[serde(default)]
+    pub watts: Option<Watts>,
     /// Memory in use, in bytes, if known.
     pub memory_bytes: Option<u64>,
     /// The reason of its state.

@@ -199,6 +199,7 @@ fn instance(id: u32) -> InstanceRow {
         ring_wait_us: None,
         function_us: None,
         held_up: 0.0,
+        watts: None,
         memory_bytes: None,
         reason: "ready".to_owned(),
     }

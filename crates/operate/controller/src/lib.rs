@@ -44,7 +44,7 @@ mod settings;
 mod shell;
 
 pub use blocks::ReservedBlock;
-pub use controller::{Checks, Controller, Failing, HeldBack, PlaceStatus, ServiceStatus};
+pub use controller::{Checks, Controller, Failing, HeldBack, PlaceStatus, ServiceStatus, goal_of};
 pub use fitness::Fitness;
 pub use instance::{Container, Instance, Port};
 pub use message::{Command, CommandError, CommandId, Inputs, Outputs, Report, ReportKind};

@@ -45,7 +45,7 @@ impl Times {
 /// Reaction times of the control loop.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reactions {
-    /// From the first observation that was hot or over the target to the decision to add instances.
+    /// From the first observation that was hot or over the target to the decision to add instances or CPU quota.
     pub detect: Times,
     /// From the decision until every worker gives new flows to the instance, by cancelling a drain.
     pub undrain: Times,

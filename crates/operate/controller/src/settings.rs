@@ -155,6 +155,12 @@ pub struct Place {
     pub capacity_pps: Option<f64>,
     /// Packets per second of a whole CPU there; [`None`] if instances have the capacity of their service.
     pub core_pps: Option<f64>,
+    /// Time from the switch to the place, one way.
+    pub latency: Nanos,
+    /// What the link to it carries in each direction, in bytes per second; [`None`] for no limit.
+    pub link_bytes_per_s: Option<f64>,
+    /// Watts of a busy core, if known.
+    pub watts_per_core: Option<f64>,
     /// Its cores, of which an instance may have one to itself; empty if it has no list of them.
     pub cores: Vec<Core>,
     /// For how long its engine may be away before its instances have failed; [`None`] on this machine, where their
@@ -181,6 +187,9 @@ impl Place {
             instances: None,
             capacity_pps: None,
             core_pps: None,
+            latency: Nanos::ZERO,
+            link_bytes_per_s: None,
+            watts_per_core: None,
             cores: Vec::new(),
             lost_after: None,
         }

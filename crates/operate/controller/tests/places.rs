@@ -33,6 +33,8 @@ struct Bed {
     events: Vec<EventKind>,
     /// Packets that an Active instance at each place gets in a millisecond.
     packets: [u64; 2],
+    /// Bytes of each.
+    frame_bytes: u64,
 }
 
 fn place(name: &str, instances: Option<u32>) -> Place {
@@ -90,6 +92,7 @@ impl Bed {
             switch: Vec::new(),
             events: Vec::new(),
             packets: [0, 0],
+            frame_bytes: 60,
         }
     }
 
@@ -108,6 +111,7 @@ impl Bed {
                 of_slot.to_packets += packets;
                 of_slot.consumed += packets;
                 self.reading.services[0].offered_packets += packets;
+                self.reading.services[0].offered_bytes += packets * self.frame_bytes;
             }
         }
         self.collector.sample(&self.reading);
@@ -239,6 +243,74 @@ fn auto_fills_the_card_first_and_leaves_the_host_first() {
         reasons.iter().filter(|reason| **reason == at).count()
     };
     assert_eq!((drained("host"), drained("card")), (3, 1), "{reasons:?}");
+}
+
+/// The card is first in the file, and the way to it is longer. Its cores take fewer watts.
+#[test]
+fn the_goal_of_the_autoscaler_gives_the_order_of_the_places() {
+    let first = |autoscaler: &str, parameters: serde_json::Value| {
+        let card = Place {
+            latency: Nanos::from_micros(5),
+            watts_per_core: Some(2.0),
+            ..place("card", Some(2))
+        };
+        let host = Place {
+            watts_per_core: Some(11.0),
+            ..place("host", Some(2))
+        };
+        let autoscaler = Autoscaler::with_parameters(autoscaler, parameters).unwrap();
+        let settings = ServiceSettings {
+            autoscaler,
+            ..service(Placement::Auto)
+        };
+        let mut bed = Bed::new(card, host, settings);
+        bed.until("one is active", |bed| bed.active().0 + bed.active().1 == 1);
+        let first = bed.active();
+        bed.scale(3);
+        bed.settles(if first == (1, 0) { (2, 1) } else { (1, 2) });
+        bed.scale(2);
+        bed.settles(if first == (1, 0) { (2, 0) } else { (0, 2) });
+        first
+    };
+    assert_eq!(first("fixed", serde_json::json!({})), (0, 1));
+    let goal = |goal: &str| first("inreal", serde_json::json!({"goal": goal}));
+    assert_eq!(
+        (goal("performance"), goal("cpu"), goal("power")),
+        ((0, 1), (1, 0), (1, 0))
+    );
+}
+
+/// A link of 2,500 packets a second of 976 bytes and 24 of Ethernet: it carries what two instances process, or half of what
+/// one does that is ten times as large.
+#[test]
+fn a_place_behind_a_link_has_what_the_link_carries() {
+    let run = |capacity_pps: f64| {
+        let card = Place {
+            link_bytes_per_s: Some(2.5e6),
+            ..Place::new("card")
+        };
+        let settings = ServiceSettings {
+            capacity_pps: Some(capacity_pps),
+            ..service(Placement::Auto)
+        };
+        let mut bed = Bed::new(card, place("host", None), settings);
+        bed.frame_bytes = 976;
+        bed.packets = [1, 1];
+        bed.until("one is active", |bed| bed.active() == (1, 0));
+        for _ in 0..100 {
+            bed.step(None);
+        }
+        bed.scale(4);
+        bed.until("all are active", |bed| bed.active().0 + bed.active().1 == 4);
+        let plan = bed.controller.plan();
+        let capacities = plan.slots.iter().flatten().map(|of| of.capacity_pps);
+        (bed.active(), capacities.collect::<Vec<f32>>())
+    };
+    assert_eq!(run(1000.0), ((2, 2), vec![1000.0; 4]));
+    let (active, capacities) = run(10_000.0);
+    assert_eq!(active, (1, 3));
+    assert!((capacities[0] - 2500.0).abs() < 50.0, "{capacities:?}");
+    assert_eq!(capacities[1..], [10_000.0; 3]);
 }
 
 #[test]

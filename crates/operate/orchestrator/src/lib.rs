@@ -40,6 +40,7 @@ use crate::upgrade::{HandOver, Upgrade, Where};
 use control::ControlLoop;
 pub(crate) use control::Summary;
 pub use control::{raise_priority, secret};
+pub use controller::goal_of;
 pub use drivers::{flow_tables_mib, loads_programs, longest_packet, passes_to_host};
 pub use log::LogFormat;
 

@@ -176,6 +176,9 @@ pub(super) fn places(configuration: &Configuration) -> Vec<controller::Place> {
         instances: place.instances,
         capacity_pps: place.limit_pps(),
         core_pps: place.core_pps,
+        latency: place.latency,
+        link_bytes_per_s: place.bandwidth_bytes_per_s,
+        watts_per_core: place.watts_per_core,
         cores: cores(place, configuration.engine_at(id).is_local()),
         lost_after: (!configuration.engine_at(id).is_local()).then_some(place.lost_after),
     };
@@ -225,6 +228,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         // In `stall_after`, the CPUs also in `container` below.
         stall_after: _,
         cpus: _,
+        // Services of their own.
+        subnets: _,
         // In `service_plan`.
         matches: _,
         vip: _,

@@ -2,10 +2,11 @@ use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use crate::highest::Highest;
+use crate::relocation::Moves;
 use crate::rise::{Rise, fast_at_least};
 use crate::{
-    Decision, Parameter, Policy, Quota, Reason, Relocation, finite, mean_capacity_pps, relocation, share,
-    span, vertical, within_limits,
+    Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
+    within_limits,
 };
 
 /// Ring occupancy from which an instance is short of CPU time.
@@ -16,8 +17,6 @@ const QUOTA_AGAIN: Nanos = Nanos::from_millis(10);
 const QUOTA_LESS: f64 = 0.05;
 /// After a change of the count, the time until the prediction alone may change it again.
 const COUNT_AGAIN: Nanos = Nanos::from_millis(20);
-/// How long a place must get more than its limit before an instance leaves it.
-const ABOVE: Nanos = Nanos::from_millis(20);
 /// Share of the remaining instances' largest size that the highest need of `calm` must fit before one is removed.
 const REST: f64 = 0.9;
 /// Parts of a window that keep one value each.
@@ -27,16 +26,20 @@ const TARGET: f64 = 0.75;
 /// The smallest quota, as a share of the largest, where no other is set.
 const LEAST: f64 = 0.1;
 
-/// What a service's size is for.
+/// What a service's size and its places are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
     /// Few losses and short queues: instances are filled to 75 %, never get less than their own quota, and keep more for
-    /// half a minute.
+    /// half a minute. The place with the shortest way is filled first.
     #[default]
     Performance,
-    /// Few reserved CPUs: instances are filled to 75 % as well, and give back within a second what they do not need.
+    /// Few reserved CPUs: instances are filled to 75 % as well, and give back within a second what they do not need. The
+    /// places are filled in their order.
     Cpu,
+    /// Few watts: as [`Goal::Cpu`], since a function that polls takes the watts of its whole quota. The place whose cores
+    /// take the fewest watts for a packet is filled first.
+    Power,
 }
 
 impl Goal {
@@ -44,7 +47,7 @@ impl Goal {
     const fn hold(self) -> Nanos {
         match self {
             Goal::Performance => Nanos::from_secs(30),
-            Goal::Cpu => Nanos::from_secs(1),
+            Goal::Cpu | Goal::Power => Nanos::from_secs(1),
         }
     }
 
@@ -52,7 +55,7 @@ impl Goal {
     const fn burst(self) -> Nanos {
         match self {
             Goal::Performance => Nanos::from_secs(5),
-            Goal::Cpu => Nanos::from_secs(1),
+            Goal::Cpu | Goal::Power => Nanos::from_secs(1),
         }
     }
 }
@@ -70,11 +73,11 @@ impl Goal {
 /// - **Bursts.** Where rings fill or drop packets, or the load rises above the quotas faster than they follow, all instances get their
 ///   largest size at once, and the count follows the rate of the last milliseconds.
 /// - **How, shrinking.** The reverse: instances go if the highest need of `calm` fits the others' largest size. Then quotas
-///   follow the highest need of the last half minute, or with the goal `cpu` of the last second.
+///   follow the highest need of the last half minute, or with the goals `cpu` and `power` of the last second.
 ///
-/// - **Where.** With several places that are filled in order, an instance leaves a place that gets more than its limit for
-///   20 ms, and comes back when the earlier place has had room for it for `calm`, up to 0.8 of the limit: the card up
-///   to a guard below its cliff, the host for the rest. One after the other; flows keep their pins.
+/// - **Where.** With several places that are filled in an order, which the goal gives, an instance leaves a place that gets
+///   more than its limit for 20 ms, and comes back when the earlier place has had room for it for `calm`, up to 0.8 of the
+///   limit: the card up to a guard below its cliff, the host for the rest. One after the other; flows keep their pins.
 ///
 /// Where instances have no quota, it changes count and place alone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -100,7 +103,8 @@ pub struct InReal {
     /// Maximum CPUs per instance; unset, its quota when first seen.
     #[serde(deserialize_with = "share::above_zero_or_unset")]
     pub cpus_max: Option<f64>,
-    /// Minimum CPUs per instance; unset, its quota when first seen, and with the goal `cpu` a tenth of the maximum.
+    /// Minimum CPUs per instance; unset, its quota when first seen, and with the goals `cpu` and `power` a tenth of the
+    /// maximum.
     #[serde(deserialize_with = "share::above_zero_or_unset")]
     pub cpus_min: Option<f64>,
 
@@ -123,11 +127,7 @@ pub struct State {
     changed: Nanos,
     part: Nanos,
     instances: Vec<Sized>,
-    /// Since when a place gets more than its limit, and since when an earlier place has room for an instance of a later.
-    above_since: Option<Nanos>,
-    room_since: Option<Nanos>,
-    /// The last instance that was wanted elsewhere, and when.
-    relocated: Option<(InstanceId, Nanos)>,
+    moves: Moves,
 }
 
 /// What is known of an instance.
@@ -169,7 +169,7 @@ impl InReal {
         let most = self.cpus_max.unwrap_or(base);
         let least = match self.goal {
             Goal::Performance => base,
-            Goal::Cpu => LEAST * most,
+            Goal::Cpu | Goal::Power => LEAST * most,
         };
         Some((self.cpus_min.unwrap_or(least).min(most), most))
     }
@@ -307,26 +307,6 @@ impl InReal {
         behind > 0 && 2 * behind >= active().count()
     }
 
-    /// The instance that is wanted elsewhere: one at a time.
-    fn relocation(&self, observation: &Observation, now: Nanos) -> Option<Relocation> {
-        let lasts = |since: Option<Nanos>, span| since.is_some_and(|since| now.since(since) >= span);
-        let is_active = |id| {
-            let mut all = observation.instances.iter();
-            all.any(|i| i.id == id && i.state == InstanceState::Active)
-        };
-        let state = &self.state;
-        let is_under_way = |(id, at): (InstanceId, Nanos)| is_active(id) && now.since(at) < self.calm;
-        if state.relocated.is_some_and(is_under_way) {
-            None
-        } else if lasts(state.above_since, ABOVE) {
-            relocation::away(observation)
-        } else if lasts(state.room_since, self.calm) {
-            relocation::back(observation)
-        } else {
-            None
-        }
-    }
-
     /// The quotas that are too small, and those of which a part is not needed. In a burst all get the largest.
     fn quotas(&self, observation: &Observation, in_burst: bool, now: Nanos) -> Vec<Quota> {
         let Some((least, most)) = self.sizes() else {
@@ -370,9 +350,10 @@ impl Policy for InReal {
     const PARAMETERS: &'static [Parameter] = &[
         Parameter::new(
             "goal",
-            "\"performance\" or \"cpu\"",
+            "\"performance\", \"cpu\" or \"power\"",
             "\"performance\"",
-            "Short queues, or few reserved CPUs: sets `cpus_min`, and how long unneeded quota is held (30 s, 1 s).",
+            "Short queues, few reserved CPUs, or few watts: sets `cpus_min`, how long unneeded quota is held (30 s, 1 s, 1 s), \
+             and the order of places.",
         ),
         Parameter::new(
             "target",
@@ -413,7 +394,7 @@ impl Policy for InReal {
         Parameter::new(
             "cpus_min",
             "CPUs",
-            "its quota when first seen, with the goal cpu a tenth of the maximum",
+            "its quota when first seen, with the goals cpu and power a tenth of the maximum",
             "Minimum CPUs per instance.",
         ),
     ];
@@ -421,6 +402,10 @@ impl Policy for InReal {
     const RELOCATES: bool = true;
 
     crate::keeps_state!(window);
+
+    fn goal(&self) -> Goal {
+        self.goal
+    }
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
         if self.state.noted == Some(now) {
@@ -465,9 +450,7 @@ impl Policy for InReal {
         }
         let needs = self.calm_needs(observation);
         let state = &mut self.state;
-        let since = |known: Option<Nanos>, holds: bool| holds.then(|| known.unwrap_or(now));
-        state.above_since = since(state.above_since, relocation::away(observation).is_some());
-        state.room_since = since(state.room_since, relocation::back(observation).is_some());
+        state.moves.note(observation, now);
         note_highest(&mut state.highest, &mut state.part, needs, calm, now);
     }
 
@@ -516,7 +499,7 @@ impl Policy for InReal {
         };
         Decision {
             quotas,
-            relocation: self.relocation(observation, now),
+            relocation: self.state.moves.judge(observation, self.calm, now),
             ..Decision::count(desired, reason.named(rule))
         }
     }
@@ -528,10 +511,7 @@ impl Policy for InReal {
                 of.asked = Some((quota.cpus, now));
             }
         }
-        if let Some(relocation) = decision.relocation {
-            self.state.relocated = Some((relocation.instance, now));
-            self.state.room_since = None;
-        }
+        self.state.moves.commit(decision.relocation, now);
         if decision.desired != observation.wanted {
             self.state.changed = now;
         }

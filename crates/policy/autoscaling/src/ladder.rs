@@ -4,6 +4,7 @@ use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use crate::highest::Highest;
+use crate::relocation::Moves;
 use crate::rise::{Rise, fast_at_least};
 use crate::{
     Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
@@ -34,8 +35,8 @@ const FLAP_BUDGET: usize = 30;
 /// See [`FLAP_BUDGET`].
 const FLAP_SPAN: Nanos = Nanos::from_secs(300);
 
-/// inco's own autoscaler. It escalates through a ladder, cheapest step first: CPU quota, a cancelled drain, a
-/// standby, a new container (the controller chooses among the last three in that order).
+/// inco's own autoscaler. It escalates through a ladder, cheapest step first: CPU quota, another place, a cancelled
+/// drain, a standby, a new container (the controller chooses among the last three in that order).
 ///
 /// - **Calm.** As many instances as keep the stable rate at `target` of their capacity. Scales down only if
 ///   the highest stable rate of `calm` fits `down_target` of the remaining capacity.
@@ -44,6 +45,9 @@ const FLAP_SPAN: Nanos = Nanos::from_secs(300);
 ///   behind a rise; the lag is added. If a ring is hot, arrivals since the last observation count, and the
 ///   backlog is to be cleared within 100 ms. A burst ends `burst` after its last sign (`calm`, if it soon
 ///   follows another) and releases its instances at once: standbys make taking them back cheap.
+/// - **Places.** With several places that are filled in an order, an instance leaves one that gets more than its limit for
+///   20 ms, and comes back after `calm`, in steps that change neither quotas nor the count. While one is on its way,
+///   no instance is tried for rings that stay hot.
 /// - **Missing samples.** The load meanwhile is unknown, so the count is kept for `calm`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -110,6 +114,8 @@ pub struct State {
     busy: Option<f64>,
     #[serde(default)]
     calm_busy: Highest<f64>,
+    #[serde(default)]
+    moves: Moves,
 }
 
 /// A requested quota.
@@ -361,6 +367,8 @@ impl Policy for Ladder {
         Parameter::new("cpus_total", "CPUs", "no limit", "Maximum CPUs of all instances."),
     ];
 
+    const RELOCATES: bool = true;
+
     crate::keeps_state!(window);
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
@@ -400,6 +408,7 @@ impl Policy for Ladder {
             let busy = work::busy_instances(observation);
             state.busy = work::mean(state.busy.zip(state.noted), busy, (now, BUSY_WINDOW));
         }
+        state.moves.note(observation, now);
         state.noted = Some(now);
         if observation.hot {
             state.hot_since.get_or_insert(now);
@@ -438,8 +447,12 @@ impl Policy for Ladder {
                 desired if desired > count && desired == current => reason.named("at_min"),
                 _ => reason,
             };
+            // A place comes after quotas, and a new instance goes to a place with room by itself.
+            let may_move = quotas.is_empty() && desired == current;
+            let relocation = may_move.then(|| self.state.moves.judge(observation, self.calm, now));
             Decision {
                 quotas,
+                relocation: relocation.flatten(),
                 ..Decision::count(desired, reason)
             }
         };
@@ -474,6 +487,7 @@ impl Policy for Ladder {
                 && Self::most_are_hot(observation)
                 && quotas.is_empty()
                 && gained <= 0.0
+                && !self.state.moves.is_wanted(observation, self.calm, now)
             {
                 return limited(current.saturating_add(1), reason.named("still_hot"), quotas);
             }
@@ -527,6 +541,7 @@ impl Policy for Ladder {
             self.state.burst_ended = Some(now);
         }
         let state = &mut self.state;
+        state.moves.commit(decision.relocation, now);
         for quota in &decision.quotas {
             let asked = Asked {
                 instance: quota.instance,

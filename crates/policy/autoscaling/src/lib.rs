@@ -152,6 +152,11 @@ pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
     /// Its state.
     fn state(&self) -> &Self::State;
 
+    /// What its sizes and places are for.
+    fn goal(&self) -> Goal {
+        Goal::Performance
+    }
+
     /// Restores its state.
     fn restore(&mut self, state: Self::State);
 
@@ -269,6 +274,11 @@ macro_rules! policies {
             /// Whether the policy takes [`Observation::places`].
             pub const fn relocates(&self) -> bool {
                 match self { $($(#[$only])* Autoscaler::$policy(_) => $policy::RELOCATES,)* }
+            }
+
+            /// What the policy's sizes and places are for.
+            pub fn goal(&self) -> Goal {
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.goal(),)* }
             }
 
             /// The policy's averaging window for the observation's stable rates.

@@ -482,6 +482,7 @@ fn placed(card: [f64; 2], host: f64) -> Observation {
         arrivals_pps,
         limit_pps,
         has_room: true,
+        rank: 0,
     };
     let of_card = card[0] + card[1];
     seen.places = vec![place("card", of_card, Some(1.5e6)), place("host", host, None)];
@@ -529,6 +530,76 @@ fn inreal_leaves_a_place_above_its_limit_and_comes_back_when_the_load_falls() {
     let mut full = placed([0.9e6, 0.9e6], 0.1e6);
     full.places[1].has_room = false;
     assert_eq!(until(&full, 2_000), []);
+}
+
+/// The order of the places is the observation's: here the host comes first.
+#[test]
+fn an_instance_comes_back_to_the_place_of_the_lowest_rank() {
+    let mut scaler = policy("inreal", serde_json::json!({"calm": "1s", "goal": "power"}));
+    let mut seen = placed([0.2e6, 0.3e6], 0.1e6);
+    (seen.places[0].rank, seen.places[1].rank) = (1, 0);
+    let mut found = Vec::new();
+    for ms in 1..=1_200 {
+        found.extend(scaler.step(&seen, Nanos::from_millis(ms)).relocation);
+    }
+    let [of] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!((of.instance, of.to_place), (InstanceId(1), 1), "{}", of.reason);
+    assert_eq!(of.reason.rule, "earlier_place_has_room");
+}
+
+/// Quota first, then a place, then more instances.
+#[test]
+fn ladder_moves_an_instance_before_it_tries_one_more() {
+    let steps = |cpus_max: Option<f64>, has_places: bool| {
+        let mut scaler = match cpus_max {
+            Some(most) => policy("ladder", serde_json::json!({"cpus_max": most})),
+            None => policy("ladder", serde_json::json!({})),
+        };
+        // At the card 1.8 Mpps of 1.5 arrive, and its rings stay hot.
+        let mut seen = placed([0.9e6, 0.9e6], 0.1e6);
+        seen.hot = true;
+        seen.max = 8;
+        for instance in &mut seen.instances {
+            (instance.capacity_pps, instance.cpu_quota) = (1e6, Some(0.5));
+            instance.ring_occupancy = 0.5;
+        }
+        (seen.offered_fast_pps, seen.offered_stable_pps) = (1.7e6, 1.7e6);
+        if !has_places {
+            seen.places.clear();
+        }
+        let mut rungs = Vec::new();
+        for ms in 1..=80 {
+            let decision = scaler.step(&seen, Nanos::from_millis(ms));
+            if !decision.quotas.is_empty() {
+                rungs.push((ms, "quota"));
+                for quota in &decision.quotas {
+                    let instance = seen.instances.iter_mut().find(|i| i.id == quota.instance);
+                    instance.unwrap().cpu_quota = Some(quota.cpus);
+                }
+            }
+            if let Some(of) = decision.relocation {
+                assert_eq!((decision.desired, of.to_place), (3, 1), "{}", decision.reason);
+                rungs.push((ms, "place"));
+            }
+            if decision.desired > 3 {
+                assert_eq!(decision.reason.rule, "still_hot");
+                rungs.push((ms, "count"));
+                break;
+            }
+        }
+        rungs
+    };
+    assert_eq!(steps(None, false), [(21, "count")], "as without places");
+    assert_eq!(
+        steps(None, true),
+        [(21, "place")],
+        "and no more while it is on its way"
+    );
+    assert_eq!(steps(Some(0.5), false), [(21, "count")]);
+    let all = steps(Some(0.6), true);
+    assert_eq!((all[0].1, all.last().unwrap().1), ("quota", "place"), "{all:?}");
 }
 
 #[test]

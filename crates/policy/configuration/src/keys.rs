@@ -487,6 +487,11 @@ tables! {
             "Where its instances run, of the places of the file (`[[place]]`, [places](../places.md)). `auto`: at the \
              first that has room, in their order; those at the last leave first. `split`: at the one with the most room \
              in proportion to its limits. A name: there only. Running instances stay where they are.";
+        subnets: subnets, [or "none"], Restart,
+            "table of places, each with a prefix", "{ card = \"10.128.0.0/24\", host = \"10.128.1.0/24\" }",
+            "Binds destination subnets to places: in place of this service there is one for each place, with the name \
+             `NAME-PLACE`, that `placement` and, as `dst` of its `match`, the prefix. All other keys are the same. Then there is \
+             no `placement`, `dst`, `vip` and `external`. Chains name such services by their own names.";
         cpus: cpus, [or "no limit" => Cpus::NoLimit], Applies,
             "number of CPUs, at least 0.001, or `\"exclusive\"`", "0.5",
             "CPU limit of one container; 0.5 is half a CPU. `exclusive`: a CPU of its place for each instance, which no \
@@ -576,9 +581,20 @@ tables! {
         let first_port = first_port.filter(|_| !is_routed).unwrap_or_default();
         let health = health.flatten().map(|of| of.at_port(first_port));
         let name = section.path.trim_start_matches("service.").to_owned();
+        let subnets = subnets.unwrap_or_default();
+        if !subnets.is_empty() {
+            let has = |key: &&str| section.get(key).is_some();
+            let mut twice: Vec<String> =
+                ["placement", "vip", "external"].into_iter().filter(has).map(|key| section.key(key)).collect();
+            twice.extend(matches.dst.is_some().then(|| section.key("match.dst")));
+            for key in twice {
+                let what = "`subnets` says that for each place";
+                reader.report(&key, ValueError::new(what, "remove it, or `subnets`"));
+            }
+        }
         Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, subnets, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
             signals,
         }
@@ -937,7 +953,7 @@ tables! {
 
     place(reader, section) -> Place = "place[]":
         "A place where instances run: CPUs of this machine, a card, another machine. At most 16, each with its own \
-         heading `[[place]]`, in the order in which `placement = \"auto\"` fills them. Without any, all instances run on \
+         heading `[[place]]`. Where nothing else decides, `placement = \"auto\"` fills them in their order. Without any, all instances run on \
          this machine, or where `[engine]` says. See [places](../places.md)."
     {
         name: text(place_name), [required], Restart,
@@ -975,15 +991,19 @@ tables! {
             "The kinds of ports that instances can have there. A service with another kind may not be placed there.";
         latency: span(Nanos::ZERO, Nanos::from_secs(1)), [= "\"0s\""], Restart,
             "duration, at most 1 s", "\"1us\"",
-            "Time from the switch to the place, one way. For `inco explain placement`.";
+            "Time from the switch to the place, one way. `placement = \"auto\"` fills the place with the shortest way first, unless \
+             the service's goal is another.";
         bandwidth_bytes_per_s as "bandwidth": bandwidth, [or "no limit"], Restart,
             "bits per second", "\"100Gbps\"",
-            "What the link between the switch and the place carries in each direction. For `inco explain placement`.";
+            "What the link between the switch and the place carries in each direction. No more instances are placed there than it \
+             carries the packets of, and no capacity there is larger.";
         idle_watts: watts, [or "unknown"], Restart,
             "watts", "42",
-            "What the place consumes without load. For `inco explain placement`.";
+            "What the place consumes without load. For `inco explain placement`: inco switches no place off.";
         watts_per_core: watts, [or "unknown"], Restart,
-            "watts", "11", "What a busy core consumes more. For `inco explain placement`.";
+            "watts", "11",
+            "What a busy core consumes more. With `goal = \"power\"`, `placement = \"auto\"` fills the place with the fewest \
+             watts for a packet first. Without a meter, watts of instances are a MODEL from it.";
         lost_after: span(Nanos::from_millis(100), Nanos::MAX), [= "\"10s\""], Restart,
             "duration, at least 100 ms", "\"5s\"",
             "How long an engine on another machine may not answer before the instances there have failed. On this \

@@ -33,7 +33,7 @@ pub use keys::{KEYS, TABLES};
 pub use model::PortKind;
 pub use nearest::{nearest, scheduler_name};
 pub use parse::{parse, parse_scheduler};
-pub use placement::{PlaceId, Placement, estimate};
+pub use placement::{Goal, PlaceId, Placement, estimate};
 pub use problem::{Position, Problem};
 pub use reference::reference;
 pub use types::*;

@@ -378,6 +378,9 @@ pub struct Service {
     pub instances: Instances,
     /// At which of [`Configuration::places`] they run.
     pub placement: Placement,
+    /// Destination subnets by place, each for a service of its own. Always empty in a configuration that was read: there are
+    /// these services then.
+    pub subnets: Vec<(PlaceId, Prefix)>,
     /// CPUs that one container may use, 0.1 for a tenth; `None` for no limit.
     pub cpus: Option<f64>,
     /// Whether an instance has a CPU of its place to itself.

@@ -161,9 +161,83 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, ValueError> {
             DeValue::Table(_) => at.table(keys::service),
             _ => Err(at.wrong_kind("a service", example)),
         };
-        services.extend(at.reader.value(&path, value.get_ref(), service));
+        if let Some(service) = at.reader.value(&path, value.get_ref(), service) {
+            for service in by_subnet(service, &at.reader.places) {
+                // Problems of one that a subnet makes are those of the service that the file has.
+                at.reader
+                    .note(&format!("{}.{}", at.path, service.name), key.span().start);
+                services.push(service);
+            }
+        }
     }
+    refuse_twice(at, &services);
     Ok(services)
+}
+
+/// The services of a file's service: one for each of its subnets, or itself.
+fn by_subnet(mut service: Service, places: &[String]) -> Vec<Service> {
+    let subnets = std::mem::take(&mut service.subnets);
+    if subnets.is_empty() {
+        return vec![service];
+    }
+    let of = |(place, prefix): (PlaceId, Prefix)| {
+        let mut of = service.clone();
+        let place_name = places.get(place.index()).map_or("", String::as_str);
+        of.name = format!("{}-{place_name}", service.name);
+        of.placement = Placement::At(place);
+        of.matches.dst = Some(prefix);
+        of
+    };
+    subnets.into_iter().map(of).collect()
+}
+
+/// Reports names that a subnet makes and the file has, and services beyond the limit.
+fn refuse_twice(at: At<'_>, services: &[Service]) {
+    for (index, service) in services.iter().enumerate() {
+        if services.iter().take(index).any(|of| of.name == service.name) {
+            let path = format!("{}.{}", at.path, service.name);
+            let what = format!("there are two services {}: one is by `subnets`", service.name);
+            at.reader
+                .report(&path, ValueError::new(what, "give the other one another name"));
+        }
+    }
+    if services.len() > ServiceId::LIMIT {
+        let what = format!(
+            "{} services with those of `subnets`, more than the limit of {}",
+            services.len(),
+            ServiceId::LIMIT
+        );
+        at.reader
+            .report(at.path, ValueError::new(what, "remove some of them"));
+    }
+}
+
+/// Reads the subnets of places.
+pub(crate) fn subnets(at: At<'_>) -> Result<Vec<(PlaceId, Prefix)>, ValueError> {
+    let example = "{ card = \"10.128.0.0/24\", host = \"10.128.1.0/24\" }";
+    let Some(table) = at.value.as_table().filter(|table| !table.is_empty()) else {
+        return Err(at.wrong_kind("a table of places with a prefix each", example));
+    };
+    let mut subnets = Vec::new();
+    for (key, value) in table {
+        let path = format!("{}.{}", at.path, key.get_ref());
+        at.reader.note(&path, key.span().start);
+        let place = at.reader.places.iter().position(|name| name == key.get_ref());
+        let place = place.and_then(|index| u8::try_from(index).ok());
+        match place {
+            Some(place) => {
+                let prefix = at.reader.value(&path, value.get_ref(), text(prefix));
+                subnets.extend(prefix.map(|prefix| (PlaceId(place), prefix)));
+            }
+            None => {
+                let what = format!("there is no place {:?}", key.get_ref());
+                let write = write_one_of(key.get_ref(), at.reader.places.iter().map(String::as_str));
+                at.reader.report(&path, ValueError::new(what, write));
+            }
+        }
+    }
+    subnets.sort_by_key(|(place, _)| *place);
+    Ok(subnets)
 }
 
 /// Reads the CPUs of workers; each may occur once.

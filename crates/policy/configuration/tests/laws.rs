@@ -287,7 +287,7 @@ fn the_example_of_every_key_is_accepted() {
                 "move_state = true\naffinity = \"relaxed\"\n",
             );
         }
-        if (key.table, key.name) == ("service.NAME", "placement") {
+        if key.table == "service.NAME" && ["placement", "subnets"].contains(&key.name) {
             text.push_str(
                 "[[place]]\nname = \"card\"\ninstances = 2\n[[place]]\nname = \"host\"\ninstances = 4\n",
             );

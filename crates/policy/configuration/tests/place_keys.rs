@@ -110,6 +110,43 @@ fn a_place_has_figures_of_its_cores_its_link_and_its_power() {
 }
 
 #[test]
+fn subnets_make_a_service_for_each_place() {
+    let c = good(&format!(
+        "{TWO}subnets = {{ host = '10.1.0.0/16', card = '10.2.0.0/16' }}\n"
+    ));
+    let of = |service: &configuration::Service| {
+        let dst = service.matches.dst.map(|dst| dst.address.to_string());
+        (service.name.clone(), service.placement, dst, service.cpus)
+    };
+    let expected = [("a-card", 0, "10.2.0.0"), ("a-host", 1, "10.1.0.0")];
+    let expected = expected.map(|(name, place, dst)| {
+        let at = Placement::At(PlaceId(place));
+        (name.to_owned(), at, Some(dst.to_owned()), Some(1.0))
+    });
+    assert_eq!(c.services.iter().map(of).collect::<Vec<_>>(), expected);
+    let wrong = |keys: &str| problems(&format!("{TWO}{keys}\n")).join("\n");
+    let of_card = "subnets = { card = '10.2.0.0/16' }";
+    let twice = "`subnets` says that for each place; remove it, or `subnets`";
+    for (keys, expected) in [
+        (
+            "subnets = { crad = '10.2.0.0/16' }",
+            "there is no place \"crad\"; write \"card\"",
+        ),
+        ("subnets = { card = '10.2.0.0/33' }", "service.a.subnets.card: "),
+        ("subnets = {}", "a table of places with a prefix each"),
+        (&format!("{of_card}\nplacement = 'card'"), twice),
+        (&format!("{of_card}\nmatch = {{ dst = '10.0.0.0/8' }}"), twice),
+        (
+            &format!("{of_card}\n[service.a-card]\nimage = 'inco/forward'\ncpus = 1.0"),
+            "there are two services a-card: one is by `subnets`; give the other one another name",
+        ),
+    ] {
+        let said = wrong(keys);
+        assert!(said.contains(expected), "{keys}: {said}");
+    }
+}
+
+#[test]
 fn two_places_may_share_an_engine() {
     let c = good(&TWO.replace("engine = \"docker\"\nhost = \"unix:///run/other.sock\"\n", ""));
     assert_eq!((c.engines().len(), c.engines_of(&c.services[0]).len()), (1, 1));

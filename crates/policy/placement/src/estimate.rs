@@ -11,9 +11,8 @@
 //!   that poll for their whole quota. Estimates from what an operating system sees have an idle error of 3 to 15 W
 //!   (Kepler, number 2466): [`WATTS_ERROR`].
 
-use std::fmt;
-
-use crate::{PlaceId, Placement};
+use crate::order::{Costs, SAME, ranks};
+use crate::{Goal, PlaceId, Placement};
 
 /// The share of a packet's cost that is its reception: lowest, expected, highest.
 pub const RECEIVE_SHARE: (f64, f64, f64) = (0.0, 0.2, 0.4);
@@ -23,10 +22,8 @@ pub const WATTS_ERROR: f64 = 15.0;
 pub const TARGET: f64 = 0.75;
 /// Losses that differ by less are equal.
 const SAME_LOSS: f64 = 0.001;
-/// Latencies and CPUs that differ by a smaller share are equal.
-const SAME: f64 = 0.02;
 /// Bytes of a frame on the wire beside the frame: preamble, check sequence and gap of Ethernet.
-const WIRE_BYTES: f64 = 24.0;
+pub const WIRE_BYTES: f64 = 24.0;
 
 /// A figure and what the model leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -99,33 +96,6 @@ pub struct Load {
     pub instances: u32,
 }
 
-/// What a placement is to be good for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goal {
-    /// The least loss, then the shortest latency.
-    Performance,
-    /// The fewest CPUs of places other than the first, as little loss provided.
-    Cpu,
-    /// The fewest watts, as little loss provided.
-    Power,
-}
-
-impl Goal {
-    /// Their names.
-    pub const WORDS: [(&'static str, Goal); 3] = [
-        ("performance", Goal::Performance),
-        ("cpu", Goal::Cpu),
-        ("power", Goal::Power),
-    ];
-}
-
-impl fmt::Display for Goal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Goal::WORDS.iter().find(|(_, goal)| goal == self);
-        f.write_str(word.map_or("", |(word, _)| word))
-    }
-}
-
 /// What a place gets of the load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
@@ -170,15 +140,36 @@ pub struct Choice {
 impl Site {
     /// Most instances of which the sum of capacities is within the limits.
     fn most(&self, load: &Load) -> u32 {
-        let by_limit = self
-            .limit_pps
-            .map_or(f64::INFINITY, |limit| (limit / self.instance_pps).floor());
+        let each = self.each_pps(load);
+        let limits = self.limit_pps.into_iter().chain(self.link_pps(load));
+        let by_limit = limits.fold(f64::INFINITY, |least, limit| least.min((limit / each).floor()));
         by_limit.min(f64::from(self.instances.min(load.instances))) as u32
+    }
+
+    /// What counts in the order of the places.
+    fn costs(&self) -> Costs {
+        Costs {
+            latency_s: self.latency_s,
+            watts_per_core: self.watts_per_core,
+            pps_per_core: self.instance_pps / self.instance_cpus,
+        }
+    }
+
+    /// Packets per second of its link; [`None`] for no limit.
+    fn link_pps(&self, load: &Load) -> Option<f64> {
+        self.link_bytes_per_s
+            .map(|link| link / (load.frame_bytes + WIRE_BYTES))
+    }
+
+    /// Packets per second of one instance, as much as its link carries at most.
+    fn each_pps(&self, load: &Load) -> f64 {
+        self.link_pps(load)
+            .map_or(self.instance_pps, |link| link.min(self.instance_pps))
     }
 
     /// Packets per second up to which no further place is needed.
     fn room(&self, load: &Load) -> f64 {
-        f64::from(self.most(load)) * self.instance_pps * load.target
+        f64::from(self.most(load)) * self.each_pps(load) * load.target
     }
 
     /// Packets per second that `instances` carry of what is offered, where reception has that share of the cost.
@@ -210,16 +201,18 @@ impl Site {
     }
 }
 
-/// What each placement makes of the load: `auto`, `split` where there are several places, and each place alone.
-pub fn estimates(sites: &[Site], load: &Load) -> Vec<Estimate> {
+/// What each placement makes of the load: `auto` in the order for the goal, `split` where there are several places, and
+/// each place alone.
+pub fn estimates(sites: &[Site], load: &Load, goal: Goal) -> Vec<Estimate> {
     let alone = (0..sites.len()).map(|index| Placement::At(PlaceId(index as u8)));
     let spread = [Placement::Auto, Placement::Split];
     let all = spread.into_iter().filter(|_| sites.len() > 1).chain(alone);
-    all.map(|placement| estimate(sites, load, placement)).collect()
+    all.map(|placement| estimate(sites, load, placement, goal))
+        .collect()
 }
 
 /// Packets per second for each place.
-fn divided(sites: &[Site], load: &Load, placement: Placement) -> Vec<f64> {
+fn divided(sites: &[Site], load: &Load, placement: Placement, goal: Goal) -> Vec<f64> {
     let rooms: Vec<f64> = sites.iter().map(|site| site.room(load)).collect();
     let all: f64 = rooms.iter().sum();
     match placement {
@@ -238,12 +231,20 @@ fn divided(sites: &[Site], load: &Load, placement: Placement) -> Vec<f64> {
                 left -= gets;
                 gets
             };
-            let mut parts: Vec<f64> = rooms.iter().map(|room| gets(*room)).collect();
+            let mut order: Vec<usize> = (0..sites.len().min(PlaceId::LIMIT)).collect();
+            let ranks = ranks(goal, sites.iter().map(Site::costs));
+            order.sort_by_key(|index| ranks.get(*index));
+            let mut parts = vec![0.0; sites.len()];
             // Where all are filled to the target, schedulers fill them further.
-            for (part, room) in parts.iter_mut().zip(&rooms) {
-                *part += gets(room / load.target - room);
+            let further = |room: f64| room / load.target - room;
+            for is_full in [false, true] {
+                for index in &order {
+                    if let Some((part, room)) = parts.get_mut(*index).zip(rooms.get(*index)) {
+                        *part += gets(if is_full { further(*room) } else { *room });
+                    }
+                }
             }
-            if let Some(last) = parts.last_mut() {
+            if let Some(last) = order.last().and_then(|index| parts.get_mut(*index)) {
                 *last += left;
             }
             parts
@@ -252,7 +253,7 @@ fn divided(sites: &[Site], load: &Load, placement: Placement) -> Vec<f64> {
 }
 
 /// What one placement makes of the load.
-pub fn estimate(sites: &[Site], load: &Load, placement: Placement) -> Estimate {
+pub fn estimate(sites: &[Site], load: &Load, placement: Placement, goal: Goal) -> Estimate {
     let (low, expected, high) = RECEIVE_SHARE;
     let mut result = Estimate {
         placement,
@@ -264,7 +265,11 @@ pub fn estimate(sites: &[Site], load: &Load, placement: Placement) -> Estimate {
         cpus_elsewhere: 0.0,
         watts: Some(Band::default()),
     };
-    for (index, (site, pps)) in sites.iter().zip(divided(sites, load, placement)).enumerate() {
+    for (index, (site, pps)) in sites
+        .iter()
+        .zip(divided(sites, load, placement, goal))
+        .enumerate()
+    {
         let needed = share_up(pps / (site.instance_pps * load.target));
         // One place alone is given everything, whatever its limit.
         let most = match placement {
@@ -420,7 +425,7 @@ mod tests {
     }
 
     fn of(pps: f64, placement: Placement) -> Estimate {
-        estimate(&sites(), &load(pps), placement)
+        estimate(&sites(), &load(pps), placement, Goal::Performance)
     }
 
     #[test]
@@ -445,7 +450,9 @@ mod tests {
                 target: 1.0,
                 ..load(0.0)
             };
-            estimate(&host, &load, Placement::At(PlaceId(0))).watts.unwrap()
+            estimate(&host, &load, Placement::At(PlaceId(0)), Goal::Power)
+                .watts
+                .unwrap()
         };
         // InReal, figure 2a: about 75 W with three, up to 130 W with eight.
         for (instances, measured) in [(3.0, 75.0), (8.0, 130.0)] {
@@ -468,7 +475,7 @@ mod tests {
     #[test]
     fn auto_is_within_two_percent_of_the_best_placement_at_every_load() {
         for mpps in 1..=130 {
-            let all = estimates(&sites(), &load(f64::from(mpps) * 1e6));
+            let all = estimates(&sites(), &load(f64::from(mpps) * 1e6), Goal::Performance);
             let best = all
                 .iter()
                 .map(|of| of.throughput_pps.expected)
@@ -484,7 +491,7 @@ mod tests {
     #[test]
     fn the_choice_follows_the_goal_and_says_why() {
         let choose = |mpps: f64, goal| {
-            let all = estimates(&sites(), &load(mpps * 1e6));
+            let all = estimates(&sites(), &load(mpps * 1e6), goal);
             let choice = choose(&all, goal).unwrap();
             (all[choice.index].placement, choice.reason)
         };
@@ -502,7 +509,7 @@ mod tests {
         // Without watts, only the loss counts.
         let mut dark = sites();
         dark[0].idle_watts = None;
-        let all = estimates(&dark, &load(5e6));
+        let all = estimates(&dark, &load(5e6), Goal::Power);
         let reason = super::choose(&all, Goal::Power).unwrap().reason;
         assert!(reason.contains("no idle_watts"), "{reason}");
     }
@@ -511,7 +518,7 @@ mod tests {
     fn a_link_is_a_limit_and_a_distance() {
         let mut sites = sites();
         sites[1].link_bytes_per_s = Some(88.0 * 10e6);
-        let carried = |sites: &[Site]| estimate(sites, &load(20e6), HOST).throughput_pps;
+        let carried = |sites: &[Site]| estimate(sites, &load(20e6), HOST, Goal::Performance).throughput_pps;
         assert_eq!(carried(&sites), Band::exactly(10e6));
         let (near, far) = (of(1e6, CARD).latency_s, of(1e6, HOST).latency_s);
         assert!((far.low - near.low - (2e-6 + 1.0 / 12.5e6 - 1.0 / 5e6)).abs() < 1e-12);

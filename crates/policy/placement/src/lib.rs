@@ -2,16 +2,20 @@
 //! no engine, no container and no clock, and keeps no state.
 //!
 //! Key types: [`Placement`] (the rule of a service), [`Room`] (a place as it is now), [`PlaceId`],
-//! [`estimate`](mod@estimate) (a model of what a load takes at each place).
+//! [`order`] (which place comes first for a goal), [`estimate`](mod@estimate) (a model of what a load takes at each place).
 //!
-//! 1. The controller counts what is at each place: a [`Room`] for each, in the order of the file.
+//! 1. The controller counts what is at each place: a [`Room`] for each, in the order of the file, with its rank for the
+//!    goal of the service.
 //! 2. [`Placement::choose`] gives the place of the next instance, or says why there is none.
 //! 3. [`Placement::leaves`] gives the place from which an instance leaves first.
 #![forbid(unsafe_code)]
 
 pub mod estimate;
+pub mod order;
 
 use std::fmt;
+
+pub use order::{Costs, Goal};
 
 /// The number of a place: its position in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,8 +38,8 @@ pub const GUARD: f64 = 0.9;
 /// Where the instances of a service run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// At the first place, in the order of the configuration, that has room. A later one is used while all before it
-    /// are full, and is left first.
+    /// At the first place, in the order of [`Room::rank`], that has room. A later one is used while all before it are
+    /// full, and is left first.
     #[default]
     Auto,
     /// At the place with the most room in proportion to its limits.
@@ -63,6 +67,13 @@ pub struct Room {
     pub core_pps: Option<f64>,
     /// Cores there that no instance has to itself; [`None`] if the place has no list of its cores.
     pub free_cores: Option<u32>,
+    /// Bytes per second on the link to it for [`Room::pps`], in one direction.
+    pub link_bytes_per_s: f64,
+    /// Most bytes per second on that link; [`None`] for no limit.
+    pub link_limit: Option<f64>,
+    /// Its position in the order in which [`Placement::Auto`] fills the places: see [`order::ranks`]. Of equal ones, the
+    /// first in the configuration comes first.
+    pub rank: u8,
 }
 
 /// Empty, without limits.
@@ -77,6 +88,9 @@ impl Default for Room {
             share: 1.0,
             core_pps: None,
             free_cores: None,
+            link_bytes_per_s: 0.0,
+            link_limit: None,
+            rank: 0,
         }
     }
 }
@@ -90,6 +104,8 @@ pub struct Needs {
     pub cpus: f64,
     /// Cores that it is to have to itself.
     pub cores: u32,
+    /// Mean bytes of its packets on a link, with what Ethernet adds; 0 while that is unknown.
+    pub wire_bytes: f64,
 }
 
 /// One CPU, shared with others, and an unknown capacity.
@@ -99,6 +115,7 @@ impl Default for Needs {
             pps: 0.0,
             cpus: 1.0,
             cores: 0,
+            wire_bytes: 0.0,
         }
     }
 }
@@ -109,13 +126,17 @@ impl Room {
         self.share * self.core_pps.map_or(needs.pps, |pps| pps * needs.cpus)
     }
 
-    /// Whether there is room for one more instance.
+    /// Whether there is room for one more instance. The first one on a link may be able to process more than it carries.
     pub fn fits(&self, needs: Needs) -> bool {
         let has_pps = self
             .pps_limit
             .is_none_or(|limit| self.pps < limit && self.pps + self.pps_of(needs) <= limit);
+        let link = self.link_bytes_per_s + self.pps_of(needs) * needs.wire_bytes;
         self.instance_limit.is_none_or(|limit| self.instances < limit)
             && has_pps
+            && self
+                .link_limit
+                .is_none_or(|limit| self.link_bytes_per_s <= 0.0 || link <= limit)
             && (needs.cores == 0 || self.free_cores.is_some_and(|free| free >= needs.cores))
     }
 
@@ -123,11 +144,16 @@ impl Room {
     /// it has no limit.
     fn fill(&self, needs: Option<Needs>) -> f64 {
         let (more, more_pps) = needs.map_or((0, 0.0), |needs| (1, self.pps_of(needs)));
+        let more_bytes = needs.map_or(0.0, |needs| more_pps * needs.wire_bytes);
         let of_instances = self
             .instance_limit
             .map(|limit| f64::from(self.instances + more) / f64::from(limit.max(1)));
         let of_pps = self.pps_limit.map(|limit| (self.pps + more_pps) / limit);
-        of_instances.into_iter().chain(of_pps).fold(0.0, f64::max)
+        let of_link = self
+            .link_limit
+            .map(|limit| (self.link_bytes_per_s + more_bytes) / limit);
+        let all = [of_instances, of_pps, of_link];
+        all.into_iter().flatten().fold(0.0, f64::max)
     }
 }
 
@@ -161,7 +187,9 @@ impl Placement {
         let fitting = || self.permitted(rooms).filter(|(_, room)| room.fits(needs));
         let mut up = fitting().filter(|(_, room)| !room.is_down);
         let chosen = match self {
-            Placement::Auto | Placement::At(_) => up.next(),
+            // Of equal ones, the first.
+            Placement::Auto => up.min_by_key(|(_, room)| room.rank),
+            Placement::At(_) => up.next(),
             Placement::Split => up.min_by(|(_, a), (_, b)| {
                 let fill = |room: &Room| room.fill(Some(needs));
                 fill(a).total_cmp(&fill(b))
@@ -183,7 +211,8 @@ impl Placement {
     pub fn leaves(self, rooms: &[Room], can: impl Fn(PlaceId) -> bool) -> Option<PlaceId> {
         let candidates = || all(rooms).filter(|(place, _)| can(*place));
         let last = match self {
-            Placement::Auto => candidates().next_back(),
+            // Of equal ones, the last.
+            Placement::Auto => candidates().max_by_key(|(_, room)| room.rank),
             // Those that an earlier rule put elsewhere leave first.
             Placement::At(own) => candidates()
                 .find(|(place, _)| *place != own)
@@ -195,11 +224,11 @@ impl Placement {
     }
 
     /// How much an instance there is preferred where there are several to take into use: the smallest first.
-    pub fn rank(self, place: PlaceId) -> u8 {
+    pub fn rank(self, rooms: &[Room], place: PlaceId) -> (u8, u8) {
         match self {
-            Placement::Auto => place.0,
-            Placement::At(own) => u8::from(place != own),
-            Placement::Split => 0,
+            Placement::Auto => (rooms.get(place.index()).map_or(0, |room| room.rank), place.0),
+            Placement::At(own) => (u8::from(place != own), 0),
+            Placement::Split => (0, 0),
         }
     }
 
@@ -321,6 +350,46 @@ mod tests {
     }
 
     #[test]
+    fn the_order_is_that_of_the_ranks() {
+        let ranked = |rank, of: Room| Room { rank, ..of };
+        let rooms = [ranked(1, free()), ranked(0, limited(1, 2))];
+        assert_eq!(Placement::Auto.choose(&rooms, one()), Ok(HOST));
+        assert_eq!(Placement::Auto.leaves(&rooms, |_| true), Some(CARD));
+        assert!(Placement::Auto.rank(&rooms, HOST) < Placement::Auto.rank(&rooms, CARD));
+        let full = [ranked(1, free()), ranked(0, limited(2, 2))];
+        assert_eq!(Placement::Auto.choose(&full, one()), Ok(CARD));
+    }
+
+    #[test]
+    fn a_link_takes_what_it_carries_and_at_least_one_instance() {
+        let needs = Needs {
+            pps: 3.0,
+            wire_bytes: 100.0,
+            ..Needs::default()
+        };
+        let of = |link_bytes_per_s| Room {
+            link_bytes_per_s,
+            link_limit: Some(1_000.0),
+            ..free()
+        };
+        let room = of(600.0);
+        assert!(room.fits(needs) && !of(701.0).fits(needs));
+        let larger = Needs { pps: 30.0, ..needs };
+        assert!(
+            of(0.0).fits(larger) && !of(1.0).fits(larger),
+            "the first one fills it"
+        );
+        assert!(
+            of(999.0).fits(Needs {
+                wire_bytes: 0.0,
+                ..needs
+            }),
+            "of unknown length"
+        );
+        assert_eq!(Placement::Split.choose(&[of(600.0), of(300.0)], needs), Ok(HOST));
+    }
+
+    #[test]
     fn what_a_core_processes_counts_where_it_is_known() {
         let card = Room {
             pps_limit: Some(10e6),
@@ -331,7 +400,7 @@ mod tests {
         let needs = |cpus| Needs {
             pps: 100e6,
             cpus,
-            cores: 0,
+            ..Needs::default()
         };
         let rooms = [card, free()];
         assert_eq!(Placement::Auto.choose(&rooms, needs(5.0)), Ok(CARD));
@@ -380,8 +449,10 @@ mod tests {
             Placement::At(CARD).leaves(&rooms, |place| place == CARD),
             Some(CARD)
         );
-        assert!(Placement::At(CARD).rank(CARD) < Placement::At(CARD).rank(HOST));
-        assert!(Placement::Auto.rank(CARD) < Placement::Auto.rank(HOST));
+        let rooms = [free(), free()];
+        let rank = |placement: Placement, place| placement.rank(&rooms, place);
+        assert!(rank(Placement::At(CARD), CARD) < rank(Placement::At(CARD), HOST));
+        assert!(rank(Placement::Auto, CARD) < rank(Placement::Auto, HOST));
     }
 
     fn any_room() -> impl Strategy<Value = Room> {
@@ -392,9 +463,18 @@ mod tests {
             0.0_f64..10.0,
             prop::option::of(1.0_f64..10.0),
             (0.1_f64..=1.0, prop::option::of(0_u32..4)),
+            (0_u8..3, prop::option::of(10.0_f64..2_000.0)),
         )
             .prop_map(
-                |(is_down, instances, instance_limit, pps, pps_limit, (share, free_cores))| Room {
+                |(
+                    is_down,
+                    instances,
+                    instance_limit,
+                    pps,
+                    pps_limit,
+                    (share, free_cores),
+                    (rank, link_limit),
+                )| Room {
                     is_down,
                     instances,
                     instance_limit,
@@ -403,6 +483,9 @@ mod tests {
                     share,
                     core_pps: None,
                     free_cores,
+                    link_bytes_per_s: 100.0 * pps,
+                    link_limit,
+                    rank,
                 },
             )
     }
@@ -423,14 +506,15 @@ mod tests {
             pps in 0.0_f64..5.0,
             cores in 0_u32..3,
         ) {
-            let needs = Needs { pps, cores, cpus: 1.0 };
+            let needs = Needs { pps, cores, cpus: 1.0, wire_bytes: 100.0 };
             match placement.choose(&rooms, needs) {
                 Ok(place) => {
                     let room = rooms[place.index()];
                     prop_assert!(room.fits(needs) && !room.is_down && placement.permits(place));
                     if placement == Placement::Auto {
-                        let earlier = &rooms[..place.index()];
-                        prop_assert!(earlier.iter().all(|room| room.is_down || !room.fits(needs)));
+                        let is_earlier = |of: PlaceId| placement.rank(&rooms, of) < placement.rank(&rooms, place);
+                        let mut earlier = all(&rooms).filter(|(of, _)| is_earlier(*of));
+                        prop_assert!(earlier.all(|(_, room)| room.is_down || !room.fits(needs)));
                     }
                 }
                 Err(_) => prop_assert!(all(&rooms)

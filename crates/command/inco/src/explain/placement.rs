@@ -3,10 +3,11 @@
 
 use std::fmt::Write as _;
 
-use configuration::estimate::{self, Band, Choice, Estimate, Goal, Load, Site};
-use configuration::{Capacity, Configuration, Place, Placement, Service, show_rate};
+use configuration::estimate::{self, Band, Choice, Estimate, Load, Site};
+use configuration::{Capacity, Configuration, Goal, Place, Placement, Service, show_rate};
 use display::output::{self, WrongUsage};
 use display::table::{Table, percent};
+use orchestrator::goal_of;
 use orchestrator::load::load;
 use serde::Serialize;
 
@@ -23,8 +24,8 @@ pub(super) fn run(args: &ExplainPlacementArgs) -> anyhow::Result<()> {
         target: estimate::TARGET,
         instances: service.instances.max,
     };
-    let goal = args.goal.unwrap_or_else(|| goal_of(service));
-    let all = estimate::estimates(&sites, &load);
+    let goal = args.goal.unwrap_or_else(|| goal_of(&service.autoscaler));
+    let all = estimate::estimates(&sites, &load, goal);
     let Some(choice) = estimate::choose(&all, goal) else {
         return Err(WrongUsage(format!(
             "{}: there is no placement to compare",
@@ -101,14 +102,6 @@ fn sites(
         })
     };
     Ok(configuration.places.iter().map(site).collect::<Result<_, _>>()?)
-}
-
-/// What the autoscaler of the service is for.
-fn goal_of(service: &Service) -> Goal {
-    match &service.autoscaler {
-        autoscaling::Autoscaler::InReal(of) if of.goal == autoscaling::Goal::Cpu => Goal::Cpu,
-        _ => Goal::Performance,
-    }
 }
 
 /// The value of the key `placement`.

@@ -306,18 +306,17 @@ fn a_place_that_is_lost_with_its_instances_is_replaced_elsewhere() {
     inco.stop(&place);
 }
 
-/// 9,000 packets per second on three instances: the two of the card get more than its limit. `inreal` has one replaced at
+/// 9,000 packets per second on three instances: the two of the card get more than its limit. The policy has one replaced at
 /// the host, and brings it back when the load is over.
-#[test]
-fn inreal_leaves_the_card_above_its_limit_and_comes_back() {
+fn one_leaves_the_card_above_its_limit_and_comes_back(policy: &str) {
     if !Engine::Oci.is_here() {
         return;
     }
     let place = Place::new();
     let card = ("capacity = \"5kpps\"", 2);
     let instances = "{ min = 3, max = 3, standby = 0 }";
-    let inreal = "{ policy = \"inreal\", calm = \"1s\" }";
-    let inco = place.run(&configuration(card, "", instances, inreal));
+    let autoscaler = format!("{{ policy = \"{policy}\", calm = \"1s\" }}");
+    let inco = place.run(&configuration(card, "", instances, &autoscaler));
     becomes(&inco, (2, 1));
     let load = LOAD
         .replace("flows = 20", "flows = 18")
@@ -352,37 +351,103 @@ fn inreal_leaves_the_card_above_its_limit_and_comes_back() {
     assert!(above.starts_with("above_limit_of_place: place_pps "), "{above}");
     assert!(above.contains("limit_pps 5000"), "{above}");
     assert!(room.starts_with("earlier_place_has_room: "), "{room}");
-    assert!(place.must(&["events"]).contains("card -> host wanted by inreal"));
+    let words = format!("card -> host wanted by {policy}");
+    assert!(place.must(&["events"]).contains(&words));
     inco.stop(&place);
 }
 
-/// The same image as two services: the subnet of one is at the card, that of the other at the host.
+#[test]
+fn inreal_leaves_the_card_above_its_limit_and_comes_back() {
+    one_leaves_the_card_above_its_limit_and_comes_back("inreal");
+}
+
+#[test]
+fn ladder_leaves_the_card_above_its_limit_and_comes_back() {
+    one_leaves_the_card_above_its_limit_and_comes_back("ladder");
+}
+
+/// The host is nearer, the card takes fewer watts: each goal fills another place first. Watts are a MODEL here, unless the
+/// machine has a meter.
+#[test]
+fn distance_and_watts_of_a_place_decide_where_an_instance_goes() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let card = ("latency = \"5us\"\nwatts_per_core = 2", 4);
+    let host = "watts_per_core = 11\ninstances = 4";
+    let instances = "{ min = 1, max = 2, standby = 0 }";
+    let start = |autoscaler: &str| place.run(&configuration(card, host, instances, autoscaler));
+    // The default is performance, with any autoscaler.
+    let inco = start("\"fixed\"");
+    becomes(&inco, (0, 1));
+    inco.stop(&place);
+    let inco = start("{ policy = \"inreal\", goal = \"cpu\" }");
+    becomes(&inco, (1, 0));
+    inco.stop(&place);
+    let inco = start("{ policy = \"inreal\", goal = \"power\", cpus_min = 0.1 }");
+    becomes(&inco, (1, 0));
+    let traffic = place.traffic(LOAD);
+    let watts = eventually("watts are known", PATIENCE, || inco.instances()[0].watts);
+    assert!(
+        watts.low <= watts.expected && watts.expected <= watts.high,
+        "{watts:?}"
+    );
+    let counters = inco.client().counters().unwrap().instances.remove(0);
+    let id = inco.instances()[0].id.0.to_string();
+    let described = place.must(&["describe", &format!("forward/{id}")]);
+    if watts.source == api::types::WattsSource::Model {
+        // A core takes 2 W, and 15 W of error are this one instance's.
+        assert!(watts.expected <= 2.0 * 0.2 && watts.high > 14.9, "{watts:?}");
+        assert!(described.contains("MODEL"), "{described}");
+        assert!(
+            counters.model_watts.is_some() && counters.watts.is_none(),
+            "{counters:?}"
+        );
+    } else {
+        assert!(
+            counters.model_watts.is_none() && counters.watts.is_some(),
+            "{counters:?}"
+        );
+    }
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    inco.stop(&place);
+}
+
+/// One service with a subnet at the card and one at the host.
 #[test]
 fn subnets_are_bound_to_places() {
     if !Engine::Oci.is_here() {
         return;
     }
     let place = Place::new();
-    let service = |name: &str, subnet: &str| {
-        format!(
-            r#"
-[service.{name}]
-match = {{ dst = "{subnet}" }}
+    let inco = place.run(&format!(
+        r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[[place]]
+name = "card"
+cpus = "0"
+[[place]]
+name = "host"
+cpus = "1"
+[service.forward]
 image = "{IMAGE}"
 command = ["/inco-nf", "forward", "--stamp", "--pace-cpus", "0.1"]
 cpus = 0.1
 memory = "64MiB"
 instances = 1
-placement = "{name}"
+subnets = {{ card = "10.128.0.0/24", host = "10.128.1.0/24" }}
 "#
-        )
-    };
-    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[[place]]\nname = \"card\"\ncpus = \"0\"\n\
-                [[place]]\nname = \"host\"\ncpus = \"1\"\n";
-    let (card, host) = (service("card", "10.128.0.0/24"), service("host", "10.128.1.0/24"));
-    let inco = place.run(&format!("{text}{card}{host}"));
+    ));
     becomes(&inco, (1, 1));
     cpus_are_those_of_the_places(&inco);
+    for row in inco.instances() {
+        let at = row.place.unwrap();
+        assert_eq!(row.service, format!("forward-{at}"));
+    }
     let phase = |dst: &str, flows: u32| {
         format!("[[phase]]\nduration = \"1s\"\nflows = {flows}\nrate_per_flow = \"50pps\"\ndst = \"{dst}\"\n")
     };

@@ -29,12 +29,8 @@ fn beds() -> String {
     beds.join(",")
 }
 
-/// The same faults each time, without the two that reach the whole machine: other tests run there, and builds.
-#[test]
-fn a_minute_of_faults_breaks_no_promise() {
-    if !Engine::Oci.is_here() {
-        return;
-    }
+/// A minute of these faults in these beds breaks no promise.
+fn a_minute(faults: &str, beds: &str) {
     let place = Place::new();
     let started = Instant::now();
     let output = place.output(&[
@@ -42,8 +38,8 @@ fn a_minute_of_faults_breaks_no_promise() {
         "--minutes=1",
         "--seed=7",
         "--json",
-        "--without=clock-jump,cpu-contention",
-        &format!("--bed={}", beds()),
+        faults,
+        &format!("--bed={beds}"),
     ]);
     let took = started.elapsed();
     let said = text(&output.stdout);
@@ -72,6 +68,23 @@ fn a_minute_of_faults_breaks_no_promise() {
     let lines = said.lines().filter(|line| line.contains("  outage ")).count() as u64;
     assert_eq!(lines, faults, "{said}");
     assert!(took < Duration::from_secs(60) + MARGIN, "{took:?}\n{said}");
+}
+
+/// The same faults each time, without the two that reach the whole machine: other tests run there, and builds.
+#[test]
+fn a_minute_of_faults_breaks_no_promise() {
+    if Engine::Oci.is_here() {
+        a_minute("--without=clock-jump,cpu-contention", &beds());
+    }
+}
+
+/// A place that disappears and returns, an engine that hangs, a quota that cannot be set.
+#[test]
+fn a_minute_of_faults_of_places_and_quotas_breaks_no_promise() {
+    if Engine::Oci.is_here() && Engine::Docker.is_here() {
+        let faults = "--fault=place-away,engine-freeze,quota-refused";
+        a_minute(faults, "soft-oci,soft-places");
+    }
 }
 
 /// Its guard removes what a killed one leaves.

@@ -27,7 +27,7 @@ impl Fault for Kill {
     }
 
     fn suits(&self, bed: BedName) -> bool {
-        bed.docker_group().is_none()
+        bed.docker_group().is_none() || bed.has_places()
     }
 
     fn inject(&self, bed: &mut Bed, _random: &mut Random, _guard: &mut Guard) -> Result<Injected> {
@@ -49,7 +49,7 @@ impl Fault for Freeze {
     }
 
     fn suits(&self, bed: BedName) -> bool {
-        bed.docker_group().is_none()
+        bed.docker_group().is_none() || bed.has_places()
     }
 
     fn inject(&self, bed: &mut Bed, random: &mut Random, _guard: &mut Guard) -> Result<Injected> {

@@ -50,6 +50,16 @@ impl Controller {
                 service.capacity_pps = learned;
                 self.plan_changed = true;
             }
+            let frame_bytes = rates.bytes_per_packet;
+            if (frame_bytes - service.frame_bytes).abs() > CAPACITY_STEP * frame_bytes {
+                service.frame_bytes = frame_bytes;
+                // What a link carries of them is a part of capacities.
+                self.plan_changed |= self
+                    .settings
+                    .places
+                    .iter()
+                    .any(|of| of.link_bytes_per_s.is_some());
+            }
             let observation = &mut service.observation;
             observation.wanted = service.wanted;
             let mut count = 0;
@@ -63,7 +73,7 @@ impl Controller {
                 let capacity_pps = capacity_of(
                     &self.settings.places,
                     &service.settings,
-                    service.capacity_pps,
+                    (service.capacity_pps, service.frame_bytes),
                     instance,
                 );
                 // Usually these are the instances of the previous step; their counts are filled in below.
@@ -127,7 +137,11 @@ impl Controller {
         let is_held = desired != would;
         service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
         if !decision.quotas.is_empty() && !service.held_back.dry_run && service.cpus.is_none() {
-            self.resize(index, &decision);
+            let is_more = self.resize(index, &decision);
+            let since = &mut self.services[index].overloaded_since;
+            if let Some(since) = since.take_if(|_| is_more) {
+                self.reactions.detect.note(now.since(since));
+            }
         }
         if let Some(relocation) = decision.relocation {
             self.relocate(index, relocation, &decision);
@@ -174,10 +188,11 @@ impl Controller {
         self.event(Some(id), None, kind);
     }
 
-    /// Records the quotas of instances. The engine applies those that differ.
-    fn resize(&mut self, index: usize, decision: &Decision) {
+    /// Records the quotas of instances. The engine applies those that differ. Returns whether one has become larger.
+    fn resize(&mut self, index: usize, decision: &Decision) -> bool {
         let service = &self.services[index];
         let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
+        let mut is_more = false;
         for quota in &decision.quotas {
             let Some(at) = self.position(quota.instance) else {
                 continue;
@@ -189,6 +204,7 @@ impl Controller {
                 continue;
             }
             let from_cpus = instance.wanted_cpus.replace(to_cpus);
+            is_more |= from_cpus.is_some_and(|from| to_cpus > from);
             let kind = EventKind::Resized {
                 from_cpus,
                 to_cpus,
@@ -198,6 +214,7 @@ impl Controller {
             };
             self.event(Some(id), Some(quota.instance), kind);
         }
+        is_more
     }
 
     /// Reports ring drops and overcommitted flows: at most one event a second per subject.
@@ -341,6 +358,7 @@ impl Controller {
         let (id, max) = (service.id, service.settings.max);
         let active = self.count(id, |i| i.state == InstanceState::Active) - self.unfit(id);
         let placement = service.settings.placement;
+        let rooms = self.rooms_for(index);
         let only = self.relocation_target(id);
         // The first of those at the place that is preferred.
         let find = |test: &dyn Fn(&Instance) -> bool| {
@@ -348,7 +366,7 @@ impl Controller {
             let is_there = |i: &Instance| only.is_none_or(|place| i.place == place);
             let found = all.filter(|(_, i)| i.service == id && is_there(i) && test(i));
             found
-                .min_by_key(|(_, i)| placement.rank(i.place))
+                .min_by_key(|(_, i)| placement.rank(rooms.as_slice(), i.place))
                 .map(|(at, _)| at)
         };
         if active < max

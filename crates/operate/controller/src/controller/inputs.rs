@@ -115,8 +115,19 @@ impl Controller {
             Op::Resume if !error.is_transient() => {
                 self.fail(index, format!("it could not be resumed: {error}"))
             }
-            Op::Pause | Op::Resume | Op::Quota => {
-                // A failed pause or resize is harmless: try again later.
+            Op::Quota => {
+                // Its packets go on with the old quota. Told once.
+                let is_first = !instance.retry.has_failed();
+                let wait_s = instance.retry.failed(now).as_secs_f64();
+                let service = instance.service;
+                if is_first {
+                    let reason = format!("{error}; the next try is in {wait_s:.0} s");
+                    let what = "CPU quota".to_owned();
+                    self.event(Some(service), Some(id), EventKind::Failure { what, reason });
+                }
+            }
+            Op::Pause | Op::Resume => {
+                // A failed pause is harmless: try again later.
                 instance.retry.failed(now);
             }
             // Remove also ends a program that could not be stopped.

@@ -469,7 +469,8 @@ impl Controller {
                 if instance.is_in_plan() {
                     let service = self.services.get(instance.service.index());
                     let capacity = service.map_or(0.0, |s| {
-                        capacity_of(&self.settings.places, &s.settings, s.capacity_pps, instance)
+                        let usual = (s.capacity_pps, s.frame_bytes);
+                        capacity_of(&self.settings.places, &s.settings, usual, instance)
                     });
                     let place = instance.slot.index();
                     slots.resize(slots.len().max(place + 1), None);

@@ -31,7 +31,7 @@ use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
-pub use places::PlaceStatus;
+pub use places::{PlaceStatus, goal_of};
 use rollout::RolloutPlan;
 
 use crate::settings::{
@@ -58,6 +58,8 @@ struct Service {
     shadow: Option<u32>,
     held_back: HeldBack,
     capacity_pps: f64,
+    /// Mean bytes of its packets, without what Ethernet adds; 0 while none have come.
+    frame_bytes: f64,
     back_off: BackOff,
     /// Consecutive failures of creates and young instances, with the last reason.
     failures: Option<(u32, String)>,
@@ -108,6 +110,7 @@ impl Service {
             shadow: None,
             held_back: HeldBack::default(),
             capacity_pps: settings.capacity_pps.unwrap_or(0.0),
+            frame_bytes: 0.0,
             back_off: BackOff::default(),
             failures: None,
             overloaded_since: None,

@@ -1,9 +1,10 @@
 //! Places: what is at each, the choice for a new instance, and engines that do not answer.
 
-use autoscaling::{Decision, Relocation};
+use autoscaling::{Autoscaler, Decision, Relocation};
 use engine::CpuQuota;
 use model::{EventKind, InstanceState, Nanos, PlaceObservation, ServiceId};
-use placement::{Needs, NoRoom, PlaceId, Placement, Room};
+use placement::estimate::WIRE_BYTES;
+use placement::{Costs, Goal, Needs, NoRoom, PlaceId, Placement, Room, order};
 
 use super::{Controller, scaler_name};
 use crate::instance::Instance;
@@ -22,13 +23,13 @@ pub struct PlaceStatus<'a> {
 
 /// All places; those beyond `count` are not configured. In an array, because a step that waits for room allocates
 /// nothing.
-struct Rooms {
+pub(super) struct Rooms {
     all: [Room; PlaceId::LIMIT],
     count: usize,
 }
 
 impl Rooms {
-    fn as_slice(&self) -> &[Room] {
+    pub(super) fn as_slice(&self) -> &[Room] {
         self.all.get(..self.count).unwrap_or_default()
     }
 }
@@ -69,6 +70,7 @@ impl Controller {
             room.instance_limit = place.instances;
             room.pps_limit = place.capacity_pps;
             room.core_pps = place.core_pps;
+            room.link_limit = place.link_bytes_per_s;
             let free = place
                 .cores
                 .iter()
@@ -90,12 +92,32 @@ impl Controller {
             let capacity = capacity_of(
                 &self.settings.places,
                 &service.settings,
-                service.capacity_pps,
+                (service.capacity_pps, service.frame_bytes),
                 instance,
             );
             if let Some(room) = rooms.all.get_mut(instance.place.index()) {
                 room.instances += 1;
                 room.pps += capacity.max(arrivals);
+                room.link_bytes_per_s += capacity.max(arrivals) * wire_bytes(service.frame_bytes);
+            }
+        }
+        rooms
+    }
+
+    /// What is at each place, with the order in which a service fills them.
+    pub(super) fn rooms_for(&self, index: usize) -> Rooms {
+        let mut rooms = self.rooms();
+        if let Some(service) = self.services.get(index) {
+            let needs = self.needs(index);
+            let places = self.settings.places.iter();
+            let costs = places.map(|place| Costs {
+                latency_s: place.latency.as_secs_f64(),
+                watts_per_core: place.watts_per_core,
+                pps_per_core: place.core_pps.unwrap_or(needs.pps / needs.cpus.max(1e-6)),
+            });
+            let ranks = order::ranks(goal_of(&service.settings.autoscaler), costs);
+            for (room, rank) in rooms.all.iter_mut().zip(ranks) {
+                room.rank = rank;
             }
         }
         rooms
@@ -109,7 +131,7 @@ impl Controller {
         }
         let id = service.id;
         let needs = self.needs(index);
-        let rooms = self.rooms();
+        let rooms = self.rooms_for(index);
         let target = self.relocation_target(id).map(Placement::At);
         let there = target.and_then(|target| target.choose(rooms.as_slice(), needs).ok());
         let placement = service.settings.placement;
@@ -147,11 +169,16 @@ impl Controller {
             return;
         }
         let needs = self.needs(index);
-        let rooms = self.rooms();
-        let mut arrivals = [0.0; PlaceId::LIMIT];
+        let rooms = self.rooms_for(index);
+        // Packets and bytes per second that each place gets.
+        let mut arrivals = [(0.0, 0.0); PlaceId::LIMIT];
         for instance in self.instances.iter().filter(|i| takes_room(i)) {
-            if let Some(sum) = arrivals.get_mut(instance.place.index()) {
-                *sum += self.arrivals_of(instance);
+            let service = self.services.get(instance.service.index());
+            let frame_bytes = service.map_or(0.0, |service| service.frame_bytes);
+            if let Some((pps, bytes)) = arrivals.get_mut(instance.place.index()) {
+                let more = self.arrivals_of(instance);
+                *pps += more;
+                *bytes += more * wire_bytes(frame_bytes);
             }
         }
         let places = &mut self.services[index].observation.places;
@@ -162,10 +189,16 @@ impl Controller {
                 ..PlaceObservation::default()
             }));
         }
-        for ((place, room), arrivals_pps) in places.iter_mut().zip(rooms.as_slice()).zip(arrivals) {
-            place.arrivals_pps = arrivals_pps;
-            place.limit_pps = room.pps_limit;
+        for ((place, room), (pps, bytes)) in places.iter_mut().zip(rooms.as_slice()).zip(arrivals) {
+            // The link's limit in packets of the size that comes.
+            let of_link = room
+                .link_limit
+                .filter(|_| bytes > 0.0)
+                .map(|link| link * pps / bytes);
+            place.arrivals_pps = pps;
+            place.limit_pps = room.pps_limit.into_iter().chain(of_link).reduce(f64::min);
             place.has_room = !room.is_down && room.fits(needs);
+            place.rank = room.rank;
         }
     }
 
@@ -183,6 +216,7 @@ impl Controller {
             pps: service.capacity_pps,
             cpus: service.settings.usual_cpus().unwrap_or(1.0),
             cores: u32::from(service.settings.exclusive),
+            wire_bytes: wire_bytes(service.frame_bytes),
         }
     }
 
@@ -258,11 +292,12 @@ impl Controller {
             return None;
         }
         let placement = self.services.get(id.index())?.settings.placement;
+        let rooms = self.rooms_for(id.index());
         let has = |place| {
             let mut all = self.instances.iter();
             all.any(|i| i.service == id && i.place == place && can(i))
         };
-        placement.leaves(self.rooms().as_slice(), has)
+        placement.leaves(rooms.as_slice(), has)
     }
 
     /// The place of a container, by its label. One without a known place is at the first: the engine finds it by its
@@ -379,19 +414,43 @@ impl Controller {
     }
 }
 
+/// What the places of a service with that autoscaler are to be good for.
+pub fn goal_of(autoscaler: &Autoscaler) -> Goal {
+    match autoscaler.goal() {
+        autoscaling::Goal::Performance => Goal::Performance,
+        autoscaling::Goal::Cpu => Goal::Cpu,
+        autoscaling::Goal::Power => Goal::Power,
+    }
+}
+
+/// Bytes of a frame on a link; 0 where its length is unknown.
+fn wire_bytes(frame_bytes: f64) -> f64 {
+    if frame_bytes > 0.0 {
+        frame_bytes + WIRE_BYTES
+    } else {
+        0.0
+    }
+}
+
 /// Capacity in packets per second of an instance of the service: what the cores of its place process, if that is known;
-/// else that of the service in proportion to its quota.
+/// else that of the service in proportion to its quota. At most what the link to its place carries of frames of that
+/// length.
 pub(super) fn capacity_of(
     places: &[Place],
     settings: &ServiceSettings,
-    usual_pps: f64,
+    (usual_pps, frame_bytes): (f64, f64),
     instance: &Instance,
 ) -> f64 {
-    let core_pps = places.get(instance.place.index()).and_then(|of| of.core_pps);
-    match core_pps {
-        Some(core_pps) if settings.container.is_some() => core_pps * instance.cpus.unwrap_or(1.0),
-        _ => settings.capacity_of(usual_pps, instance.cpus),
-    }
+    let place = places.get(instance.place.index());
+    let place = place.filter(|_| settings.container.is_some());
+    let processed = match place.and_then(|of| of.core_pps) {
+        Some(core_pps) => core_pps * instance.cpus.unwrap_or(1.0),
+        None => settings.capacity_of(usual_pps, instance.cpus),
+    };
+    let link = place.and_then(|of| of.link_bytes_per_s);
+    let wire = wire_bytes(frame_bytes);
+    link.filter(|_| wire > 0.0)
+        .map_or(processed, |link| processed.min(link / wire))
 }
 
 /// The quota that an instance would have at a place with the whole share: policies compare and change those.

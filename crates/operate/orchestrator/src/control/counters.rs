@@ -6,6 +6,7 @@ use api::counters::{
     ControlCounters, Counters, EngineCounters, InstanceCounters, ResumedCounters, ServiceCounters,
     SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
+use api::types::{Watts, WattsSource};
 use clock::unix_ms;
 use model::{DropReason, InstanceState, Nanos};
 use switch::{Resumed, SlotCounters};
@@ -183,6 +184,9 @@ impl ControlLoop {
                 let took = function.and_then(|function| function.took);
                 let seconds = |time: Nanos| time.as_secs_f64();
                 let drops = counters.drops();
+                let watts = self.watts_of(instance);
+                let is_metered = |of: &Watts| of.source != WattsSource::Model;
+                let model = watts.filter(|of| !is_metered(of));
                 InstanceCounters {
                     id: instance.id().0,
                     service: self.service_name(instance.service()),
@@ -199,6 +203,10 @@ impl ControlLoop {
                     function_p50_s: took.map(|of| seconds(of.p50)),
                     function_p99_s: took.map(|of| seconds(of.p99)),
                     held_up: rates.map_or(0.0, |rates| rates.held_up),
+                    watts: watts.filter(is_metered).map(|of| of.expected),
+                    model_watts: model.map(|of| of.expected),
+                    model_watts_low: model.map(|of| of.low),
+                    model_watts_high: model.map(|of| of.high),
                     memory_bytes: self.gather.memory_of(slot, function.as_ref()),
                     cpu_quota: instance.cpus(),
                     utilisation: rates
@@ -227,6 +235,7 @@ impl ControlLoop {
             samples: cost.samples,
             sampling_s: cost.total_ns as f64 / 1e9,
             longest_sample_s: cost.max_ns as f64 / 1e9,
+            observing_cpu_s: self.gather.observing_cpu.as_secs_f64(),
             lag: SpanCounts::from(&self.lag),
             plan_generation: self.decide.shell.controller().plan().generation.0,
             plan_acknowledged: self.gather.reading.acknowledged.0,

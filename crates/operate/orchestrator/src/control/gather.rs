@@ -2,8 +2,9 @@
 //! values for the other parts.
 
 use std::collections::HashMap;
+use std::path::Path;
 
-use clock::monotonic;
+use clock::{monotonic, thread_cpu};
 use collector::Collector;
 use configuration::Configuration;
 use controller::Controller;
@@ -14,6 +15,7 @@ use super::functions::{FunctionEvent, FunctionPages};
 use super::journal::new_event;
 use super::stays::Stays;
 use super::uplink_events::UplinkEvents;
+use super::watts::Meter;
 use super::{ControlLoop, wiring};
 
 /// Interval of reading an instance's cgroup while its ring is not empty: short enough to tell a throttled function
@@ -36,6 +38,9 @@ pub(super) struct Gather {
     pub(super) uplinks: Vec<UplinkState>,
     pub(super) pages: FunctionPages,
     usage: HashMap<Slot, UsageNote>,
+    pub(super) meter: Meter,
+    /// CPU time that observing took: counters, pages, control groups, the meter.
+    pub(super) observing_cpu: Nanos,
     /// The switch's packet count when it last changed, and the time of that change.
     moved: (u64, Nanos),
 }
@@ -57,17 +62,20 @@ impl Gather {
             uplinks: configuration.uplinks.iter().map(UplinkState::of).collect(),
             pages: FunctionPages::default(),
             usage: HashMap::new(),
+            observing_cpu: Nanos::ZERO,
+            meter: Meter::find(Path::new("/sys"), Path::new("/proc")),
             moved: (0, now),
         }
     }
 
     /// Reads all counters and passes them to the collector.
     fn sample(&mut self, switch: &mut dyn Switch, now: Nanos) {
-        let began = monotonic();
+        let (began, cpu) = (monotonic(), thread_cpu());
         switch.read(&mut self.reading);
         self.pages.read(&mut self.reading.slots, now);
         self.collector.sample(&self.reading);
         self.collector.record_cost(monotonic().since(began).0);
+        self.observing_cpu = self.observing_cpu + thread_cpu().since(cpu);
     }
 
     /// Updates slots and uplinks from an event of the switch.
@@ -126,6 +134,11 @@ impl Gather {
     pub(super) fn cpu_share(&self, slot: Slot, quota: Option<f64>) -> Option<f64> {
         let used = self.usage.get(&slot)?.cpus?;
         Some(used / quota.filter(|cpus| *cpus > 0.0).unwrap_or(1.0))
+    }
+
+    /// CPUs that a slot's instance uses.
+    pub(super) fn cpus(&self, slot: Slot) -> Option<f64> {
+        self.usage.get(&slot)?.cpus
     }
 
     /// CPU time that a slot's instance has used, in seconds.
@@ -431,7 +444,10 @@ impl ControlLoop {
     /// Reads the cgroups. These are files, and packets do not wait for them.
     pub(super) fn gather_usage(&mut self, now: Nanos) {
         let shell = &self.decide.shell;
+        let cpu = thread_cpu();
         self.gather.read_usage(shell.controller(), shell.engine(), now);
+        self.gather.meter.read(now);
+        self.gather.observing_cpu = self.gather.observing_cpu + thread_cpu().since(cpu);
     }
 }
 

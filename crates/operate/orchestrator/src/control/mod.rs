@@ -24,6 +24,7 @@ mod rows;
 pub(crate) mod signals;
 mod stays;
 mod uplink_events;
+mod watts;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

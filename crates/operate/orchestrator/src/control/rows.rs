@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow,
     PercentilesUs, PlaceRow, Policies, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal,
-    ServicePolicies, ServiceRow, Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
+    ServicePolicies, ServiceRow, Snapshot, Status, UplinkRow, Watts, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
 use clock::{monotonic, unix_ms};
@@ -455,6 +455,7 @@ impl ControlLoop {
                 ring_wait_us: rates.and_then(|r| r.ring_wait).map(PercentilesUs::from),
                 function_us: counters.function.and_then(|f| f.took).map(PercentilesUs::from),
                 held_up: rates.map_or(0.0, |r| r.held_up),
+                watts: self.watts_of(instance),
                 memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),
                 reason: instance
                     .fitness()
@@ -463,6 +464,18 @@ impl ControlLoop {
             }
         });
         rows.collect()
+    }
+
+    /// Watts of an instance, if there is a meter or a model of its place.
+    pub(super) fn watts_of(&self, instance: &controller::Instance) -> Option<Watts> {
+        let controller = self.decide.shell.controller();
+        let (is_here, place) = (controller.is_here(instance.place()), instance.place());
+        let each = self.configuration.places.get(place.index());
+        let each = each.and_then(|of| of.watts_per_core);
+        let there = || controller.instances().iter().filter(|of| of.place() == place);
+        let model = each.map(|each| (each, there().count() as u32));
+        let cpus = self.gather.cpus(instance.slot())?;
+        self.gather.meter.watts(cpus, is_here, model)
     }
 
     /// The name of an instance's place, if it has a container and places are configured.
