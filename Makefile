@@ -15,7 +15,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test promises test-old-kernel demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test promises test-old-kernel move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian
 	@scripts/setup.sh rust build dpdk old-kernel
 	@scripts/old-kernel.sh $(ARGS)
+
+move-to-arm: ## an actor in WebAssembly moves to an emulated Arm processor and back, with equal state; Debian
+	@scripts/move-to-arm.sh $(ARGS)
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
