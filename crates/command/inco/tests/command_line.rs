@@ -440,6 +440,7 @@ impl Fake {
                     }
                     ControlRequest::Instances(answer) => answer.give(snapshot().instances),
                     ControlRequest::Snapshot(answer) => answer.give(snapshot()),
+                    ControlRequest::Actors(answer) => answer.give(snapshot().actors),
                     ControlRequest::Flows(_, answer) => answer.give(Ok(FlowPage {
                         flows: Vec::new(),
                         complete: true,
