@@ -359,7 +359,21 @@ fn actors_are_shown_by_side() {
         events
     });
     top.update(Update::Observed(Box::new(seen)));
-    is_as_before("actors", &drawn(&top, 80, 24, PLAIN));
+    let shown = text(&drawn(&top, 80, 24, PLAIN));
+    let place = |word: &str| shown.find(word).unwrap_or_else(|| panic!("no {word}:\n{shown}"));
+    // Each actor is below its side.
+    let in_order = [
+        "kv (moves auto)",
+        " card runs",
+        "counter",
+        " host DOES NOT RUN",
+        "a-very-long",
+        "ranker",
+        "WHAT MOVED, AND WHY",
+        "actor counter is on the card now",
+    ];
+    assert!(in_order.map(place).is_sorted(), "{shown}");
+    assert!(shown.contains("123,456") && shown.contains("lost"), "{shown}");
 }
 
 #[test]
