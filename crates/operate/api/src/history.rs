@@ -239,6 +239,7 @@ mod tests {
                     reason: String::new(),
                 })
                 .collect(),
+            ..Snapshot::default()
         }
     }
 

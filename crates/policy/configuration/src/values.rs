@@ -12,6 +12,7 @@ use model::{
 use placement::{PlaceId, Placement};
 use toml::de::DeValue;
 
+use crate::actors;
 use crate::keys;
 use crate::limits::*;
 use crate::nearest::{list, write_one_of};
@@ -161,7 +162,17 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, ValueError> {
             DeValue::Table(_) => at.table(keys::service),
             _ => Err(at.wrong_kind("a service", example)),
         };
-        services.extend(at.reader.value(&path, value.get_ref(), service));
+        let read = at.reader.value(&path, value.get_ref(), service);
+        let host = read.as_ref().and_then(|read| actors::host_of(at.reader, read));
+        services.extend(read.into_iter().chain(host));
+    }
+    // Sides of actors count twice.
+    if services.len() > ServiceId::LIMIT && table.len() <= ServiceId::LIMIT {
+        let (count, limit) = (services.len(), ServiceId::LIMIT);
+        let what =
+            format!("{count} services with both sides of those of actors, more than the limit of {limit}");
+        at.reader
+            .report(at.path, ValueError::new(what, "remove some of them"));
     }
     Ok(services)
 }
