@@ -1,6 +1,8 @@
 //! The kinds of actors that come with inco.
 
 use std::path::Path;
+#[cfg(feature = "wasm")]
+use std::time::Duration;
 
 use actor_applications::Folder;
 use actor_applications::store::{
@@ -8,6 +10,9 @@ use actor_applications::store::{
 };
 use actor_objects::ObjectId;
 use actor_runtime::{Actor, ActorId, Address, Context, Message, Progress};
+
+#[cfg(feature = "wasm")]
+use actor_wasm::{Module, WasmActor};
 
 use crate::options::Options;
 
@@ -21,6 +26,7 @@ use crate::options::Options;
 /// | `store-memtable` | its memtable. Options: `consensus`, `tables`, `compaction`, `bytes`, `clients` |
 /// | `store-tables` | its list of tables. Options: `memtable`, `compaction`, `folder`, `level_bytes` |
 /// | `store-compaction` | writes and merges its tables. Options: `memtable`, `tables`, `folder` |
+/// | `wasm` | what its module does, see `actor-wasm`; with the cargo feature `wasm`. Options: `module`, a file; `budget_ms`, for each message |
 ///
 /// With the option `tick=MS`, an actor of any kind gets a message of the kind [`TICKS`] every MS milliseconds on the side
 /// where it is. A `store-consensus` needs it.
@@ -60,7 +66,25 @@ pub fn make(kind: &str, _number: u32) -> Option<Box<dyn Actor>> {
             options.actor("memtable")?,
             options.actor("tables")?,
         ))),
+        #[cfg(feature = "wasm")]
+        "wasm" => wasm(&options),
         _ => None,
+    }
+}
+
+/// An actor whose code is a file of the container.
+#[cfg(feature = "wasm")]
+fn wasm(options: &Options<'_>) -> Option<Box<dyn Actor>> {
+    let file = options.text("module")?;
+    let budget = Duration::from_millis(options.number_or("budget_ms", 100)?);
+    let module = std::fs::read(file).map_err(|error| error.to_string());
+    let module = module.and_then(|bytes| Module::compile(&bytes).map_err(|error| error.to_string()));
+    match module {
+        Ok(module) => Some(Box::new(WasmActor::new(module, budget))),
+        Err(error) => {
+            crate::say(format_args!("{file}: {error}"));
+            None
+        }
     }
 }
 

@@ -491,3 +491,43 @@ fn actors_move_by_load_and_come_back() {
     );
     inco.stop(&place);
 }
+
+/// The example of a module answers as the counter does. It is moved under load, and then one side is killed.
+#[test]
+fn an_actor_in_webassembly_moves_with_its_memory() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    place.must(&["image", "build", "actors", "--name", OPERATED]);
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples");
+    let configuration = operated("moves = \"manual\"").replace(
+        "kind = \"counter\"\n",
+        "kind = \"wasm\"\nregion = \"128KiB\"\noptions = { module = \"/modules/actor.wat\" }\n",
+    );
+    let configuration = configuration.replace(
+        "memory = \"128MiB\"\n",
+        &format!("memory = \"128MiB\"\nmounts = [\"{examples}:/modules:ro\"]\n"),
+    );
+    let inco = network.run(&place, &configuration);
+    both_run(&inco);
+    let mut client = Client::new(&network);
+    client.ask(|| ());
+    for side in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
+        move_to(&inco, side);
+        is_on(&inco, side, || client.turn());
+    }
+    client.settle();
+    // From the first answer on each request was counted once, and answered once and in order.
+    let (first, counted) = client.answers[0];
+    for (answer, number) in client.answers.iter().zip(0..) {
+        assert_eq!(*answer, (first + number, counted + number));
+    }
+    assert!(client.answers.len() > 100);
+    // The side that does not have it ends, and its memory is still there.
+    let last = client.answers.last().unwrap().1;
+    kill_side(&inco, ActorSide::Card);
+    client.ask(|| ());
+    assert!(client.answers.last().unwrap().1 > last);
+    inco.stop(&place);
+}
