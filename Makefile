@@ -15,7 +15,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test promises test-old-kernel demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test promises test-old-kernel move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ setup: ## install what building, testing and the demo need; prints what and why
 	@scripts/setup.sh rust build dpdk test api lint deb
 	@echo "setup: done"
 
-build: ## release binaries: target/release/inco and, static, target/release/inco-nf
+build: ## release binaries: target/release/inco and, static, inco-nf and inco-actors beside it
 	@scripts/setup.sh rust build dpdk
 	@$(MAKE) --no-print-directory binaries
 
@@ -33,9 +33,9 @@ build: ## release binaries: target/release/inco and, static, target/release/inco
 .PHONY: binaries
 binaries:
 	$(CARGO) build --release -p inco $(WITH_DPDK)
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release -p inco-nf --target $(HOST)
-	@install -m 755 $(TARGET_DIR)/$(HOST)/release/inco-nf $(TARGET_DIR)/release/inco-nf
-	@echo "built: $(TARGET_DIR)/release/inco and $(TARGET_DIR)/release/inco-nf"
+	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release -p inco-nf -p inco-actors --target $(HOST)
+	@install -m 755 $(TARGET_DIR)/$(HOST)/release/inco-nf $(TARGET_DIR)/$(HOST)/release/inco-actors $(TARGET_DIR)/release
+	@echo "built: inco, inco-nf and inco-actors in $(TARGET_DIR)/release"
 
 test: ## install what is missing, start what must run, and run every test
 	@scripts/setup.sh rust build dpdk test api deb docker
@@ -116,14 +116,17 @@ test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual mach
 	@scripts/setup.sh rust build dpdk old-kernel
 	@scripts/old-kernel.sh $(ARGS)
 
+move-to-arm: ## an actor in WebAssembly moves to an emulated Arm processor and back, with equal state; Debian
+	@scripts/move-to-arm.sh $(ARGS)
+
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
-demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick or --all)
+demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick, --all or --actors)
 	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web,$(ARGS)),web)
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
 	@echo "demo: building what it needs, in target/$(HOST)/demo; on two cores this takes some minutes the first time"
 	$(CARGO) build --profile demo --target $(HOST) -p inco --no-default-features $(if $(filter docker,$(ENGINE)),--features docker)
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --profile demo --target $(HOST) -p inco-nf
+	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --profile demo --target $(HOST) -p inco-nf $(if $(filter --actors,$(ARGS)),-p inco-actors)
 	$(TARGET_DIR)/$(HOST)/demo/inco demo --engine $(ENGINE) --switch $(SWITCH) $(ARGS)
 
 bench: ## inco bench steer: the switch beside testpmd and OVS-DPDK (ARGS=--full); root for hugepages

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Debian package of binaries that were built before.
 #
-#   packaging/deb.sh BINARIES OUTPUT      BINARIES holds inco and the static inco-nf; OUTPUT gets inco_VERSION_ARCH.deb
+#   packaging/deb.sh BINARIES OUTPUT      BINARIES holds inco, and static inco-nf and inco-actors; OUTPUT gets inco_VERSION_ARCH.deb
 #
 # Needs dpkg-dev (dpkg-shlibdeps finds the libraries that inco needs, by the packages that they came from).
 set -euo pipefail
@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 binaries=$(cd "$1" && pwd)
 mkdir -p "$2"
 output=$(cd "$2" && pwd)
-for program in inco inco-nf; do
+for program in inco inco-nf inco-actors; do
     [ -x "$binaries/$program" ] || { echo "deb: there is no $binaries/$program; \`make build\` makes it" >&2; exit 1; }
 done
 command -v dpkg-shlibdeps >/dev/null || { echo 'deb: dpkg-shlibdeps is missing: apt-get install dpkg-dev' >&2; exit 1; }
@@ -24,7 +24,8 @@ architecture=$(dpkg --print-architecture)
 
 install -D -m 755 "$binaries/inco" "$tree/usr/bin/inco"
 install -D -m 755 "$binaries/inco-nf" "$tree/usr/bin/inco-nf"
-strip --strip-unneeded "$tree/usr/bin/inco" "$tree/usr/bin/inco-nf"
+install -D -m 755 "$binaries/inco-actors" "$tree/usr/bin/inco-actors"
+strip --strip-unneeded "$tree/usr/bin/inco" "$tree/usr/bin/inco-nf" "$tree/usr/bin/inco-actors"
 install -D -m 644 "$root/deploy/systemd/inco.service" "$tree/usr/lib/systemd/system/inco.service"
 install -d "$tree/usr/share/man/man1"
 "$binaries/inco" man "$tree/usr/share/man/man1"

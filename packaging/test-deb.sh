@@ -29,12 +29,13 @@ failed() { # a log, and what has failed
 }
 
 # Only on this copy: the machine's own installation, if any, is out of the way.
-rm -rf "$root/usr/local/bin/inco" "$root/usr/local/bin/inco-nf" "$root/etc/inco" "$root/var/lib/inco"
+rm -rf "$root/usr/local/bin/inco" "$root/usr/local/bin/inco-nf" "$root/usr/local/bin/inco-actors" "$root/etc/inco" "$root/var/lib/inco"
 inside dpkg --no-triggers -i /tmp/inco.deb >"$top/log" 2>&1 || { cat "$top/log" >&2; fail 'it does not install'; }
 [ "$(inside dpkg-query -W -f '${Status}' inco)" = 'install ok installed' ] || fail 'it is not installed'
 
 inside inco --version >/dev/null
 inside inco-nf --version >/dev/null 2>&1 || inside inco-nf --help >/dev/null
+inside inco-actors --version >/dev/null
 [ -s "$root/usr/share/man/man1/inco-run.1.gz" ] || fail 'no man page of inco run'
 inside bash -n /usr/share/bash-completion/completions/inco
 # What bash says to `inco instanc<Tab>`.

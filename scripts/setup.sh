@@ -2,7 +2,7 @@
 # Installs what is missing, and prints what and why. Asks nothing: it installs as root or with passwordless sudo, else
 # it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm, old-kernel
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm, move-to-arm, old-kernel
 #
 # Exit status: 0 if every part is there or can be done without; 1 if one that is needed is missing.
 set -euo pipefail
@@ -137,6 +137,9 @@ for part in "$@"; do
             want gcc-aarch64-linux-gnu 'the C compiler for Arm: cargo check for aarch64'
             want libc6-dev-arm64-cross 'its C library'
         fi
+        ;;
+    move-to-arm)
+        has qemu-aarch64-static || want qemu-user-static 'programs for Arm on this processor'
         ;;
     docker)
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'

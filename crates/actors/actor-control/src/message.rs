@@ -8,19 +8,23 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The number of what both ends understand.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a message, at most: it fits into the buffer of a socket.
 pub const MESSAGE_BYTES: usize = 64 << 10;
+/// How long a message runs before a side says so, in ns.
+pub const RUNNING_TOLD_NS: u64 = 10_000_000;
 /// Actors of a service, at most. Their numbers are below it.
 pub const ACTORS_LIMIT: u32 = 256;
 /// Rows of a report, at most; others follow in the next one.
 pub const ROWS_LIMIT: usize = 64;
 /// Events of a report, at most; others follow in the next one.
-pub const EVENTS_LIMIT: usize = 64;
+pub const EVENTS_LIMIT: usize = 48;
 /// Bytes of a reason, at most.
 pub const REASON_BYTES: usize = 256;
-/// Bytes of the kind of an actor, at most.
-pub const WORD_BYTES: usize = 64;
+/// Bytes of the kind of an actor with its options, at most.
+pub const WORD_BYTES: usize = 256;
+/// Ports of the network that belong to actors, at most.
+pub const ROUTES_LIMIT: usize = 1_024;
 
 /// A side of a service of actors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -89,8 +93,10 @@ pub struct Settings {
     pub hysteresis_thousandths: u32,
     /// How long a core without a message sleeps, in ns; 0: it polls.
     pub rest_ns: u64,
-    /// The actor that gets what comes from the network.
+    /// The actor that gets what comes from the network to no port of another one.
     pub entry: u32,
+    /// Ports whose packets are messages of an actor: each with its number.
+    pub routes: Vec<(u16, u32)>,
     /// How many processes this side had before. It tells apart the clients of each.
     pub incarnation: u32,
 }
@@ -147,6 +153,8 @@ pub enum Command {
     Pause,
     /// Go on with them.
     Resume,
+    /// End it, with the messages that wait for it.
+    Stop,
 }
 
 /// What inco says.
@@ -285,6 +293,8 @@ pub struct Line {
     pub is_lost: bool,
     /// Whether none of its messages starts.
     pub is_paused: bool,
+    /// Whether it has ended here.
+    pub is_stopped: bool,
     /// The phase of its move away from here.
     pub phase: Option<Phase>,
     /// Where its messages wait.
@@ -307,6 +317,8 @@ pub struct Line {
     pub mean_ns: u64,
     /// Their mean and three deviations, in ns.
     pub tail_ns: u64,
+    /// How long the message has run that runs now, in ns, if that is more than [`RUNNING_TOLD_NS`]; else 0.
+    pub running_ns: u64,
 }
 
 /// What happened to an actor.
@@ -451,6 +463,11 @@ impl Said for ToSide {
         match self {
             ToSide::Settings(settings) => {
                 within((1..=64).contains(&settings.cores), "the count of cores is")?;
+                within(settings.routes.len() <= ROUTES_LIMIT, "the count of ports is")?;
+                settings
+                    .routes
+                    .iter()
+                    .try_for_each(|(_, actor)| check_actor(*actor))?;
                 check_actor(settings.entry)
             }
             ToSide::Actor { declaration, .. } => {
@@ -550,11 +567,12 @@ mod tests {
     }
 
     fn line() -> impl Strategy<Value = Line> {
-        (0..ACTORS_LIMIT, any::<[bool; 4]>(), any::<[u64; 9]>()).prop_map(|(actor, flags, of)| Line {
+        (0..ACTORS_LIMIT, any::<[bool; 5]>(), any::<[u64; 10]>()).prop_map(|(actor, flags, of)| Line {
             actor,
             is_here: flags[0],
             is_lost: flags[1],
             is_paused: flags[2],
+            is_stopped: flags[4],
             phase: flags[3].then_some(Phase::Gone),
             group: if flags[0] { Group::Drr } else { Group::Fcfs },
             waiting: of[0],
@@ -566,6 +584,7 @@ mod tests {
             tail_ns: of[6],
             objects: of[7],
             object_bytes: of[8],
+            running_ns: of[9],
         })
     }
 
@@ -625,6 +644,7 @@ mod tests {
                     hysteresis_thousandths,
                     rest_ns: of[2],
                     entry,
+                    routes: vec![(cores, entry)],
                     incarnation: cores.into(),
                 })
             ),
@@ -734,6 +754,7 @@ mod tests {
             ran_ns: u64::MAX,
             mean_ns: u64::MAX,
             tail_ns: u64::MAX,
+            running_ns: u64::MAX,
             ..Line::default()
         };
         let event = Happening {

@@ -222,6 +222,14 @@ impl Dispatch {
         Ok(())
     }
 
+    /// Has an actor end as if it had failed.
+    pub(crate) fn stop(&mut self, actor: ActorId, reason: &str) -> Result<(), Error> {
+        let seat = self.seat(actor).ok_or(Error::NotRegistered(actor))?;
+        seat.failed.get_or_insert_with(|| (reason.to_owned(), 0));
+        self.has_stopped(actor);
+        Ok(())
+    }
+
     /// Takes an actor that does not run out of the runtime, with the messages that wait for it.
     pub(crate) fn remove(&mut self, actor: ActorId) -> Result<(Registration, Vec<Message>), Error> {
         let seat = self.seat(actor).ok_or(Error::NotRegistered(actor))?;

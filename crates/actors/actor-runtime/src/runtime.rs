@@ -214,6 +214,15 @@ impl Runtime {
         Ok(())
     }
 
+    /// Ends an actor, with the messages that wait for it: one that runs, after the message that it runs.
+    /// [`take_stopped`](Runtime::take_stopped) has it then.
+    ///
+    /// # Errors
+    /// Nobody has that number.
+    pub fn stop(&self, actor: ActorId, reason: &str) -> Result<(), Error> {
+        lock(&self.shared.dispatch).stop(actor, reason)
+    }
+
     /// Takes an actor out, with the messages that wait for it.
     ///
     /// # Errors

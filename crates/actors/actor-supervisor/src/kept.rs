@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::service::{Owned, Service};
 use crate::supervisor::Error;
 
-/// Actors of an entry: each has two descriptors.
-const ACTORS: usize = keeper::MAX_FILES / 2;
+/// Actors of an entry: each has two descriptors, and its kind in the note.
+const ACTORS: usize = 48;
+const _: () = assert!(2 * ACTORS <= keeper::MAX_FILES);
+const _: () = assert!(ACTORS * (actor_control::WORD_BYTES + 64) < keeper::MAX_NOTE_BYTES);
 /// The number of the form of the notes.
 const VERSION: u32 = 1;
 
@@ -28,9 +30,14 @@ pub(crate) struct Note {
     actors: Vec<(u32, String)>,
 }
 
-/// What the entries of a service are named.
+/// What the entry of a part of a service is named: no entry of a switch begins so.
 fn name(service: &str, part: usize) -> String {
-    format!("actors/{service}/{part}")
+    format!("inco/actors/{service}/{part}")
+}
+
+/// The names that the entries of a service of so many actors have in a keeper.
+pub fn entry_names(service: &str, actors: usize) -> impl Iterator<Item = String> {
+    (0..actors.div_ceil(ACTORS)).map(move |part| name(service, part))
 }
 
 /// Entries for a keeper.

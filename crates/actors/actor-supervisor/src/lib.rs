@@ -31,5 +31,6 @@ mod kept;
 mod service;
 mod supervisor;
 
+pub use kept::entry_names;
 pub use service::{DeclaredActor, Runs, Service};
 pub use supervisor::{Answer, Error, Event, EventKind, PATIENCE, Row, Supervisor, Wish};

@@ -60,8 +60,10 @@ pub struct DeclaredActor {
 pub struct Service {
     /// How card and host run their actors.
     pub runs: [Runs; 2],
-    /// The actor that gets what comes from the network.
+    /// The actor that gets what comes from the network to no port of another one.
     pub entry: u32,
+    /// Ports whose packets are messages of an actor: each with its number.
+    pub routes: Vec<(u16, u32)>,
     /// The actors: at least one, each number once.
     pub actors: Vec<DeclaredActor>,
     /// The size of the channel.
@@ -87,6 +89,7 @@ impl Service {
         Service {
             runs: [Runs::default(); 2],
             entry: 0,
+            routes: Vec::new(),
             actors: actors.collect(),
             channel: actor_channel::Limits::default(),
             engine: [Declared::CARD_TO_HOST, Declared::HOST_TO_CARD],

@@ -71,6 +71,8 @@ pub enum Wish {
     Pause,
     /// It is to go on.
     Resume,
+    /// It is to end, with the messages that wait for it.
+    Stop,
 }
 
 /// What became of a wish.
@@ -687,6 +689,7 @@ impl Supervisor {
                 hysteresis_thousandths: runs.hysteresis_thousandths,
                 rest_ns: runs.rest.0,
                 entry,
+                routes: self.service.routes.clone(),
                 incarnation: process.incarnations,
             }),
             None,
@@ -756,6 +759,7 @@ impl Supervisor {
             Wish::Move(_) => Command::Move,
             Wish::Pause => Command::Pause,
             Wish::Resume => Command::Resume,
+            Wish::Stop => Command::Stop,
         };
         if self.commands.len() >= COMMANDS_LIMIT {
             return Err(Error::Busy);

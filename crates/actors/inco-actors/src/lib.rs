@@ -18,6 +18,7 @@
 mod clients;
 pub mod kinds;
 mod network;
+mod options;
 mod program;
 mod side;
 

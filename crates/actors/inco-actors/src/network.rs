@@ -1,6 +1,7 @@
 //! The network of a side: packets of clients through inco's switch (memif), or a UDP socket of the kernel. Payloads
 //! come in as messages for the entry actor, and answers leave.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,6 +134,8 @@ struct State {
     port: Port,
     side: Side,
     entry: ActorId,
+    /// Ports that belong to other actors.
+    routes: BTreeMap<u16, ActorId>,
     counts: NetworkCounts,
 }
 
@@ -152,6 +155,7 @@ impl Network {
             port,
             side: options.side,
             entry: ActorId(0),
+            routes: BTreeMap::new(),
             counts: NetworkCounts::default(),
         })))))
     }
@@ -162,10 +166,14 @@ impl Network {
         Some(work(&mut state.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Who gets what comes, and which process of its side this is.
-    pub(crate) fn begin(&self, entry: ActorId, incarnation: u32) {
+    /// Who gets what comes, to which ports other actors, and which process of its side this is.
+    pub(crate) fn begin(&self, entry: ActorId, routes: &[(u16, u32)], incarnation: u32) {
         self.with(|state| {
             state.entry = entry;
+            state.routes = routes
+                .iter()
+                .map(|(port, actor)| (*port, ActorId(*actor)))
+                .collect();
             let base = match state.side {
                 Side::Card => 0,
                 Side::Host => HOST_NETWORK,
@@ -236,7 +244,7 @@ impl MemifPort {
     }
 
     /// Gives payloads with their senders; how many packets were none of a client.
-    fn receive(&mut self, mut request: impl FnMut(u64, &[u8])) -> u64 {
+    fn receive(&mut self, mut request: impl FnMut(u64, u16, &[u8])) -> u64 {
         let mut malformed = 0;
         for pair in self.link.iter_mut().flat_map(|link| &mut link.queues) {
             let least = SLOTS_FREE_MIN.min(pair.tx.slots() / 2);
@@ -254,7 +262,9 @@ impl MemifPort {
                     None => break,
                 };
                 match Peer::of(&self.frame[..length]) {
-                    Some((peer, payload)) => request(self.clients.number_of(peer), payload),
+                    Some((peer, payload)) => {
+                        request(self.clients.number_of(peer), peer.own.port(), payload);
+                    }
                     None => malformed += 1,
                 }
             }
@@ -282,12 +292,13 @@ impl MemifPort {
 }
 
 impl UdpPort {
-    fn receive(&mut self, mut request: impl FnMut(u64, &[u8])) {
+    fn receive(&mut self, mut request: impl FnMut(u64, u16, &[u8])) {
+        let port = self.socket.local_addr().map_or(0, |own| own.port());
         for _ in 0..TAKEN {
             let Ok((length, from)) = self.socket.recv_from(&mut self.datagram) else {
                 return;
             };
-            request(self.clients.number_of(from), &self.datagram[..length]);
+            request(self.clients.number_of(from), port, &self.datagram[..length]);
         }
     }
 
@@ -299,10 +310,10 @@ impl UdpPort {
 
 impl State {
     fn poll(&mut self, now: Nanos, into: &mut Vec<Message>) {
-        let (entry, before) = (Address::Actor(self.entry), into.len());
-        let mut request = |number, body: &[u8]| {
+        let (entry, routes, before) = (self.entry, &self.routes, into.len());
+        let mut request = |number, port, body: &[u8]| {
             into.push(Message::new(
-                entry,
+                Address::Actor(routes.get(&port).copied().unwrap_or(entry)),
                 Address::Outside(number),
                 0,
                 body.to_vec(),

@@ -7,17 +7,19 @@ use std::time::Duration;
 use actor_channel::{Declared, End, Order};
 use actor_control::{
     Begin, Command, Counts, Declaration, EVENTS_LIMIT, FromSide, Group, Happening, Line, Noted, ROWS_LIMIT,
-    Settings, Side, What, Why, reason,
+    RUNNING_TOLD_NS, Settings, Side, What, Why, reason,
 };
 use actor_migration::{Outcome, Phase, Stayed};
 use actor_objects::Objects;
-use actor_runtime::{ActorId, Idle, Threads};
+use actor_runtime::{ActorId, Address, Idle, Message, Threads};
 use actor_side::{ActorSide, EventKind, Member};
 use anyhow::{Context as _, Result, anyhow, bail};
 use model::Nanos;
 
 use crate::Make;
+use crate::kinds::TICKS;
 use crate::network::Network;
+use crate::options::Options;
 
 /// Events that inco has not taken, at most: the oldest go.
 const EVENTS_KEPT: usize = 1_024;
@@ -77,14 +79,24 @@ impl Declarations {
                 ns => Idle::Sleep(Duration::from_nanos(ns)),
             },
         };
-        network.begin(ActorId(settings.entry), settings.incarnation);
+        network.begin(ActorId(settings.entry), &settings.routes, settings.incarnation);
         let made = move |kind: &str, actor: ActorId| make(kind, actor.0);
         let channel_side = match side {
             Side::Card => actor_channel::Side::Card,
             Side::Host => actor_channel::Side::Host,
         };
         let actors = ActorSide::new(channel_side, &runtime, Box::new(network.clone()), Box::new(made));
+        let mut ticks = Vec::new();
         for (of, begin, region) in self.actors {
+            let (_, options) =
+                Options::of(&of.kind).ok_or_else(|| anyhow!("no kind is written `{}`", of.kind))?;
+            if let Some(every) = options.number::<u64>("tick") {
+                ticks.push(Tick {
+                    actor: ActorId(of.actor),
+                    every: Nanos::from_millis(every.max(1)),
+                    due: Nanos::ZERO,
+                });
+            }
             let objects =
                 Objects::open(region.as_fd()).with_context(|| format!("actor {}: its region", of.actor))?;
             let member = Member {
@@ -105,6 +117,7 @@ impl Declarations {
         }
         Ok(Running {
             actors,
+            ticks,
             threads: None,
             told: BTreeMap::new(),
             told_counts: Counts::default(),
@@ -115,9 +128,17 @@ impl Declarations {
     }
 }
 
+/// An actor that is told that time has passed.
+struct Tick {
+    actor: ActorId,
+    every: Nanos,
+    due: Nanos,
+}
+
 /// The side.
 pub(crate) struct Running {
     actors: ActorSide,
+    ticks: Vec<Tick>,
     threads: Option<Threads>,
     /// What inco was told last.
     told: BTreeMap<u32, Line>,
@@ -176,12 +197,14 @@ impl Running {
             Command::Move => self.actors.move_away(actor)?,
             Command::Pause => runtime.pause(actor)?,
             Command::Resume => runtime.resume(actor)?,
+            Command::Stop => runtime.stop(actor, "an operator has stopped it")?,
         }
         Ok(())
     }
 
     /// Takes what has happened, and ends moves that take too long.
     pub(crate) fn turn(&mut self, now: Nanos) {
+        self.tick(now);
         for event in self.actors.take_events() {
             match event.kind {
                 EventKind::Phase(Phase::Prepare) => {
@@ -223,6 +246,26 @@ impl Running {
         }
     }
 
+    /// Tells actors that are here that time has passed.
+    fn tick(&mut self, now: Nanos) {
+        if self.threads.is_none() || self.ticks.iter().all(|of| now < of.due) {
+            return;
+        }
+        let rows = self.actors.rows();
+        for of in self.ticks.iter_mut().filter(|of| now >= of.due) {
+            of.due = now + of.every;
+            let is_here = rows
+                .iter()
+                .any(|row| row.actor == of.actor && row.is_here && row.phase.is_none());
+            if is_here {
+                let nobody = Address::Outside(u64::MAX);
+                let message = Message::new(Address::Actor(of.actor), nobody, TICKS, Vec::new(), now);
+                // A full mailbox has enough to do, and counts it.
+                let _refused = self.actors.runtime().deliver(message);
+            }
+        }
+    }
+
     fn note(&mut self, actor: u32, at: Nanos, what: What) {
         if self.events.len() >= EVENTS_KEPT {
             self.events.pop_front();
@@ -253,6 +296,8 @@ impl Running {
 
     /// All actors as they are now.
     fn lines(&self) -> BTreeMap<u32, Line> {
+        let now = clock::monotonic();
+        let running = self.actors.runtime().running();
         let runs = self.actors.runtime().actors();
         let runs: BTreeMap<ActorId, _> = runs.iter().map(|row| (row.actor, row)).collect();
         let rows = self.actors.rows().into_iter();
@@ -265,6 +310,12 @@ impl Running {
                 held: row.held as u64,
                 ..Line::default()
             };
+            // One that moves is not registered either.
+            line.is_stopped = row.is_here && row.phase.is_none() && !runs.contains_key(&row.actor);
+            let longest = (running.iter().filter(|of| of.actor == row.actor))
+                .map(|of| now.since(of.since).0)
+                .max();
+            line.running_ns = longest.filter(|ran| *ran > RUNNING_TOLD_NS).unwrap_or(0);
             if let Some(of) = runs.get(&row.actor) {
                 let response = of.statistics.response();
                 line.is_paused = of.is_paused;

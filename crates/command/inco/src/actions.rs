@@ -101,7 +101,7 @@ impl ActionCommand {
 }
 
 /// Sends an action and prints the result. Returns the client.
-fn run_action(args: &ActionArgs, action: &Action) -> anyhow::Result<Client> {
+pub(crate) fn run_action(args: &ActionArgs, action: &Action) -> anyhow::Result<Client> {
     let client = connect(&args.connection)?;
     let outcome = client
         .act(action)
@@ -138,6 +138,10 @@ fn action_in_words(action: &Action) -> &'static str {
         Action::DryRun { on: false, .. } => "end the dry run",
         Action::Range { .. } => "bound the number of instances",
         Action::Resize { .. } => "set the CPU quota",
+        Action::ActorMove { .. } => "move the actor",
+        Action::ActorPause { .. } => "pause the actor",
+        Action::ActorResume { .. } => "resume the actor",
+        Action::ActorStop { .. } => "stop the actor",
         Action::Scale { .. }
         | Action::Drain { .. }
         | Action::Exec { .. }

@@ -11,6 +11,7 @@ use images::EngineName;
 use orchestrator::upgrade::HandOver;
 
 use crate::actions::ActionCommand;
+use crate::actors::ActorsArgs;
 use crate::selector::Selector;
 
 /// The in-network container orchestrator: pins every new flow to one of N containers of a network function, accounts
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Services(ServicesArgs),
     /// List instances: state, rates, flows, ring occupancy
     Instances(InstancesArgs),
+    /// List actors with their sides, or move, pause, resume or stop one
+    Actors(ActorsArgs),
     /// List flows and their instances
     Flows(FlowsArgs),
     /// Show all information about a service or an instance on one page
@@ -583,6 +586,14 @@ pub(crate) enum ExplainCommand {
         )
     )]
     Autoscaler(ExplainInput),
+    /// Show whether actors move, by what their sides have reported
+    #[command(after_help = concat!(
+        "Examples:\n",
+        "  inco events --json | jq -c 'select(.event == \"actor\" and .case)' | tail -1 | inco explain actors --input -\n",
+        "  inco explain actors --input case.json --json\n\n",
+        "The input is a line of the event log, or the case in it. Exit status 2 if it is invalid.",
+    ))]
+    Actors(ExplainInput),
     /// Compare what a load takes at each place and over all of them, by a model
     Placement(ExplainPlacementArgs),
     /// Show the instance of a flow of a running inco, since when, and why
@@ -786,11 +797,12 @@ pub(crate) struct ImageEngine {
         "Examples:\n",
         "  inco image build forward\n",
         "  inco image build forward --engine docker\n",
+        "  inco image build actors                    for services of actors\n",
         "  inco image build forward --name lab/forward:2",
     )
 )]
 pub(crate) struct ImageBuildArgs {
-    /// The function
+    /// The function, or `actors` for the program of a service of actors
     pub(crate) function: String,
     /// Name of the image; default: inco/FUNCTION
     #[arg(long)]

@@ -28,7 +28,7 @@ pub(crate) fn connect(connection: &ConnectionArgs) -> anyhow::Result<Client> {
 }
 
 /// Queries and prints, once or repeatedly.
-fn show<T: Serialize>(
+pub(crate) fn show<T: Serialize>(
     args: &OutputArgs,
     ask: impl Fn(&Client) -> Result<T, ApiError>,
     table: impl Fn(&T) -> String,

@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod actions;
+mod actors;
 mod capture;
 mod check;
 mod cli;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::Status(args) => client_commands::status(&args),
         Command::Services(args) => client_commands::services(&args),
         Command::Instances(args) => client_commands::instances(&args),
+        Command::Actors(args) => actors::run(&args),
         Command::Flows(args) => client_commands::flows(&args),
         Command::Describe(args) => describe::run(&args),
         Command::Events(args) => client_commands::events(&args),

@@ -8,11 +8,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
 use api::types::{
-    CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
-    ServiceRow, Snapshot, Status,
+    ActorRow, ActorSideRow, ActorsRow, CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow,
+    Outcome, Policies, Refusal, ServiceRow, Snapshot, Status,
 };
 use api::{ControlRequest, EventLog, Server, ServerSettings, request_queue};
-use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
+use model::{
+    Action, ActorSide, Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting,
+};
 
 fn inco(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inco"));
@@ -440,6 +442,7 @@ impl Fake {
                     }
                     ControlRequest::Instances(answer) => answer.give(snapshot().instances),
                     ControlRequest::Snapshot(answer) => answer.give(snapshot()),
+                    ControlRequest::Actors(answer) => answer.give(snapshot().actors),
                     ControlRequest::Flows(_, answer) => answer.give(Ok(FlowPage {
                         flows: Vec::new(),
                         complete: true,
@@ -537,6 +540,23 @@ fn snapshot() -> Snapshot {
             ..ServiceRow::default()
         }],
         instances: vec![instance(3, "web"), instance(4, "dns")],
+        actors: vec![ActorsRow {
+            service: "kv".to_owned(),
+            moves: "auto".to_owned(),
+            sides: vec![ActorSideRow {
+                runs: true,
+                cores: 1,
+                policy: "hybrid".to_owned(),
+                ..ActorSideRow::default()
+            }],
+            actors: vec![ActorRow {
+                actor: "counter".to_owned(),
+                side: Some(ActorSide::Card),
+                state: "runs".to_owned(),
+                mode: "fcfs".to_owned(),
+                ..ActorRow::default()
+            }],
+        }],
     }
 }
 
@@ -1168,4 +1188,34 @@ fn top_ends_with_its_terminal() {
         "{:?}",
         spent - before
     );
+}
+
+#[test]
+fn actors_are_listed_and_moved_by_name() {
+    let fake = Fake::start();
+    let text = out(&fake.run(&["actors", "kv"]));
+    assert!(text.contains("card: runs") && text.contains("counter"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&out(&fake.run(&["actors", "--json"]))).unwrap();
+    assert_eq!(
+        (&json[0]["actors"][0]["side"], &json[0]["service"]),
+        (&"card".into(), &"kv".into())
+    );
+    for arguments in [
+        &["actors", "move", "counter", "host"][..],
+        &["actors", "pause", "kv/counter"],
+        &["actors", "resume", "counter", "--json"],
+        &["actors", "stop", "counter"],
+    ] {
+        assert_eq!(fake.run(arguments).status.code(), Some(0), "{arguments:?}");
+    }
+    for (arguments, expected) in [
+        (&["actors", "web"][..], "no service of actors; those are kv"),
+        (&["actors", "move", "counter", "moon"], "write card or host"),
+        (&["actors", "stop", "nobody"], "the actors are counter"),
+    ] {
+        let output = fake.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
 }

@@ -98,6 +98,48 @@ fn placement_compares_host_card_and_both_by_a_model() {
     assert!(said.contains("placement = \""), "{said}");
 }
 
+/// A line of the event log, or the case in it: the same decision.
+#[test]
+fn a_move_of_an_actor_is_decided_again() {
+    let case = json!({
+        "settings": {"overload_us": 1000.0, "busy": 0.9, "spare": 0.5, "hysteresis": 0.2,
+                     "patience": 200_000_000, "settle": 2_000_000_000_u64, "pause": 500_000_000},
+        "memory": {"over_since": 1_000_000_000},
+        "observation": {"now": 1_300_000_000, "both_run": true, "card_cores": 1, "actors": [
+            {"actor": "counter", "side": "card", "can_move": true, "load": 0.6, "rate": 100.0, "mean_us": 5000.0,
+             "tail_us": 9000.0, "waiting": 3}]},
+    });
+    let event = json!({"sequence": 1, "at": 0, "unix_ms": 0, "service": "kv", "event": "actor", "actor": "counter",
+                       "side": "card", "change": "move_begun", "reason": "", "case": case});
+    for input in [&case, &event] {
+        let output = run("actors", &["--input", "-", "--json"], &input.to_string());
+        assert!(output.status.success(), "{output:?}");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            (&said["move"]["actors"], &said["move"]["to"]),
+            (&json!(["counter"]), &json!("host"))
+        );
+    }
+    let said = run("actors", &["--input", "-"], &case.to_string());
+    assert!(
+        String::from_utf8_lossy(&said.stdout)
+            .starts_with("counter to the host: push: the card's messages take 5000")
+    );
+    for (input, expected) in [
+        ("{", "EOF"),
+        (r#"{"event":"actor"}"#, "this event has no case"),
+        (r#"{"settings":{}}"#, "missing field"),
+    ] {
+        let wrong = run("actors", &["--input", "-"], input);
+        assert_eq!(wrong.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+        assert!(
+            said.contains("standard input") && said.contains(expected),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn placement_says_what_is_missing() {
     let wrong = |arguments: &[&str]| {

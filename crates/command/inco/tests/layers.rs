@@ -66,7 +66,12 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         &[
             &["actor-objects", "actor-channel", "actor-migration"],
             &["actor-runtime", "actor-control"],
-            &["actor-processes", "actor-side", "actor-applications"],
+            &[
+                "actor-processes",
+                "actor-side",
+                "actor-applications",
+                "actor-wasm",
+            ],
             &["inco-actors"],
             &["actor-supervisor"],
         ],

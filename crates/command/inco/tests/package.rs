@@ -48,7 +48,10 @@ fn the_package_installs_runs_and_goes() {
     let binaries = folder.path().join("binaries");
     std::fs::create_dir(&binaries).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_inco"), binaries.join("inco")).unwrap();
-    std::fs::copy(std::env::var_os("INCO_NF").unwrap(), binaries.join("inco-nf")).unwrap();
+    let nf = std::env::var_os("INCO_NF").unwrap();
+    std::fs::copy(&nf, binaries.join("inco-nf")).unwrap();
+    let actors = Path::new(&nf).with_file_name("inco-actors");
+    std::fs::copy(actors, binaries.join("inco-actors")).unwrap();
     let built = must(
         Command::new(packaging.join("deb.sh"))
             .arg(&binaries)

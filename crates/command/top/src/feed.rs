@@ -121,6 +121,7 @@ impl Poller {
             status,
             services,
             instances,
+            actors,
             ..
         } = client.snapshot()?;
         let now = Some((status.pid, status.events));
@@ -144,6 +145,7 @@ impl Poller {
             status,
             services,
             instances,
+            actors,
             past,
             events,
             flows,

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use api::types::{
-    Accounting, EngineStatus, FlowRow, InstanceRow, PercentilesUs, ServiceRow, Status, UplinkRow, Watts,
-    WattsSource,
+    Accounting, ActorRow, ActorSideRow, ActorsRow, EngineStatus, FlowRow, InstanceRow, PercentilesUs,
+    ServiceRow, Status, UplinkRow, Watts, WattsSource,
 };
-use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos};
+use model::{Action, ActorChange, ActorSide, Event, EventKind, InstanceId, InstanceState, Nanos};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
@@ -138,6 +138,7 @@ fn observed(second: u64) -> Observed {
             instance(5, "web", Standby, second),
             instance(6, "dns", Active, second),
         ],
+        actors: Vec::new(),
         past: None,
         events: Some(vec![
             event(
@@ -301,6 +302,85 @@ fn every_page_is_as_before() {
     is_as_before("events", &drawn(&top, 80, 24, PLAIN));
     press(&mut top, &[KeyCode::Char('?')]);
     is_as_before("help", &drawn(&top, 80, 24, PLAIN));
+}
+
+fn actor(name: &str, side: Option<ActorSide>, state: &str) -> ActorRow {
+    ActorRow {
+        actor: name.to_owned(),
+        side,
+        state: state.to_owned(),
+        mode: "fcfs".to_owned(),
+        mailbox: 3,
+        mean_us: 12.4,
+        tail_us: 1_800.0,
+        requests_per_s: 1_234.0,
+        load: 0.31,
+        objects: 17,
+        migrations: 2,
+        ..ActorRow::default()
+    }
+}
+
+/// Both sides, what is on them and on neither, and what moved and why.
+#[test]
+fn actors_are_shown_by_side() {
+    let mut top = top();
+    press(&mut top, &[KeyCode::Char('4')]);
+    assert!(text(&drawn(&top, 80, 24, PLAIN)).contains("no service of actors"));
+    let side = |side, runs, busy| ActorSideRow {
+        side,
+        runs,
+        busy,
+        cores: 2,
+        requests: 123_456,
+        answers: 123_450,
+        starts: 1,
+        ..ActorSideRow::default()
+    };
+    let actors = ActorsRow {
+        service: "kv".to_owned(),
+        moves: "auto".to_owned(),
+        sides: vec![
+            side(ActorSide::Card, true, 0.42),
+            side(ActorSide::Host, false, 0.0),
+        ],
+        actors: vec![
+            actor("counter", Some(ActorSide::Card), "runs"),
+            actor("a-very-long-name-of-an-actor", Some(ActorSide::Host), "waits"),
+            actor("ranker", None, "lost"),
+        ],
+    };
+    let moved = EventKind::Actor {
+        actor: "counter".to_owned(),
+        side: ActorSide::Host,
+        change: ActorChange::MoveEnded,
+        reason: "prepare 0.10 ms, ready 0.02 ms".to_owned(),
+        took_us: Some(1_500),
+        lost: None,
+        case: None,
+    };
+    let mut seen = observed(20);
+    seen.actors = vec![actors];
+    seen.events = seen.events.map(|mut events| {
+        events.push(event(4, None, moved));
+        events
+    });
+    top.update(Update::Observed(Box::new(seen)));
+    let shown = text(&drawn(&top, 80, 24, PLAIN));
+    let place = |word: &str| shown.find(word).unwrap_or_else(|| panic!("no {word}:\n{shown}"));
+    // Each actor is below its side.
+    let in_order = [
+        "kv (moves auto)",
+        " card runs",
+        "counter",
+        " host DOES NOT RUN",
+        "a-very-long",
+        "ranker",
+        "WHAT MOVED, AND WHY",
+        "actor counter is on the card now",
+    ];
+    assert!(in_order.map(place).is_sorted(), "{shown}");
+    assert!(shown.contains("123,456") && shown.contains("lost"), "{shown}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The state, the selection, and the effect of each key.
 
-use api::types::{FlowRow, History, InstanceRow, ServiceRow, Status};
+use api::types::{ActorsRow, FlowRow, History, InstanceRow, ServiceRow, Status};
 use model::{Action, Event, InstanceId, PolicyChoice};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -23,6 +23,7 @@ pub(super) struct Observed {
     pub(super) status: Status,
     pub(super) services: Vec<ServiceRow>,
     pub(super) instances: Vec<InstanceRow>,
+    pub(super) actors: Vec<ActorsRow>,
     /// inco's history and the number of its points per point here; only with the first state.
     pub(super) past: Option<(History, usize)>,
     /// The newest events, oldest first; [`None`] if there are no new ones.
@@ -46,6 +47,7 @@ pub(super) enum Page {
     Overview,
     Flows,
     Events,
+    Actors,
     Instance(InstanceId),
     Help,
 }
@@ -294,12 +296,15 @@ impl Top {
             KeyCode::Char('1') => return self.turn_to(Page::Overview),
             KeyCode::Char('2') => return self.turn_to(Page::Flows),
             KeyCode::Char('3') => return self.turn_to(Page::Events),
+            KeyCode::Char('4') => return self.turn_to(Page::Actors),
             KeyCode::Char('?' | 'h') => return self.turn_to(Page::Help),
             KeyCode::Tab => {
                 let next = match self.page {
                     Page::Overview => Page::Flows,
                     Page::Flows => Page::Events,
-                    Page::Events | Page::Instance(_) | Page::Help => Page::Overview,
+                    // Most services have no actors.
+                    Page::Events if !self.observed.actors.is_empty() => Page::Actors,
+                    Page::Events | Page::Actors | Page::Instance(_) | Page::Help => Page::Overview,
                 };
                 return self.turn_to(next);
             }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use api::types::{InstanceRow, PercentilesUs, ServiceRow};
-use model::{InstanceId, InstanceState};
+use api::types::{ActorRow, ActorsRow, InstanceRow, PercentilesUs, ServiceRow};
+use model::{ActorSide, EventKind, InstanceId, InstanceState};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -89,6 +89,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, theme: Theme) {
         Page::Overview => draw_overview(frame, page, top, theme),
         Page::Flows => draw_flows(frame, page, top, theme),
         Page::Events => draw_events(frame, page, top, theme, "EVENTS"),
+        Page::Actors => draw_actors(frame, page, top, theme),
         Page::Instance(id) => draw_instance(frame, page, top, theme, id),
         Page::Help => draw_help(frame, page, theme),
     }
@@ -506,6 +507,82 @@ fn event_list(
     frame.render_widget(Paragraph::new(lines), area);
 }
 
+/// Services of actors: both sides of each, what is on them, and what moved, when and why.
+fn draw_actors(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme) {
+    let mut lines = Vec::new();
+    for row in &top.observed.actors {
+        lines.push(Line::styled(
+            plain(&format!("{} (moves {})", row.service, row.moves)),
+            theme.heading(),
+        ));
+        lines.extend(
+            row.sides
+                .iter()
+                .flat_map(|side| side_lines(row, side.side, theme)),
+        );
+        let elsewhere = row.actors.iter().filter(|actor| actor.side.is_none());
+        lines.extend(elsewhere.map(|actor| Line::raw(actor_text(actor))));
+    }
+    if lines.is_empty() {
+        lines.push(Line::raw(
+            "no service of actors (kind = \"actors\") is configured",
+        ));
+    }
+    let own = lines.len() as u16 + 1;
+    let [list_area, events_area] = Layout::vertical([
+        Constraint::Max(own.min(area.height * 2 / 3)),
+        Constraint::Min(if area.height >= 14 { 5 } else { 0 }),
+    ])
+    .areas(area);
+    let heading = format!(
+        "  {:<14}{:<5}{:<8}{:>7}{:>8}{:>8}{:>7}{:>6}{:>7}{:>6}",
+        "ACTOR", "MODE", "STATE", "WAIT", "MEAN", "TAIL", "REQ/S", "LOAD", "OBJS", "MOVES"
+    );
+    list(frame, list_area, heading, lines, None, theme);
+    event_list(frame, events_area, top, theme, "WHAT MOVED, AND WHY", |event| {
+        matches!(event.kind, EventKind::Actor { .. } | EventKind::ActorSide { .. })
+    });
+}
+
+/// A side and the actors there.
+fn side_lines(row: &ActorsRow, side: ActorSide, theme: Theme) -> Vec<Line<'static>> {
+    let Some(of) = row.sides.iter().find(|of| of.side == side) else {
+        return Vec::new();
+    };
+    let state = if of.runs { "runs" } else { "DOES NOT RUN" };
+    let words = format!(
+        " {:<5}{state}  {} busy {} of {} cores  requests {}  answers {}  starts {}",
+        side.name(),
+        level(of.busy, 1.0, 10, theme),
+        percent(of.busy),
+        of.cores,
+        grouped(of.requests),
+        grouped(of.answers),
+        of.starts,
+    );
+    let style = if of.runs { Style::new() } else { theme.alarm() };
+    let mut lines = vec![Line::styled(words, style)];
+    let here = row.actors.iter().filter(|actor| actor.side == Some(side));
+    lines.extend(here.map(|actor| Line::raw(actor_text(actor))));
+    lines
+}
+
+fn actor_text(of: &ActorRow) -> String {
+    plain(&format!(
+        "  {:<14}{:<5}{:<8}{:>7}{:>8}{:>8}{:>7}{:>6.2}{:>7}{:>6}",
+        cut(&of.actor, 13),
+        of.mode,
+        of.state,
+        grouped(of.mailbox),
+        micros(of.mean_us),
+        micros(of.tail_us),
+        short(of.requests_per_s),
+        of.load,
+        grouped(of.objects),
+        grouped(of.migrations),
+    ))
+}
+
 fn within(of: PercentilesUs) -> String {
     format!("{}/{}", micros(of.p50), micros(of.p99))
 }
@@ -628,7 +705,7 @@ fn draw_figures(frame: &mut Frame<'_>, area: Rect, top: &Top, row: &InstanceRow,
 fn draw_help(frame: &mut Frame<'_>, area: Rect, theme: Theme) {
     let keys = [
         ("q, Ctrl-C", "quit"),
-        ("Tab, 1 2 3", "next page; overview, flows, events"),
+        ("Tab, 1 2 3 4", "next page; overview, flows, events, actors"),
         ("up down, j k", "select a service or an instance"),
         ("Enter, right", "view an instance and its largest flows"),
         ("Esc, left", "back to the overview"),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::InstanceId;
+use crate::{ActorSide, InstanceId};
 
 /// An action.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,6 +93,36 @@ pub enum Action {
         /// The new instance.
         instance: InstanceId,
     },
+    /// Moves an actor of a service of actors to a side, with those of its group.
+    ActorMove {
+        /// The service.
+        service: String,
+        /// The actor.
+        actor: String,
+        /// The side to which it goes.
+        to: ActorSide,
+    },
+    /// Has an actor start no message. Its mailbox takes them, up to its limit.
+    ActorPause {
+        /// The service.
+        service: String,
+        /// The actor.
+        actor: String,
+    },
+    /// Has a paused actor go on.
+    ActorResume {
+        /// The service.
+        service: String,
+        /// The actor.
+        actor: String,
+    },
+    /// Ends an actor for good. Messages that wait for it are lost, and its state with them.
+    ActorStop {
+        /// The service.
+        service: String,
+        /// The actor.
+        actor: String,
+    },
     /// Disables or enables scale-in.
     PauseIn {
         /// The service.
@@ -173,6 +203,10 @@ impl Action {
             Action::Undrain { .. } => "undrain",
             Action::Purge { .. } => "purge",
             Action::Move { .. } => "move",
+            Action::ActorMove { .. } => "actor_move",
+            Action::ActorPause { .. } => "actor_pause",
+            Action::ActorResume { .. } => "actor_resume",
+            Action::ActorStop { .. } => "actor_stop",
             Action::PauseIn { .. } => "pause_in",
             Action::PauseOut { .. } => "pause_out",
             Action::DryRun { .. } => "dry_run",
@@ -192,6 +226,10 @@ impl Action {
             | Action::Policy { service, .. }
             | Action::Record { service, .. }
             | Action::Rollout { service, .. }
+            | Action::ActorMove { service, .. }
+            | Action::ActorPause { service, .. }
+            | Action::ActorResume { service, .. }
+            | Action::ActorStop { service, .. }
             | Action::PauseIn { service, .. }
             | Action::PauseOut { service, .. }
             | Action::DryRun { service, .. } => (Some(service), None),

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{InstanceId, InstanceState, Nanos, RolloutState};
+use crate::{ActorChange, ActorSide, InstanceId, InstanceState, Nanos, RolloutState, SideChange};
 
 /// An entry of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -217,6 +217,35 @@ kinds! {
         drops: BTreeMap<String, u64>,
         /// Packets that it made.
         originated: u64,
+    },
+    /// Something of an actor, or a decision about it.
+    Actor = "actor" {
+        /// Its name.
+        actor: String,
+        /// Where it was then.
+        side: ActorSide,
+        /// What.
+        change: ActorChange,
+        /// Why, with the figures.
+        reason: String,
+        /// For the end of a move: from its first phase to its last, in microseconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        took_us: Option<u64>,
+        /// Messages that were lost with it; absent for none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lost: Option<u64>,
+        /// The inputs of the decision, as `inco explain actors` takes them; absent if an operator decided.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        case: Option<Box<serde_json::Value>>,
+    },
+    /// Something of a side of a service of actors.
+    ActorSide = "actor_side" {
+        /// The side.
+        side: ActorSide,
+        /// What.
+        change: SideChange,
+        /// What is known about it.
+        reason: String,
     },
     /// An uplink's peer connected or disconnected.
     Uplink = "uplink" {

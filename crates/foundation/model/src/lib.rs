@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod actor;
 mod change;
 mod counter_table;
 mod drop_reason;
@@ -30,6 +31,7 @@ mod time;
 pub mod written;
 
 pub use action::{Action, PolicyChoice};
+pub use actor::{ActorChange, ActorSide, SideChange};
 pub use change::{KeyChange, Setting};
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind, FunctionChange};

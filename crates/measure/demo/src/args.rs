@@ -20,12 +20,13 @@ use crate::web::Balancer;
         "  inco demo --full --json > summary.json\n",
         "  inco demo --overload --scheduler round-robin\n",
         "  inco demo --function firewall\n",
-        "  inco demo --web\n\n",
+        "  inco demo --web\n",
+        "  inco demo --actors\n\n",
         "Stops cleanly with Ctrl-C.",
     )
 )]
 pub struct DemoArgs {
-    /// Run only one scheduler, in under 45 s; with --web, shorter phases
+    /// Run only one scheduler, in under 45 s; with --web and --actors, shorter phases
     #[arg(long, conflicts_with_all = ["all", "full"])]
     pub quick: bool,
     /// Run three schedulers, with 1 s between new flows: three minutes
@@ -42,6 +43,10 @@ pub struct DemoArgs {
     /// root, and nginx, wrk, haproxy and nft on this machine
     #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler"])]
     pub web: bool,
+    /// Run a replicated store made of actors, which inco moves between a card (a stand-in) and the host as the load rises and
+    /// falls: under a minute. Needs root
+    #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler", "web", "function"])]
+    pub actors: bool,
     /// With --web, run only these balancers; default: all
     #[arg(
         long,

@@ -7,11 +7,12 @@
 //! 4. With `--overload` instead: more than all instances can process (the paper's figures 8 and 9).
 //! 5. Summary (table and JSON) and report.
 //!
-//! [`web`] is another demo: ordinary web servers behind one address.
+//! [`web`] and [`actors`] are other demos: ordinary web servers behind one address, and a store made of actors.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod actors;
 mod args;
 mod experiment;
 mod full;
@@ -53,6 +54,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     }
     if args.web {
         return web::run(args);
+    }
+    if args.actors {
+        return actors::run(args);
     }
     let interrupt = Interrupt::listen()?;
     make_image(args.engine)?;

@@ -82,6 +82,21 @@ function sentence(event) {
       const drops = Object.entries(event.drops).map(([reason, packets]) => `${packets} ${reason}`).join(", ") || "0";
       return about + `${event.function} ${change[event.change] || event.change}; packets so far: ${event.packets} in, ${event.originated} made, dropped: ${drops}`;
     }
+    case "actor": {
+      const there = event.side === "card" ? "host" : "card";
+      const changes = {
+        move_begun: `moves from the ${event.side} to the ${there}`, move_ended: `is on the ${there} now`, move_failed: `stays on the ${event.side}`,
+        downgraded: "is served in turns from now on", upgraded: "is served first come, first served again",
+        paused: "is paused", resumed: "goes on", stopped: `is stopped on the ${event.side}`, lost: "is lost",
+      };
+      const took = event.took_us === undefined ? "" : ` after ${(event.took_us / 1000).toFixed(1)} ms`;
+      const lost = event.lost === undefined ? "" : `, with ${event.lost} messages`;
+      return about + `actor ${event.actor} ${changes[event.change] || event.change}${took}${lost} (${event.reason})`;
+    }
+    case "actor_side": {
+      const changes = { started: "runs", ended: "has ended", broken: "is ended by inco" };
+      return about + `the ${event.side} ${changes[event.change] || event.change} (${event.reason})`;
+    }
     case "uplink": return about + `uplink ${event.uplink} is ${event.up ? "up" : "down"}: ${event.detail}`;
     case "rollout": return about + `rollout ${event.state}: ${event.replaced} of ${event.total} replaced (${event.reason})`;
     case "failure": return about + `${event.what} failed: ${event.reason}`;
@@ -324,6 +339,35 @@ function drawInstances({ instances }) {
   ], instances, (row) => row.id);
 }
 
+function drawActors({ actors }) {
+  const services = actors || [];
+  at("actors").hidden = services.length === 0;
+  const sides = services.flatMap((row) => row.sides.map((side) => ({ service: row.service, ...side })));
+  const list = at("actor-sides");
+  fill(list, sides.map((side, index) => {
+    const line = list.children[index] || element("li");
+    const where = side.place ? ` at ${side.place}` : "";
+    set(line, `${side.service}, ${side.side}${where}: ${side.runs ? "runs" : "does not run"}; ${side.cores} cores ${percent(side.busy)} busy; ` +
+      `requests ${short(side.requests)}, answers ${short(side.answers)}`, side.runs ? "" : "bad");
+    return line;
+  }));
+  const rows = services.flatMap((row) => row.actors.map((actor) => ({ service: row.service, ...actor })));
+  const time = (us) => us < 1000 ? us.toFixed(0) + " µs" : span(us / 1000);
+  table(at("actor-rows"), [
+    { head: "actor", className: "left", cell: (row) => `${row.service}/${row.actor}` },
+    { head: "side", className: "left", cell: (row) => row.side || "-" },
+    { head: "mode", className: "left", cell: (row) => row.mode },
+    { head: "state", className: "left", cell: (row) => row.state, style: (row) => ({ runs: "good", lost: "bad", stopped: "bad" })[row.state] || "note" },
+    { head: "mailbox", cell: (row) => short(row.mailbox) },
+    { head: "mean", cell: (row) => time(row.mean_us) },
+    { head: "tail", cell: (row) => time(row.tail_us) },
+    { head: "requests/s", cell: (row) => short(row.requests_per_s) },
+    { head: "load", cell: (row) => row.load.toFixed(2) },
+    { head: "objects", cell: (row) => short(row.objects) },
+    { head: "moves", cell: (row) => short(row.migrations) },
+  ], rows, (row) => `${row.service}/${row.actor}`);
+}
+
 function drawScaling({ services }) {
   const series = services.flatMap((row, index) => [
     { colour: index % COLOURS, value: (sample) => sample.active.get(row.name) },
@@ -393,6 +437,8 @@ function drawEvents() {
   fill(at("events"), newest.map((event) => logLine(event).log));
   const decisions = newest.filter((event) => ["scaled", "shadowed", "resized", "relocated"].includes(event.event)).slice(0, DECISIONS);
   fill(at("decisions"), decisions.map((event) => logLine(event).decision));
+  const moves = newest.filter((event) => ["actor", "actor_side"].includes(event.event)).slice(0, DECISIONS);
+  fill(at("actor-events"), moves.map((event) => logLine(event).decision));
 }
 
 function draw() {
@@ -409,6 +455,7 @@ function draw() {
   ], 10);
   drawServices(snapshot);
   drawInstances(snapshot);
+  drawActors(snapshot);
   const ids = instances.map((row) => row.id);
   stacked(at("flows"), ids);
   key(at("flows-legend"), instances.filter((row) => row.live_flows > 0).map((row) => [row.id % COLOURS, `${row.id}: ${short(row.live_flows)}`]));

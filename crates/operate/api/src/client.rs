@@ -20,8 +20,8 @@ use crate::Endpoint;
 use crate::capture::CaptureQuery;
 use crate::counters::Counters;
 use crate::types::{
-    FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
-    Problem, Refusal, ServiceRow, Snapshot, Status,
+    ActorsRow, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome,
+    Policies, Problem, Refusal, ServiceRow, Snapshot, Status,
 };
 
 /// Time limit of an answer: slightly longer than the server waits for the control loop.
@@ -127,6 +127,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn instances(&self) -> Result<Vec<InstanceRow>, ApiError> {
         self.get("/v1/instances")
+    }
+
+    /// All services of actors.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn actors(&self) -> Result<Vec<ActorsRow>, ApiError> {
+        self.get("/v1/actors")
     }
 
     /// Flows.

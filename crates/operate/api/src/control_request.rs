@@ -7,8 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::capture::{CaptureQuery, RunningCapture};
 use crate::counters::Counters;
 use crate::types::{
-    FlowExplanation, FlowFilter, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
-    ServiceRow, Snapshot, Status,
+    ActorsRow, FlowExplanation, FlowFilter, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies,
+    Refusal, ServiceRow, Snapshot, Status,
 };
 
 /// Capacity of the request queue. The control loop empties it every millisecond, so a full queue means that the loop
@@ -52,6 +52,8 @@ pub enum ControlRequest {
     Log(String, InstanceId, u64, Answer<Result<LogPiece, Refusal>>),
     /// All instances.
     Instances(Answer<Vec<InstanceRow>>),
+    /// All services of actors.
+    Actors(Answer<Vec<ActorsRow>>),
     /// Flows that match a filter. The filter's flow is valid.
     Flows(FlowFilter, Answer<Result<FlowPage, Refusal>>),
     /// Status, services and instances at one moment.

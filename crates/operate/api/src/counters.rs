@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use model::ActorSide;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use crate::types::ActorsRow;
 
 /// How a metric counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,6 +195,12 @@ pub struct Counters {
     /// By instance and function: what functions say of themselves.
     #[serde(default)]
     pub functions: Vec<FunctionCounters>,
+    /// By service of actors and actor.
+    #[serde(default)]
+    pub actors: Vec<ActorCounters>,
+    /// By service of actors and side.
+    #[serde(default)]
+    pub actor_sides: Vec<ActorSideCounters>,
     /// By worker.
     pub workers: Vec<WorkerCounters>,
     /// Packets dropped, by reason; all reasons.
@@ -409,6 +418,100 @@ level! {
         flows: u64 = gauge "function_flows",
         /// Flows that the function can hold. A gauge.
         flows_limit: u64 = gauge "function_flows_limit",
+    }
+}
+
+level! {
+    /// An actor of a service of actors, over both of its sides.
+    ActorCounters {
+        /// Its service.
+        service: String,
+        /// Its name.
+        actor: String,
+        /// Where it is: `card`, `host`, or nothing while it is on neither.
+        side: String,
+        /// Messages that the actor has handled.
+        served: u64 = counter "actor_messages",
+        /// Moves of the actor that have ended on the other side.
+        migrations: u64 = counter "actor_migrations",
+        /// Messages that wait in the actor's mailbox. A gauge.
+        mailbox: u64 = gauge "actor_mailbox_messages",
+        /// Mean of the actor's response times. A gauge.
+        mean_s: f64 = gauge "actor_response_mean_seconds",
+        /// Tail of the actor's response times: mean and three deviations. A gauge.
+        tail_s: f64 = gauge "actor_response_tail_seconds",
+        /// Cores that the actor's messages need, over the last second. A gauge.
+        load: f64 = gauge "actor_load_cores",
+        /// Objects of the actor. A gauge.
+        objects: u64 = gauge "actor_objects",
+        /// Bytes of the actor's objects. A gauge.
+        object_bytes: u64 = gauge "actor_object_bytes",
+        /// Whether the actor is on the host. A gauge.
+        on_host: bool = gauge "actor_on_host",
+        /// Whether the actor runs: it is neither paused, stopped, lost nor on its way. A gauge.
+        runs: bool = gauge "actor_runs",
+    }
+}
+
+level! {
+    /// A side of a service of actors.
+    ActorSideCounters {
+        /// Its service.
+        service: String,
+        /// The side: `card` or `host`.
+        side: String,
+        /// Whether the actors of the side run. A gauge.
+        runs: bool = gauge "actor_side_runs",
+        /// Share of the side's threads' time in which actors ran, over the last second. A gauge.
+        busy: f64 = gauge "actor_side_busy_ratio",
+        /// Processes of the side that have begun.
+        starts: u64 = counter "actor_side_starts",
+        /// Messages from the network to the side's process. A gauge.
+        requests: u64 = gauge "actor_side_requests",
+        /// Messages to the network from the side's process. A gauge.
+        answers: u64 = gauge "actor_side_answers",
+        /// Messages for actors that the side's process refused. A gauge.
+        refused: u64 = gauge "actor_side_refused",
+        /// Answers for which the network of the side's process had no room. A gauge.
+        unsent: u64 = gauge "actor_side_unsent",
+    }
+}
+
+impl ActorCounters {
+    /// The actors of a service.
+    pub fn of(row: &ActorsRow) -> impl Iterator<Item = ActorCounters> + '_ {
+        row.actors.iter().map(|of| ActorCounters {
+            service: row.service.clone(),
+            actor: of.actor.clone(),
+            side: of.side.map_or_else(String::new, |side| side.name().to_owned()),
+            served: of.served,
+            migrations: of.migrations,
+            mailbox: of.mailbox,
+            mean_s: of.mean_us / 1e6,
+            tail_s: of.tail_us / 1e6,
+            load: of.load,
+            objects: of.objects,
+            object_bytes: of.object_bytes,
+            on_host: of.side == Some(ActorSide::Host),
+            runs: of.state == "runs",
+        })
+    }
+}
+
+impl ActorSideCounters {
+    /// The sides of a service.
+    pub fn of(row: &ActorsRow) -> impl Iterator<Item = ActorSideCounters> + '_ {
+        row.sides.iter().map(|of| ActorSideCounters {
+            service: row.service.clone(),
+            side: of.side.name().to_owned(),
+            runs: of.runs,
+            busy: of.busy,
+            starts: of.starts,
+            requests: of.requests,
+            answers: of.answers,
+            refused: of.refused,
+            unsent: of.unsent,
+        })
     }
 }
 

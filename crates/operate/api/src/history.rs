@@ -241,6 +241,7 @@ mod tests {
                     reason: String::new(),
                 })
                 .collect(),
+            ..Snapshot::default()
         }
     }
 

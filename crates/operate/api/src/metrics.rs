@@ -227,6 +227,7 @@ impl Collector for Families {
         self.services(&mut out)?;
         self.instances(&mut out)?;
         self.functions(&mut out)?;
+        self.actors(&mut out)?;
         self.workers(&mut out)?;
         self.control(&mut out)
     }
@@ -271,6 +272,27 @@ impl Families {
             "Packets in rings, in functions and held by the switch",
             [(vec![], of.in_flight_packets as f64)],
         )
+    }
+
+    fn actors(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let actors = self.0.actors.iter();
+        let actors = actors.map(|of| {
+            (
+                vec![("service", of.service.as_str()), ("actor", of.actor.as_str())],
+                of,
+            )
+        });
+        out.level(Kind::Counter, actors.clone())?;
+        out.level(Kind::Gauge, actors)?;
+        let sides = self.0.actor_sides.iter();
+        let sides = sides.map(|of| {
+            (
+                vec![("service", of.service.as_str()), ("side", of.side.as_str())],
+                of,
+            )
+        });
+        out.level(Kind::Counter, sides.clone())?;
+        out.level(Kind::Gauge, sides)
     }
 
     fn uplinks(&self, out: &mut Writer<'_>) -> fmt::Result {

@@ -27,8 +27,8 @@ use crate::problem::{PROBLEM_JSON, Problem};
 use crate::stream::{Snapshots, follow, lines, live};
 use crate::tuple::parse_tuple;
 use crate::types::{
-    FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
-    Problem as ProblemBody, ServiceRow, Snapshot, Status,
+    ActorsRow, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome,
+    Policies, Problem as ProblemBody, ServiceRow, Snapshot, Status,
 };
 use crate::{Caller, metrics, page};
 
@@ -111,6 +111,7 @@ fn documented() -> (Router<Shared>, OpenApi) {
         .routes(routes!(log))
         .routes(routes!(instances))
         .routes(routes!(instance))
+        .routes(routes!(actors))
         .routes(routes!(flows))
         .routes(routes!(explain_flow))
         .routes(routes!(policies))
@@ -398,6 +399,15 @@ async fn flows(
     check_flow(filter.flow.as_deref())?;
     let answer = ask(&shared, |answer| ControlRequest::Flows(filter, answer)).await?;
     answer.map(Json).map_err(Problem::conflict)
+}
+
+/// Services of actors: their sides, and each actor with its side, mode, mailbox, times, objects and moves.
+#[utoipa::path(get, path = "/v1/actors", tag = "read", responses(
+    (status = OK, body = Vec<ActorsRow>),
+    (status = "default", description = "Error", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn actors(State(shared): State<Shared>) -> Result<Json<Vec<ActorsRow>>, Problem> {
+    ask(&shared, ControlRequest::Actors).await.map(Json)
 }
 
 /// The flow.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{DropReason, Event, InstanceId, InstanceState, KeyChange, PolicyChoice, Rollout};
+use model::{ActorSide, DropReason, Event, InstanceId, InstanceState, KeyChange, PolicyChoice, Rollout};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::{IntoParams, ToSchema};
@@ -717,6 +717,104 @@ pub struct Snapshot {
     pub services: Vec<ServiceRow>,
     /// All instances, in the order of ids.
     pub instances: Vec<InstanceRow>,
+    /// Services of actors; absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub actors: Vec<ActorsRow>,
+}
+
+/// A service of actors.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ActorsRow {
+    /// The service.
+    pub service: String,
+    /// Who decides when an actor moves: `auto` or `manual`.
+    pub moves: String,
+    /// Card and host.
+    pub sides: Vec<ActorSideRow>,
+    /// Its actors, in the order of the configuration.
+    pub actors: Vec<ActorRow>,
+}
+
+/// A side of a service of actors.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ActorSideRow {
+    /// Which one.
+    pub side: ActorSide,
+    /// The place where it runs; absent without `[[place]]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
+    /// The instance whose process it is; absent while there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    /// Whether its actors run.
+    pub runs: bool,
+    /// Threads that run actors.
+    pub cores: u16,
+    /// Which core runs which actor next: the policy.
+    pub policy: String,
+    /// The share of its threads' time in which actors ran, of the last second.
+    pub busy: f64,
+    /// Processes that have begun.
+    pub starts: u64,
+    /// Messages from the network, since its process began.
+    pub requests: u64,
+    /// Messages to the network.
+    pub answers: u64,
+    /// Packets that were no message.
+    pub malformed: u64,
+    /// Answers to clients that are not known any more.
+    pub unknown_clients: u64,
+    /// Answers for which the network had no room.
+    pub unsent: u64,
+    /// Messages for actors that were refused, except at full mailboxes.
+    pub refused: u64,
+}
+
+/// An actor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ActorRow {
+    /// Its name.
+    pub actor: String,
+    /// What it is made from.
+    pub kind: String,
+    /// Actors with the same group move together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Where it is; absent while it is on neither side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub side: Option<ActorSide>,
+    /// `runs`, `moves`, `paused`, `stopped`, `lost` or `waits` (its side does not run).
+    pub state: String,
+    /// How its messages are served: `fcfs` or `drr`.
+    pub mode: String,
+    /// Messages that wait in its mailbox.
+    pub mailbox: u64,
+    /// Messages that are held for its move.
+    pub held: u64,
+    /// µ, the mean of its response times, in microseconds.
+    pub mean_us: f64,
+    /// Their tail, µ + 3σ, in microseconds.
+    pub tail_us: f64,
+    /// Messages per second, of the last second.
+    pub requests_per_s: f64,
+    /// Cores that its messages need: run time ÷ time, of the last second.
+    pub load: f64,
+    /// Messages that it has handled since its service began.
+    pub served: u64,
+    /// Messages that found its mailbox full, since it came to its side.
+    pub refused: u64,
+    /// Its objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub object_bytes: u64,
+    /// Moves that have ended on the other side.
+    pub migrations: u64,
+    /// When it moved last, in milliseconds since 1970; absent if it has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_unix_ms: Option<u64>,
+    /// Why it moved last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_because: Option<String>,
 }
 
 /// The last 15 minutes, by column. Every list at this level has one value for each element of `unix_ms`, the oldest

@@ -80,6 +80,7 @@ impl Fake {
                         answer.give(log(&service, instance, from));
                     }
                     ControlRequest::Instances(answer) => answer.give(vec![instance(3), instance(4)]),
+                    ControlRequest::Actors(answer) => answer.give(Vec::new()),
                     ControlRequest::Flows(filter, answer) => {
                         let _ = note.send(format!("{filter:?}"));
                         answer.give(if filter.service.as_deref() == Some("none") {

@@ -94,6 +94,7 @@ fn snapshot(pid: u32, instances: u32, uptime: Duration) -> Snapshot {
             ..ServiceRow::default()
         }],
         instances: (1..=instances).map(instance).collect(),
+        ..Snapshot::default()
     }
 }
 

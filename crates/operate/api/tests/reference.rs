@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use api::counters::{
-    ActionCount, ApiCounters, Counters, EngineCounters, FunctionCounters, InstanceCounters, ResumedCounters,
-    ServiceCounters, SpanCounts, UplinkCounters, WorkerCounters,
+    ActionCount, ActorCounters, ActorSideCounters, ApiCounters, Counters, EngineCounters, FunctionCounters,
+    InstanceCounters, ResumedCounters, ServiceCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use api::{Format, encode, openapi};
 use model::{DropReason, EventKind, Histogram, Nanos};
@@ -111,6 +111,16 @@ fn full() -> Counters {
             totals: named(&["cache_hits"]),
             gauges: named(&["cached_flows"]),
             ..FunctionCounters::default()
+        }],
+        actors: vec![ActorCounters {
+            service: "kv".to_owned(),
+            actor: "counter".to_owned(),
+            ..ActorCounters::default()
+        }],
+        actor_sides: vec![ActorSideCounters {
+            service: "kv".to_owned(),
+            side: "card".to_owned(),
+            ..ActorSideCounters::default()
         }],
         workers: vec![WorkerCounters::default()],
         drops: DropReason::ALL

@@ -1,7 +1,7 @@
 //! The JSON that others rely on.
 
 use api::types::{Accounting, FlowFilter, Outcome, Refusal, Status, drops_by_reason};
-use model::{Action, DropReason, InstanceId, KeyChange};
+use model::{Action, ActorSide, DropReason, InstanceId, KeyChange};
 use serde_json::json;
 
 #[test]
@@ -68,6 +68,21 @@ fn actions_have_these_shapes() {
                 instance: InstanceId(3),
             },
             json!({"action": "move", "flow": "x", "instance": 3}),
+        ),
+        (
+            Action::ActorMove {
+                service: "kv".to_owned(),
+                actor: "counter".to_owned(),
+                to: ActorSide::Host,
+            },
+            json!({"action": "actor_move", "service": "kv", "actor": "counter", "to": "host"}),
+        ),
+        (
+            Action::ActorStop {
+                service: "kv".to_owned(),
+                actor: "counter".to_owned(),
+            },
+            json!({"action": "actor_stop", "service": "kv", "actor": "counter"}),
         ),
         (
             Action::PauseIn {

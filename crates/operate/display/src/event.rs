@@ -1,6 +1,6 @@
 //! Events as text.
 
-use model::{Event, EventKind, FunctionChange};
+use model::{ActorChange, Event, EventKind, FunctionChange, SideChange};
 
 use crate::table::{percent, span_ms};
 
@@ -141,6 +141,43 @@ pub fn event_sentence(event: &Event) -> String {
             };
             format!("{function} {change}; packets so far: {packets} in, {originated} made, dropped: {drops}")
         }
+        EventKind::Actor {
+            actor,
+            side,
+            change,
+            reason,
+            took_us,
+            lost,
+            ..
+        } => {
+            let (here, there) = (side.name(), side.other().name());
+            let mut what = match change {
+                ActorChange::MoveBegun => format!("moves from the {here} to the {there}"),
+                ActorChange::MoveEnded => format!("is on the {there} now"),
+                ActorChange::MoveFailed => format!("stays on the {here}"),
+                ActorChange::Downgraded => "is served in turns from now on".to_owned(),
+                ActorChange::Upgraded => "is served first come, first served again".to_owned(),
+                ActorChange::Paused => "is paused".to_owned(),
+                ActorChange::Resumed => "goes on".to_owned(),
+                ActorChange::Stopped => format!("is stopped on the {here}"),
+                ActorChange::Lost => "is lost".to_owned(),
+            };
+            if let Some(us) = took_us {
+                what.push_str(&format!(" after {:.1} ms", *us as f64 / 1_000.0));
+            }
+            if let Some(lost) = lost {
+                what.push_str(&format!(", with {lost} messages"));
+            }
+            format!("actor {actor} {what} ({reason})")
+        }
+        EventKind::ActorSide { side, change, reason } => {
+            let what = match change {
+                SideChange::Started => "runs",
+                SideChange::Ended => "has ended",
+                SideChange::Broken => "is ended by inco",
+            };
+            format!("the {} {what} ({reason})", side.name())
+        }
         EventKind::Uplink {
             uplink,
             up: true,
@@ -192,7 +229,7 @@ pub fn clock(unix_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use model::{InstanceId, InstanceState, Nanos};
+    use model::{ActorSide, InstanceId, InstanceState, Nanos};
 
     use super::*;
 
@@ -244,6 +281,33 @@ mod tests {
             sentence(function(FunctionChange::Reloaded, Default::default())),
             "firewall takes another configuration; packets so far: 7 in, 1 made, dropped: 0"
         );
+        let actor = |change, took_us, lost| EventKind::Actor {
+            actor: "counter".to_owned(),
+            side: ActorSide::Card,
+            change,
+            reason: "push".to_owned(),
+            took_us,
+            lost,
+            case: None,
+        };
+        assert_eq!(
+            sentence(actor(ActorChange::MoveBegun, None, None)),
+            "actor counter moves from the card to the host (push)"
+        );
+        assert_eq!(
+            sentence(actor(ActorChange::MoveEnded, Some(1_500), None)),
+            "actor counter is on the host now after 1.5 ms (push)"
+        );
+        assert_eq!(
+            sentence(actor(ActorChange::Stopped, None, Some(3))),
+            "actor counter is stopped on the card, with 3 messages (push)"
+        );
+        let side = EventKind::ActorSide {
+            side: ActorSide::Host,
+            change: SideChange::Ended,
+            reason: "no message was under way".to_owned(),
+        };
+        assert_eq!(sentence(side), "the host has ended (no message was under way)");
         assert_eq!(sentence(started(0, 0)), "inco started");
         assert_eq!(
             sentence(started(2, 70)),

@@ -23,6 +23,9 @@ fn function_names() -> impl Iterator<Item = &'static str> + Clone {
     functions::LIBRARY.iter().map(|entry| entry.about().name)
 }
 
+/// The word for the program of a service of actors, among the names of functions.
+pub const ACTORS: &str = "actors";
+
 /// The program name of DPDK's testpmd in Debian and Ubuntu.
 pub const TESTPMD: &str = "dpdk-testpmd";
 /// The name of its image.
@@ -43,21 +46,23 @@ pub fn store() -> Store {
     Store::at(Store::default_dir())
 }
 
-/// Builds the image of a built-in function: FROM scratch, with only `inco-nf`.
+/// Builds the image of a built-in function, or of [`ACTORS`]: FROM scratch, with only its static program.
 pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> {
-    if !function_names().any(|name| name == function) {
-        let write = match configuration::nearest(function, function_names()) {
+    let known = || function_names().chain([ACTORS]);
+    if !known().any(|name| name == function) {
+        let write = match configuration::nearest(function, known()) {
             Some(near) => format!("did you mean {near}?"),
-            None => format!(
-                "known functions: {}",
-                function_names().collect::<Vec<_>>().join(", ")
-            ),
+            None => format!("known functions: {}", known().collect::<Vec<_>>().join(", ")),
         };
         return Err(WrongUsage(format!("unknown built-in function {function:?}; {write}")).into());
     }
-    let program = find_inco_nf()?;
-    let files = [ImageFile::program(&program, "/inco-nf")];
-    let entrypoint = ["/inco-nf".to_owned(), function.to_owned()];
+    let (program, entrypoint) = if function == ACTORS {
+        (find_program("inco-actors")?, vec!["/inco-actors".to_owned()])
+    } else {
+        (find_inco_nf()?, vec!["/inco-nf".to_owned(), function.to_owned()])
+    };
+    let path = entrypoint.first().map_or("", String::as_str);
+    let files = [ImageFile::program(&program, path)];
     store()
         .build_scratch(name, &files, &entrypoint, &[])
         .map_err(|error| in_store(error.into()))
@@ -75,8 +80,17 @@ pub fn in_store(error: anyhow::Error) -> anyhow::Error {
 /// Finds the static `inco-nf`: `$INCO_NF`, next to this program, or in cargo's target directory of this machine's
 /// triple.
 pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
+    find_program("inco-nf")
+}
+
+/// Finds a static program: for `inco-nf` at `$INCO_NF`, for others beside that; else as [`find_inco_nf`].
+fn find_program(program: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = std::env::var_os("INCO_NF").filter(|given| !given.is_empty()) {
         let given = PathBuf::from(given);
+        let given = match program {
+            "inco-nf" => given,
+            other => given.with_file_name(other),
+        };
         return match is_static(&given) {
             Ok(true) => Ok(given),
             Ok(false) => anyhow::bail!(
@@ -89,7 +103,7 @@ pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the path of this program")?;
     let directory = own.parent().unwrap_or(Path::new("."));
     let mut looked_at = Vec::new();
-    for candidate in candidates(directory) {
+    for candidate in candidates(directory, program) {
         match is_static(&candidate) {
             Ok(true) => return Ok(candidate),
             Ok(false) => looked_at.push(format!("{} (not static)", candidate.display())),
@@ -97,15 +111,16 @@ pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
         }
     }
     anyhow::bail!(
-        "no static inco-nf at {}: run `make build`, or set INCO_NF to its path",
+        "no static {program} at {}: run `make build`, or set INCO_NF to the path of inco-nf, beside which others are \
+         looked for",
         looked_at.join(", ")
     )
 }
 
-/// Possible paths of `inco-nf` for a program in `directory`: next to it, or, if it is in cargo's target directory
+/// Possible paths of `program` for one in `directory`: next to it, or, if it is in cargo's target directory
 /// (`target/release`), in that of the triple (`target/x86_64-unknown-linux-gnu/release`), for both profiles.
-fn candidates(directory: &Path) -> Vec<PathBuf> {
-    let mut candidates = vec![directory.join("inco-nf")];
+fn candidates(directory: &Path, program: &str) -> Vec<PathBuf> {
+    let mut candidates = vec![directory.join(program)];
     // Test programs are in `deps`.
     let profile = if directory.ends_with("deps") {
         directory.parent()
@@ -120,7 +135,7 @@ fn candidates(directory: &Path) -> Vec<PathBuf> {
                     target
                         .join(format!("{arch}-unknown-linux-{libc}"))
                         .join(profile)
-                        .join("inco-nf"),
+                        .join(program),
                 );
             }
         }
@@ -222,7 +237,7 @@ mod tests {
 
     #[test]
     fn the_program_is_looked_for_beside_this_one_and_in_the_triple() {
-        let found = candidates(Path::new("/code/target/release"));
+        let found = candidates(Path::new("/code/target/release"), "inco-nf");
         assert_eq!(found[0], Path::new("/code/target/release/inco-nf"));
         let triple = format!(
             "/code/target/{}-unknown-linux-gnu/release/inco-nf",

@@ -202,6 +202,7 @@ impl Facts for Machine {
             Some(near) => format!("write {near:?}, or create it with `inco image import {image} SOURCE`"),
             None => match image.trim_end_matches(":latest") {
                 "inco/forward" => "run `inco image build forward`".to_owned(),
+                "inco/actors" => "run `inco image build actors`".to_owned(),
                 "testpmd" => "run `inco image import testpmd`".to_owned(),
                 _ if is_docker => format!("run `docker pull {image}`, or `docker build -t {image} .`"),
                 _ if may_be_pulled => format!(

@@ -12,7 +12,7 @@ use engine::{
     AttendedLauncher, ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig,
     OciEngine, PlacesEngine,
 };
-use model::{Nanos, ServiceId};
+use model::{Nanos, ServiceId, Vip, VipMode};
 use switch::{PortSpec, ServicePlan};
 
 use api::Tcp;
@@ -42,7 +42,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
     ServicePlan {
         id,
         matches: service.matches.clone(),
-        vip: service.vip.clone(),
+        vip: vip(service),
         external: service.external.as_ref().map(|of| of.external.clone()),
         symmetric: service.symmetric,
         affinity_key: service.affinity_key,
@@ -61,6 +61,19 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         // In `matching`.
         next: None,
     }
+}
+
+/// The address of a service. That of the host's side of a service of actors is none at all: no packet is to it.
+fn vip(service: &Service) -> Option<Vip> {
+    if service.takes_packets() {
+        return service.vip.clone();
+    }
+    Some(Vip {
+        addresses: Vec::new(),
+        ports: Vec::new(),
+        mode: VipMode::L2,
+        target_port: None,
+    })
 }
 
 /// Which packets services get: the order of matches, the fallbacks, and chains.
@@ -246,6 +259,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         signals: _,
         // In `matching`.
         next: _,
+        // In `container`, and in `control/actors`.
+        part: _,
         // In `port`; the uplinks in all three.
         uplinks: _,
         queues: _,
@@ -350,6 +365,10 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
     if service.signals && service.port.has_socket() {
         let signals = format!("{SOCKET_DIR}/{SIGNAL_SOCKET}");
         spec.env.push(("INCO_SIGNALS".to_owned(), signals));
+    }
+    if let Some(part) = &service.part {
+        spec.env
+            .push(("INCO_SIDE".to_owned(), part.side.name().to_owned()));
     }
     spec.env.extend(service.env.iter().cloned());
     spec.mounts = service.mounts.clone();

@@ -13,6 +13,8 @@
 //! 2. When the message has run, the core calls [`Scheduler::step`], which returns decisions: an actor changes its
 //!    group, together with its waiting messages, or a core changes its group.
 //!
+//! Which actor moves to the other side of a service is a step of its own: [`migration`].
+//!
 //! To add a policy: one file with a type that implements [`Policy`], its `mod`, and a line in [`PolicyName`] and in
 //! [`PolicyName::policy`].
 #![forbid(unsafe_code)]
@@ -20,6 +22,7 @@
 mod drr;
 mod fcfs;
 mod hybrid;
+pub mod migration;
 mod preemptive;
 mod round;
 mod statistics;

@@ -22,10 +22,15 @@ use crate::units::ValueError;
 const ASSOCIATIONS_TIMEOUT_MIN: Nanos = Nanos::from_secs(1);
 
 pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
+    check_limits(reader, configuration);
+    places::check(reader, configuration);
+    crate::actors::check(reader, configuration);
+    // The host's side of a service of actors is like the card's.
+    let mut written = configuration.clone();
+    written.services.retain(Service::is_written);
+    let configuration = &written;
     check_uplinks(reader, configuration);
     check_engine(reader, configuration);
-    places::check(reader, configuration);
-    check_limits(reader, configuration);
     check_devices(reader, configuration);
     check_switch(reader, configuration);
     back_ends::check(reader, configuration);

@@ -151,7 +151,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         }
     }
     for service in &configuration.services {
-        let key = |name: &str| format!("service.{}.{name}", service.name);
+        let key = |name: &str| format!("service.{}.{name}", service.written_name());
         let engines = configuration.engines_of(service);
         let usable = engines
             .iter()

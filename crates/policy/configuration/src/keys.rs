@@ -5,14 +5,20 @@
 
 use std::ops::RangeInclusive;
 
+use actor_scheduling::migration;
 use autoscaling::Autoscaler;
 use model::{
-    AffinityKey, AgentCheck, Association, External, FlowSetup, HealthCheck, Match, Mount, Nanos, NetFunction,
-    Polling, PortKind, Probe, Ready, Selector, StandbyMode, TableFull, Timeouts, UplinkId, Vip, VipMode,
+    ActorSide, AffinityKey, AgentCheck, Association, External, FlowSetup, HealthCheck, Match, Mount, Nanos,
+    NetFunction, Polling, PortKind, Probe, Ready, Selector, StandbyMode, TableFull, Timeouts, UplinkId, Vip,
+    VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
 
+use crate::actors::{
+    ActorMember, Moves, POLICIES, ServiceKind, Sides, actor_name, actor_ports, actor_tables,
+    kind as actor_kind, make_card,
+};
 use crate::key::{Key, KeyDefault, Reload};
 use crate::limits::*;
 use crate::policies::{autoscaler, known_autoscaler, known_scheduler, limit_in, scheduler, with_parameters};
@@ -378,8 +384,21 @@ tables! {
     }
 
     service(reader, section) -> Service = "service.NAME":
-        "A network function. 1 to 64 services, each with its name in its heading, for example `[service.firewall]`."
+        "A network function, or actors. 1 to 64 services, each with its name in its heading, for example \
+         `[service.firewall]`. One of actors counts as two."
     {
+        kind: word(ServiceKind::WORDS), [= "\"containers\""], Restart,
+            "`\"containers\"` or `\"actors\"`", "\"actors\"",
+            "What its instances are: containers that packets are given to, or the two sides of a service of actors \
+             (`actors` and `sides`, [actors](../actors.md)). With `actors`, the card's side has the service's name and its \
+             packets, and the host's side is shown as `NAME-host`; each is one instance, at the place of the name `card` or \
+             `host` where there is one; and `image` is `inco/actors` unless it is written.";
+        actors: actor_tables, [= "[]"], Restart,
+            "list of actors", "[{ name = \"counter\", kind = \"counter\" }]",
+            "With `kind = \"actors\"`: its actors. See the table below.";
+        sides: sides_table, [keys], Keys,
+            "table", "{ policy = \"hybrid\", card_cores = 2 }",
+            "With `kind = \"actors\"`: how card and host run them. See the table below.";
         matches as "match": matches, [keys "every IP packet of its uplinks"], Keys,
             "table", "{ proto = \"tcp\", dst = \"10.128.0.0/16\", dst_port = \"80-443\" }",
             "The packets of the service. See the table below.";
@@ -570,7 +589,7 @@ tables! {
         let is_routed = !instances.from.is_empty();
         let port = if is_routed && section.get("port").is_none() { PortKind::Routed } else { port };
         let ready = if is_routed && section.get("ready").is_none() { Ready::Connected } else { ready };
-        if port.has_container() {
+        if port.has_container() && kind == ServiceKind::Containers {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;
@@ -592,11 +611,112 @@ tables! {
                 reader.report(&key, ValueError::new(what, "remove it, or `subnets`"));
             }
         }
-        Service {
+        let mut service = Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, subnets, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
-            signals,
+            signals, part: None,
+        };
+        match kind {
+            ServiceKind::Actors => make_card(reader, section, &mut service, actors, sides),
+            ServiceKind::Containers => {
+                let has = |key: &&str| section.get(key).is_some() && (*key != "actors" || !actors.is_empty());
+                for key in ["actors", "sides"].into_iter().filter(has) {
+                    let what = "this key is for a service of actors";
+                    reader.report(&section.key(key), ValueError::new(what, "write kind = \"actors\", or remove it"));
+                }
+            }
+        }
+        service
+    }
+
+    actor(reader, section) -> ActorMember = "service.NAME.actors[]":
+        "An actor of a service, at most 256: a message handler with private state in objects, which runs on one of the two \
+         sides and can move to the other one. The first one gets the packets of the service, unless `entry` or `ports` says \
+         otherwise. The payload of a UDP packet is a message, and what the actor answers leaves as a packet."
+    {
+        name: text(actor_name), [required], Restart,
+            "name", "\"counter\"", "Its name in `inco actors`, events and metrics.";
+        kind: text(actor_kind), [required], Restart,
+            "kind", "\"counter\"",
+            "What it is made from. The program of `inco/actors` has the kinds of [actors](../actors.md#kinds); one of your own \
+             has its own.";
+        options: env, [= "{}"], Restart,
+            "table", "{ next = \"@ranker\" }",
+            "Options of its kind. `@NAME` is another actor of the service; several values are written with commas.";
+        side: word(ActorSide::WORDS), [= "\"card\""], Restart,
+            "`\"card\"` or `\"host\"`", "\"host\"", "Where it begins.";
+        group: text(actor_name), [or "none: it moves alone"], Restart,
+            "name", "\"ranking\"", "Actors with the same group move together.";
+        ports: actor_ports, [or "none" => Vec::new()], Restart,
+            "ports and ranges with commas, or one port", "\"7001\"",
+            "Packets to these ports of the service are its messages. At most 64.";
+        mailbox: number(1, 1 << 20), [= "1024"], Restart,
+            "number of messages", "4096", "Messages that wait for it, at most. Further ones are refused and counted.";
+        held: number(1, 1 << 20), [= "65536"], Restart,
+            "number of messages", "\"100k\"", "Messages that are held for it while it moves, at most.";
+        // The smallest useful one; the state of most functions.
+        region_bytes as "region": bytes(4 << 10, u64::from(u32::MAX - 15)), [= "\"1MiB\""], Restart,
+            "size, at least 4KiB", "\"64MiB\"", "Memory for its objects, on each side. What does not fit is an error of this actor.";
+        objects: number(1, 1 << 24), [= "4096"], Restart,
+            "number", "\"100k\"", "Objects that it has at a time, at most.";
+    } => {
+        ActorMember { name, kind, options, side, group, ports, mailbox, held, region_bytes, objects }
+    }
+
+    sides_table(reader, section) -> Sides = "service.NAME.sides":
+        "How card and host run the actors of a service, and when actors move."
+    {
+        policy: word(POLICIES), [= "\"hybrid\""], Restart,
+            "`\"fcfs\"`, `\"drr\"`, `\"hybrid\"` or `\"preemptive\"`", "\"fcfs\"",
+            "Which core runs which actor next: first come, first served; deficit round-robin; iPipe's division of both; or \
+             round-robin that interrupts. See [actors](../actors.md#the-runtime).";
+        card_cores: number(1, 64), [= "1"], Restart,
+            "number, 1 to 64", "2", "Threads of the card's side that run actors.";
+        host_cores: number(1, 64), [= "1"], Restart,
+            "number, 1 to 64", "4", "Threads of the host's side that run actors.";
+        quantum: span(Nanos(1), Nanos::from_secs(1)), [= "\"50us\""], Restart,
+            "duration, at most 1 s", "\"20us\"", "What an actor may run in each round of deficit round-robin.";
+        tail_threshold: span(Nanos(1), Nanos::from_secs(60)), [= "\"1ms\""], Restart,
+            "duration, at most 60 s", "\"200us\"",
+            "The tail of response times (mean + 3 standard deviations) above which `hybrid` serves an actor in turns.";
+        hysteresis: share, [= "0.1"], Restart,
+            "share, above 0 and at most 1", "0.2", "Margin below the threshold at which the actor returns to the line.";
+        rest: span(Nanos::ZERO, Nanos::from_millis(100)), [= "\"100us\""], Restart,
+            "duration, at most 100 ms", "\"0s\"", "How long a thread without a message sleeps; `0s`: it polls.";
+        // Long enough for a merge of tables on a busy machine.
+        budget: span(Nanos::from_millis(10), Nanos::from_secs(600)), [= "\"5s\""], Applies,
+            "duration, 10 ms to 10m", "\"1s\"",
+            "How long one message may run. inco ends the side of an actor that exceeds it, stops this actor, and starts the \
+             others again with their objects.";
+        entry: text(actor_name), [or "the first actor"], Restart,
+            "name of an actor", "\"filter\"", "The actor that gets the packets that belong to no other one.";
+        moves: word(Moves::WORDS), [= "\"auto\""], Applies,
+            "`\"auto\"` or `\"manual\"`", "\"manual\"",
+            "Who decides when an actor moves: inco, by the figures below, or an operator (`inco actors move`).";
+        overload: span(Nanos::from_micros(1), Nanos::from_secs(60)), [= "\"1ms\""], Applies,
+            "duration, 1 us to 60 s", "\"300us\"",
+            "The mean response time of the card's messages above which the actor with the highest load goes to the host.";
+        busy: share, [= "0.9"], Applies,
+            "share, above 0 and at most 1", "0.8",
+            "The share of the time of the card's threads above which it goes, too.";
+        spare: share, [= "0.5"], Applies,
+            "share, above 0 and at most 1", "0.3",
+            "The actor with the lowest load on the host comes back if the card's threads would be busy for at most this share.";
+        margin: share, [= "0.2"], Applies,
+            "share, above 0 and at most 1", "0.5", "Margin below `overload` at which actors come back.";
+        patience: span(Nanos::from_millis(10), Nanos::from_secs(600)), [= "\"200ms\""], Applies,
+            "duration, 10 ms to 10m", "\"1s\"", "How long the card must be overloaded before an actor goes.";
+        settle: span(Nanos::from_millis(10), Nanos::from_secs(3600)), [= "\"2s\""], Applies,
+            "duration, 10 ms to 1h", "\"10s\"", "How long it must have room before one comes back.";
+        pause: span(Nanos::from_millis(10), Nanos::from_secs(600)), [= "\"500ms\""], Applies,
+            "duration, 10 ms to 10m", "\"2s\"", "From one move to the next decision.";
+    } => {
+        let migration = migration::Settings {
+            overload_us: overload.0 as f64 / 1_000.0, busy, spare, hysteresis: margin, patience, settle, pause,
+        };
+        Sides {
+            policy, cores: [card_cores, host_cores], quantum, tail_threshold, hysteresis, rest, budget, entry, moves, migration,
         }
     }
 

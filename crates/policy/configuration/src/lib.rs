@@ -10,6 +10,7 @@
 //! 4. [`reference`] is the documentation of every key, made from the table that also refuses unknown ones.
 #![forbid(unsafe_code)]
 
+mod actors;
 mod chains;
 mod check;
 mod facts;
@@ -27,6 +28,9 @@ mod types;
 mod units;
 mod values;
 
+pub use actors::{
+    ACTORS_IMAGE, ACTORS_LIMIT, ActorMember, Actors, ActorsPart, KIND_LIMIT_BYTES, Moves, ServiceKind, Sides,
+};
 pub use facts::{Facts, Unusable, check_facts};
 pub use key::{Key, KeyDefault, Reload};
 pub use keys::{KEYS, TABLES};

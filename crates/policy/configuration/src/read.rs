@@ -218,6 +218,8 @@ impl Reader {
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.problems
             .sort_by(|a, b| (a.line, a.column, &a.key).cmp(&(b.line, b.column, &b.key)));
+        // Both sides of a service of actors may lack the same.
+        self.problems.dedup();
         self.problems
     }
 }

@@ -18,7 +18,8 @@ impl Configuration {
 
     /// Whether a service's key differs in `new`: the given key, such as `scheduler`, or any key if `key` is empty.
     pub fn changes_service(&self, new: &Configuration, service: &str, key: &str) -> bool {
-        let path = format!("service.{service}.");
+        let written = self.service(service).map_or(service, |(_, of)| of.written_name());
+        let path = format!("service.{written}.");
         let is_it = |changed: &str| {
             changed
                 .strip_prefix(&path)
@@ -53,7 +54,10 @@ impl Configuration {
             });
         }
         let only = |of: &Configuration, other: &Configuration| -> Vec<String> {
-            let only = of.services.iter().filter(|it| other.service(&it.name).is_none());
+            let only = of
+                .services
+                .iter()
+                .filter(|it| it.is_written() && other.service(&it.name).is_none());
             only.map(|service| format!("service.{}", service.name)).collect()
         };
         let whole = || Some("a service".to_owned());
@@ -76,9 +80,12 @@ impl Configuration {
 
     /// All keys of that service, ordered by name.
     pub fn settings_of(&self, service: &Service) -> Vec<Setting> {
-        let path = format!("service.{}.", service.name);
+        let path = format!("service.{}.", service.written_name());
         let setting = |(key, kept): (&String, &KeptValue)| {
             let key = key.strip_prefix(&path)?;
+            if service.part.is_none() && (key == "actors" || key.starts_with("sides.")) {
+                return None;
+            }
             let value = if key == "env" && kept.is_written {
                 // Environment variables may contain secrets.
                 let names = service.env.iter().map(|(name, _)| name.as_str());

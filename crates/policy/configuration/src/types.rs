@@ -14,6 +14,7 @@ use model::{
 use placement::{GUARD, PlaceId, Placement};
 use scheduling::Scheduler;
 
+use crate::actors::ActorsPart;
 use crate::key::KeptValue;
 use crate::problem::Positions;
 
@@ -421,6 +422,8 @@ pub struct Service {
     pub signals: bool,
     /// The service that gets what its instances return, by its name.
     pub next: Option<String>,
+    /// Which side of a service of actors it is; `None` for a service of containers.
+    pub part: Option<ActorsPart>,
 }
 
 impl Service {
@@ -436,6 +439,7 @@ impl Service {
     /// The packets that it receives: those of its match, or to its address.
     pub fn all_matches(&self) -> Vec<Match> {
         match &self.vip {
+            _ if !self.takes_packets() => Vec::new(),
             Some(vip) => vip.matches(self.matches.vlan),
             None => vec![self.matches.clone()],
         }

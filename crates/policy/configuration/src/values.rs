@@ -12,6 +12,7 @@ use model::{
 use placement::{PlaceId, Placement};
 use toml::de::DeValue;
 
+use crate::actors;
 use crate::keys;
 use crate::limits::*;
 use crate::nearest::{list, write_one_of};
@@ -161,14 +162,24 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, ValueError> {
             DeValue::Table(_) => at.table(keys::service),
             _ => Err(at.wrong_kind("a service", example)),
         };
-        if let Some(service) = at.reader.value(&path, value.get_ref(), service) {
-            for service in by_subnet(service, &at.reader.places) {
-                // Problems of one that a subnet makes are those of the service that the file has.
-                at.reader
-                    .note(&format!("{}.{}", at.path, service.name), key.span().start);
-                services.push(service);
-            }
+        let read = at.reader.value(&path, value.get_ref(), service);
+        let host = read.as_ref().and_then(|read| actors::host_of(at.reader, read));
+        let read = read.map_or_else(Vec::new, |read| by_subnet(read, &at.reader.places));
+        for service in read {
+            // Problems of one that a subnet makes are those of the service that the file has.
+            at.reader
+                .note(&format!("{}.{}", at.path, service.name), key.span().start);
+            services.push(service);
         }
+        services.extend(host);
+    }
+    // Sides of actors count twice.
+    if services.len() > ServiceId::LIMIT && table.len() <= ServiceId::LIMIT {
+        let (count, limit) = (services.len(), ServiceId::LIMIT);
+        let what =
+            format!("{count} services with both sides of those of actors, more than the limit of {limit}");
+        at.reader
+            .report(at.path, ValueError::new(what, "remove some of them"));
     }
     refuse_twice(at, &services);
     Ok(services)

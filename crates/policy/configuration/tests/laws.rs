@@ -191,6 +191,18 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             let others = without("port = 8080\n");
             text = for_the_kernel(&format!("{text}{VIP}[service.a.agent]\n{others}{line}"), "");
         }
+        "service.NAME" if name == "kind" && value == "\"actors\"" => text.push_str(ACTORS),
+        "service.NAME" if name == "actors" && value != "[]" => text.push_str("kind = \"actors\"\n"),
+        "service.NAME" if name == "sides" => text.push_str(&format!("kind = \"actors\"\n{ACTORS}")),
+        "service.NAME.actors[]" => {
+            let others = without("name = \"filter\"\nkind = \"echo\"\n");
+            text.push_str(&format!(
+                "kind = \"actors\"\n[[service.a.actors]]\nname = \"ranker\"\nkind = \"echo\"\n[[service.a.actors]]\n{others}{line}"
+            ));
+        }
+        "service.NAME.sides" => {
+            text.push_str(&format!("kind = \"actors\"\n{ACTORS}[service.a.sides]\n{line}"));
+        }
         "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
         "" | "uplink[]" | "service.NAME" => {}
         "service.NAME.mounts[]" => {
@@ -250,6 +262,9 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
 fn a_mutated_key_table_is_a_valid_base() {
     parse(FULL, "f").unwrap();
 }
+
+/// An actor of a service of actors.
+const ACTORS: &str = "[[service.a.actors]]\nname = \"filter\"\nkind = \"echo\"\n";
 
 /// The address of a service, which the driver `ebpf` needs.
 const VIP: &str = "[service.a.vip]\naddress = \"10.0.0.100\"\nports = 80\n";

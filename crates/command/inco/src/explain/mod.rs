@@ -1,6 +1,7 @@
 //! `inco explain`: the decision of a policy for a given input, and its reason. It runs the same code as a running
 //! inco.
 
+mod actors;
 mod autoscaler;
 mod placement;
 mod scheduler;
@@ -16,6 +17,7 @@ const INPUT_LIMIT: u64 = 64 << 20;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match &args.command {
+        ExplainCommand::Actors(input) => actors::run(input),
         ExplainCommand::Autoscaler(input) => autoscaler::run(input),
         ExplainCommand::Scheduler(input) => scheduler::run(input),
         ExplainCommand::Placement(args) => placement::run(args),

@@ -1,5 +1,5 @@
-//! A service of actors in real containers, behind inco's switch: card and host are instances of two services. The test
-//! does what the supervisor's caller does.
+//! Services of actors in real containers, behind inco's switch: one that inco runs, and one whose sides are instances of
+//! two services, where the test does what the supervisor's caller does.
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use actor_control::Side;
 use actor_supervisor::{Service, Supervisor, Wish};
-use model::InstanceId;
+use api::types::{ActorRow, ActorsRow};
+use model::{Action, ActorChange, ActorSide, EventKind, InstanceId, SideChange};
 use rustix::process::Signal;
 
 use crate::support::{Engine, Inco, Network, PATIENCE, Place, eventually, kill};
@@ -154,7 +155,7 @@ impl Client {
 
     /// Requests one after the other. One that is lost, because the instance is being replaced, is followed by the
     /// next.
-    fn ask(&mut self, actors: &mut Actors<'_>) {
+    fn ask(&mut self, mut meanwhile: impl FnMut()) {
         eventually("a request is answered", PATIENCE, || {
             let number = self.next;
             // The answer may be that nobody is there.
@@ -162,7 +163,7 @@ impl Client {
             self.next += 1;
             let since = Instant::now();
             while since.elapsed() < Duration::from_millis(200) {
-                actors.turn();
+                meanwhile();
                 self.receive();
                 if self.answers.last().is_some_and(|last| last.0 == number) {
                     return Some(());
@@ -199,7 +200,7 @@ fn requests_flow_while_an_actor_moves_between_two_containers_and_after_either_wa
     actors.until_running();
     inco.settled(2, 0);
     let mut client = Client::new(&network);
-    client.ask(&mut actors);
+    client.ask(|| actors.turn());
     for to in [Side::Host, Side::Card, Side::Host] {
         let enough = client.answers.len() + 200;
         actors.moves(to, || client.turn());
@@ -223,7 +224,7 @@ fn requests_flow_while_an_actor_moves_between_two_containers_and_after_either_wa
         let (number, count) = *client.answers.last().unwrap();
         actors.kill(side);
         actors.until_running();
-        client.ask(&mut actors);
+        client.ask(|| actors.turn());
         let after = *client.answers.last().unwrap();
         assert!(
             after.0 > number && after.1 > count,
@@ -234,7 +235,299 @@ fn requests_flow_while_an_actor_moves_between_two_containers_and_after_either_wa
         assert_eq!(actors.supervisor.side_of(0), Some(Side::Host));
     }
     actors.moves(Side::Card, || ());
-    client.ask(&mut actors);
+    client.ask(|| actors.turn());
     drop(actors);
+    inco.stop(&place);
+}
+
+const OPERATED: &str = "inco-test/operated-actors";
+
+/// A counter, which gets the packets, and an echo on a port of its own.
+fn operated(more: &str) -> String {
+    format!(
+        r#"{}[switch]
+driver = "soft"
+[[uplink]]
+name = "wan"
+device = "kernel:eth1"
+[[place]]
+name = "card"
+[[place]]
+name = "host"
+[service.kv]
+kind = "actors"
+vip = {{ address = "10.0.0.70", ports = "7000-7001" }}
+image = "{OPERATED}"
+memory = "128MiB"
+[[service.kv.actors]]
+name = "count"
+kind = "counter"
+[[service.kv.actors]]
+name = "echo"
+kind = "echo"
+ports = "7001"
+[service.kv.sides]
+{more}
+"#,
+        Engine::Oci.toml()
+    )
+}
+
+fn kv(inco: &Inco) -> ActorsRow {
+    let rows = inco.client().actors().unwrap();
+    rows.into_iter().find(|of| of.service == "kv").unwrap()
+}
+
+fn actor(inco: &Inco, name: &str) -> ActorRow {
+    let row = kv(inco);
+    row.actors.into_iter().find(|of| of.actor == name).unwrap()
+}
+
+fn both_run(inco: &Inco) -> ActorsRow {
+    eventually("both sides run", PATIENCE, || {
+        let row = kv(inco);
+        row.sides.iter().all(|side| side.runs).then_some(row)
+    })
+}
+
+fn move_to(inco: &Inco, to: ActorSide) {
+    let action = Action::ActorMove {
+        service: "kv".to_owned(),
+        actor: "count".to_owned(),
+        to,
+    };
+    inco.client().act(&action).unwrap();
+}
+
+fn is_on(inco: &Inco, side: ActorSide, mut meanwhile: impl FnMut()) {
+    eventually("it is there", PATIENCE, || {
+        meanwhile();
+        (actor(inco, "count").side == Some(side)).then_some(())
+    });
+}
+
+/// What was told of the actor, oldest first.
+fn changes(inco: &Inco, name: &str) -> Vec<ActorChange> {
+    let events = inco.events().into_iter();
+    let change = events.filter_map(|event| match event.kind {
+        EventKind::Actor { actor, change, .. } if actor == name => Some(change),
+        _ => None,
+    });
+    change.collect()
+}
+
+/// Kills the process of a side, and waits until another one has taken its place.
+fn kill_side(inco: &Inco, side: ActorSide) {
+    let row = both_run(inco);
+    let before = row.sides[side.index()].instance.unwrap();
+    kill(inco.instance(before).unwrap().pid.unwrap(), Signal::KILL);
+    eventually("another process", PATIENCE, || {
+        let row = kv(inco);
+        let of = &row.sides[side.index()];
+        (of.runs && of.instance.is_some_and(|id| id != before)).then_some(())
+    });
+    both_run(inco);
+}
+
+#[test]
+fn inco_runs_a_service_of_actors_moves_them_under_load_and_survives_the_end_of_each_part() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    place.must(&["image", "build", "actors", "--name", OPERATED]);
+    let inco = network.run(&place, &operated("moves = \"manual\""));
+    let row = both_run(&inco);
+    let places: Vec<_> = row.sides.iter().map(|side| side.place.as_deref()).collect();
+    assert_eq!(places, [Some("card"), Some("host")]);
+    inco.settled(2, 0);
+    let mut client = Client::new(&network);
+    client.ask(|| ());
+    assert_eq!(actor(&inco, "count").side, Some(ActorSide::Card));
+
+    // Each request is answered once and in order, and has changed the state once, wherever the actor was.
+    for to in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
+        let enough = client.answers.len() + 200;
+        move_to(&inco, to);
+        is_on(&inco, to, || client.turn());
+        eventually("requests are answered", PATIENCE, || {
+            client.turn();
+            (client.answers.len() > enough).then_some(())
+        });
+    }
+    client.settle();
+    let expected: Vec<_> = (1..client.next).map(|number| (number, number)).collect();
+    assert!(
+        client.answers == expected,
+        "each once and in order, and each counted once"
+    );
+    let row = eventually("all is reported", PATIENCE, || {
+        let row = actor(&inco, "count");
+        (row.migrations == 3).then_some(row)
+    });
+    // What it handled after the last report before a move is not in its count.
+    assert!(row.served > 0 && row.served < client.next, "{row:#?}");
+    assert_eq!(
+        (row.mode.as_str(), row.objects, row.state.as_str()),
+        ("fcfs", 1, "runs")
+    );
+    let moves = [ActorChange::MoveBegun, ActorChange::MoveEnded];
+    assert_eq!(changes(&inco, "count"), moves.repeat(3));
+
+    // The other actor has a port of its own.
+    let other = network.as_client(|| UdpSocket::bind("10.0.0.2:0").unwrap());
+    other.connect("10.0.0.70:7001").unwrap();
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    other.send(b"hello").unwrap();
+    let mut answer = [0; 16];
+    assert_eq!(other.recv(&mut answer).unwrap(), 5);
+    assert_eq!(&answer[..5], b"hello");
+
+    // By the command line: a pause holds what comes, and loses nothing.
+    let shown = place.must(&["actors", "kv"]);
+    assert!(
+        shown.contains("count") && shown.contains("host at host: runs"),
+        "{shown}"
+    );
+    assert!(place.must(&["actors", "pause", "count"]).contains("paused"));
+    client.socket.send(&client.next.to_le_bytes()).unwrap();
+    client.next += 1;
+    eventually("it waits", PATIENCE, || {
+        let row = actor(&inco, "count");
+        (row.state == "paused" && row.mailbox == 1).then_some(())
+    });
+    let refused = place.output(&["actors", "move", "kv/count", "card"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is paused"));
+    place.must(&["actors", "resume", "kv/count", "--json"]);
+    client.settle();
+    assert_eq!(client.answers.last(), Some(&(client.next - 1, client.next - 1)));
+
+    // Either side ends: the card has the network and the echo, the host the counter, between two messages.
+    for side in [ActorSide::Host, ActorSide::Card] {
+        let (number, count) = *client.answers.last().unwrap();
+        kill_side(&inco, side);
+        client.ask(|| ());
+        let after = *client.answers.last().unwrap();
+        assert!(
+            after.0 > number && after.1 > count,
+            "{after:?} after {number}, {count}"
+        );
+        assert_eq!(actor(&inco, "count").side, Some(ActorSide::Host));
+    }
+    let ended = |event: &model::Event| {
+        matches!(
+            &event.kind,
+            EventKind::ActorSide {
+                change: SideChange::Ended,
+                ..
+            }
+        )
+    };
+    assert_eq!(inco.events().into_iter().filter(ended).count(), 2);
+
+    // inco itself ends: the next run finds both sides and goes on, and the state is what it was.
+    let (number, count) = *client.answers.last().unwrap();
+    drop(inco.kill());
+    let inco = network.run(&place, &operated("moves = \"manual\""));
+    both_run(&inco);
+    client.ask(|| ());
+    let after = *client.answers.last().unwrap();
+    assert_eq!(
+        after.1 - count,
+        1,
+        "{after:?} after {number}, {count}: nothing was lost or done twice"
+    );
+    let instances = inco.instances();
+    assert!(instances.iter().all(|of| of.adopted), "{instances:#?}");
+    move_to(&inco, ActorSide::Card);
+    is_on(&inco, ActorSide::Card, || client.turn());
+    client.settle();
+
+    // An actor that was stopped stays so, also when its side begins again.
+    place.must(&["actors", "stop", "echo"]);
+    let is_stopped = || (actor(&inco, "echo").state == "stopped").then_some(());
+    eventually("it is stopped", PATIENCE, is_stopped);
+    kill_side(&inco, ActorSide::Card);
+    eventually("it is stopped again", PATIENCE, is_stopped);
+    client.ask(|| ());
+    inco.stop(&place);
+}
+
+#[test]
+fn actors_move_by_load_and_come_back() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    place.must(&["image", "build", "actors", "--name", OPERATED]);
+    // Any load at all is too much, and the card takes back what does nothing.
+    let by_load = "overload = \"1us\"\npatience = \"100ms\"\nsettle = \"300ms\"\nspare = 0.9";
+    let inco = network.run(&place, &operated(by_load));
+    both_run(&inco);
+    inco.settled(2, 0);
+    let mut client = Client::new(&network);
+    is_on(&inco, ActorSide::Host, || client.turn());
+    client.settle();
+    is_on(&inco, ActorSide::Card, || ());
+    let expected: Vec<_> = (1..client.next).map(|number| (number, number)).collect();
+    assert!(client.answers == expected, "each once and in order");
+    // Each decision has its inputs, and is made again from them.
+    let decision = inco.events().into_iter().find(|event| {
+        matches!(
+            &event.kind,
+            EventKind::Actor {
+                change: ActorChange::MoveBegun,
+                case: Some(_),
+                ..
+            }
+        )
+    });
+    let line = serde_json::to_string(&decision.unwrap()).unwrap();
+    let file = place.file("event.json", &line);
+    let explained = place.must(&["explain", "actors", "--input", file.to_str().unwrap()]);
+    assert!(
+        explained.contains("push") && explained.contains("count"),
+        "{explained}"
+    );
+    inco.stop(&place);
+}
+
+/// The example of a module answers as the counter does. It is moved under load, and then one side is killed.
+#[test]
+fn an_actor_in_webassembly_moves_with_its_memory() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    place.must(&["image", "build", "actors", "--name", OPERATED]);
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples");
+    let configuration = operated("moves = \"manual\"").replace(
+        "kind = \"counter\"\n",
+        "kind = \"wasm\"\nregion = \"128KiB\"\noptions = { module = \"/modules/actor.wat\" }\n",
+    );
+    let configuration = configuration.replace(
+        "memory = \"128MiB\"\n",
+        &format!("memory = \"128MiB\"\nmounts = [\"{examples}:/modules:ro\"]\n"),
+    );
+    let inco = network.run(&place, &configuration);
+    both_run(&inco);
+    let mut client = Client::new(&network);
+    client.ask(|| ());
+    for side in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
+        move_to(&inco, side);
+        is_on(&inco, side, || client.turn());
+    }
+    client.settle();
+    // From the first answer on each request was counted once, and answered once and in order.
+    let (first, counted) = client.answers[0];
+    for (answer, number) in client.answers.iter().zip(0..) {
+        assert_eq!(*answer, (first + number, counted + number));
+    }
+    assert!(client.answers.len() > 100);
+    // The side that does not have it ends, and its memory is still there.
+    let last = client.answers.last().unwrap().1;
+    kill_side(&inco, ActorSide::Card);
+    client.ask(|| ());
+    assert!(client.answers.last().unwrap().1 > last);
     inco.stop(&place);
 }

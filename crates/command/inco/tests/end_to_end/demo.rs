@@ -887,3 +887,31 @@ fn no_request_fails_while_web_servers_come_and_go() {
         assert!(run["failed_by_kill"].is_u64(), "{run}");
     }
 }
+
+/// In the short form: replicas of a store go to the host under load and come back, and clients count what they lose.
+#[test]
+fn no_request_of_the_actors_demo_is_lost_or_answered_twice() {
+    /// Twice what it takes alone.
+    const LIMIT: Duration = Duration::from_secs(180);
+    if !servers(&["ip"]) {
+        return;
+    }
+    let _turn = Place::with_a_cpu();
+    let mut demo = Demo::start(&["--actors", "--quick", "--json"]);
+    let status = demo.wait_for_so_long(LIMIT);
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    for count in ["lost", "answered_twice", "wrong_answers"] {
+        assert_eq!(result[count], 0, "{result:#}");
+    }
+    assert!(result["requests"].as_u64().unwrap() > 500, "{result:#}");
+    let moves = result["moves"].as_array().unwrap();
+    for side in ["host", "card"] {
+        assert!(moves.iter().any(|of| of["to"] == side), "{result:#}");
+    }
+    let names: Vec<&str> = (result["phases"].as_array().unwrap().iter())
+        .map(|phase| phase["phase"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["low load", "high load", "low again"]);
+    assert_eq!(demo.left(), Vec::<String>::new());
+}

@@ -125,6 +125,18 @@ fn the_page_about_web_servers_runs() {
     runs("tasks/web.md", &["unshare", "--net", "bash"]);
 }
 
+/// In a network namespace of its own.
+#[test]
+fn the_page_about_actors_runs() {
+    if !available("ip", lacks("ip")) {
+        return;
+    }
+    let _deleted = Command::new("ip")
+        .args(["netns", "delete", "actors-lab"])
+        .output();
+    runs("tasks/actors.md", &["unshare", "--net", "bash"]);
+}
+
 #[test]
 fn the_tutorial_runs() {
     let missing = lacks("dpdk-testpmd")

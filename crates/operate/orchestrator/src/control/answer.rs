@@ -62,6 +62,7 @@ impl ControlLoop {
                     answer.give(self.log_piece(&service, instance, from));
                 }
                 ControlRequest::Instances(answer) => answer.give(self.instance_rows(now)),
+                ControlRequest::Actors(answer) => answer.give(self.actors.rows()),
                 ControlRequest::Flows(filter, answer) => self.answer_flows(&filter, answer),
                 ControlRequest::Snapshot(answer) => {
                     self.note_gaps(now);

@@ -14,6 +14,7 @@ use scheduling::Scheduler;
 use switch::{Change, FlowFilter, PickRecord, SwitchEvent};
 
 use super::ControlLoop;
+use super::actors::is_about_actor;
 use super::journal::new_event;
 use super::reload::FileReader;
 use super::request::{Asked, flow_key};
@@ -50,6 +51,8 @@ enum Course {
     Reload,
     /// The engine, in a container.
     Exec,
+    /// The thread of a service of actors.
+    Actor,
     /// Before its next turn the loop leaves everything to another program.
     Upgrade,
 }
@@ -112,6 +115,7 @@ impl ControlLoop {
             }
             Ok(Course::Reload) => self.begin_reload(asked, now),
             Ok(Course::Exec) => self.begin_command(asked, now),
+            Ok(Course::Actor) => self.act_on_actor(asked),
             Ok(Course::Upgrade) => {
                 let outcome = self.begin_upgrade(&asked);
                 self.conclude(asked, outcome);
@@ -163,6 +167,7 @@ impl ControlLoop {
             Action::Move { flow, instance } => Course::Move(self.begin_move(flow, *instance)?),
             Action::Reload { .. } => Course::Reload,
             Action::Exec { .. } => Course::Exec,
+            action if is_about_actor(action) => Course::Actor,
             Action::Upgrade { .. } => Course::Upgrade,
             _ => Course::Controller(action.clone().into()),
         })

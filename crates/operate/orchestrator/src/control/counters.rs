@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::counters::{
-    ControlCounters, Counters, EngineCounters, InstanceCounters, ResumedCounters, ServiceCounters,
-    SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
+    ActorCounters, ActorSideCounters, ControlCounters, Counters, EngineCounters, InstanceCounters,
+    ResumedCounters, ServiceCounters, SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use api::types::{Watts, WattsSource};
 use clock::unix_ms;
@@ -36,6 +36,13 @@ impl ControlLoop {
             services: self.service_counters(),
             instances: self.instance_counters(),
             functions: self.gather.pages.counters(),
+            actors: self.actors.rows().iter().flat_map(ActorCounters::of).collect(),
+            actor_sides: self
+                .actors
+                .rows()
+                .iter()
+                .flat_map(ActorSideCounters::of)
+                .collect(),
             workers: self.worker_counters(),
             drops: DropReason::ALL
                 .iter()

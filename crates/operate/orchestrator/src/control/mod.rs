@@ -5,6 +5,7 @@
 //! answer serves API queries; decide runs one step of the controller; publish sends the plan to the switch; apply
 //! carries out actions of operators. Events go into the journal.
 
+mod actors;
 mod answer;
 mod apply;
 mod balance;
@@ -41,6 +42,7 @@ use model::{Action, EventKind, Histogram, Nanos};
 use soft_switch::Keep;
 use switch::{Resumed, SwitchReading, WakeUp};
 
+use actors::ActorServices;
 use answer::Answers;
 use apply::Apply;
 use containers::Containers;
@@ -91,6 +93,7 @@ pub(super) struct ControlLoop {
     answer: Answers,
     containers: Containers,
     signals: Signals,
+    actors: ActorServices,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -182,7 +185,13 @@ impl ControlLoop {
             (Err(_), Some(keep)) if is_new => forget_all(keep),
             _ => {}
         }
-        started
+        let mut control = started?;
+        let keeper = control.keeper.clone();
+        control
+            .actors
+            .follow(&control.configuration, keeper.as_ref())
+            .context("a service of actors cannot begin")?;
+        Ok(control)
     }
 
     fn start_parts(
@@ -265,6 +274,7 @@ impl ControlLoop {
             answer: Answers::new(inbox),
             containers,
             signals: Signals::default(),
+            actors: ActorServices::default(),
             journal,
             configuration,
             started: Instant::now(),
@@ -355,6 +365,7 @@ impl ControlLoop {
         {
             tracing::warn!(%error, "what is kept stays until the next run or `inco stop`");
         }
+        self.actors.leave();
         // Workers that stop count what instances have as lost; here it goes on.
         self.publish.switch.read(&mut self.gather.reading);
         self.publish.switch.leave();
@@ -408,6 +419,7 @@ impl ControlLoop {
             self.journal.push(event);
         }
         self.conclude_step(step.answers);
+        self.attend_actors();
         self.publish_loads();
         // Read files after the requests that packets wait for, in time for the next sample. Skip them if the next
         // turn is due at once.

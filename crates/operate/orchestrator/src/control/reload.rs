@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use api::types::{Outcome, Refusal};
 use configuration::{ApiTcp, Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
-use model::{Action, KeyChange, Nanos, ServiceId};
+use model::{Action, EventKind, KeyChange, Nanos, ServiceId};
 
 use super::request::Asked;
 use super::{ControlLoop, wiring};
@@ -378,6 +378,13 @@ impl ControlLoop {
         let is_matched_anew = matching != wiring::matching(&self.configuration);
         self.configuration = changes.configuration;
         self.health.forget();
+        if let Err(error) = self.actors.follow(&self.configuration, self.keeper.as_ref()) {
+            let reason = format!("{error:#}; the service has no actors until inco is started again");
+            self.journal.add(EventKind::Failure {
+                what: "actors".to_owned(),
+                reason,
+            });
+        }
         for change in changes.changed {
             self.decide.order(Command::Reconfigure {
                 service: change.id,

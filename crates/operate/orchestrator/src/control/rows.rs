@@ -286,6 +286,7 @@ impl ControlLoop {
             status: self.status(now),
             services: self.service_rows(now),
             instances: self.instance_rows(now),
+            actors: self.actors.rows(),
         }
     }
 

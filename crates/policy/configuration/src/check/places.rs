@@ -15,11 +15,11 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
         if places.is_empty() && service.exclusive {
             let what = "cores of their own are of a place, and no place is configured";
             let wrong = ValueError::new(what, "add a [[place]] with cpus, or write a number");
-            reader.report(&format!("service.{}.cpus", service.name), wrong);
+            reader.report(&format!("service.{}.cpus", service.written_name()), wrong);
         }
         if places.is_empty() {
             if service.placement == Placement::Split {
-                let key = format!("service.{}.placement", service.name);
+                let key = format!("service.{}.placement", service.written_name());
                 let what = "no place is configured to spread instances over";
                 reader.report(&key, ValueError::new(what, "add two [[place]], or remove it"));
             }
@@ -61,7 +61,7 @@ fn check_places(reader: &mut Reader, configuration: &Configuration) {
 
 /// Checks a service with containers against the places where its instances may run.
 fn check_service(reader: &mut Reader, configuration: &Configuration, service: &Service) {
-    let key = |name: &str| format!("service.{}.{name}", service.name);
+    let key = |name: &str| format!("service.{}.{name}", service.written_name());
     let permitted = || {
         configuration
             .places_with_ids()
@@ -201,7 +201,7 @@ fn check_cores(
             place.name, service.name
         );
         let wrong = ValueError::new(what, "write the name of another place, or cpus = \"exclusive\"");
-        reader.report(&format!("service.{}.placement", other.name), wrong);
+        reader.report(&format!("service.{}.placement", other.written_name()), wrong);
     }
     let workers = &configuration.switch.workers;
     if let Some(cpu) = cpus.iter().find(|cpu| workers.contains(cpu))

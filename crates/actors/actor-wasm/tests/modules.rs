@@ -1,0 +1,349 @@
+//! Modules as actors in the runtime: their state, its moves, their limits, and what is refused.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use actor_objects::{Import, Limits, Objects};
+use actor_runtime::{
+    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Registration, Runtime, Settings,
+};
+use actor_wasm::{Module, ModuleError, WasmActor};
+use model::Nanos;
+
+const ACTOR: ActorId = ActorId(3);
+const PEER: Address = Address::Outside(u64::MAX - 7);
+const BUDGET: Duration = Duration::from_millis(50);
+/// A page, and what the root takes.
+const LIMITS: Limits = Limits {
+    bytes: (64 << 10) * 2 + 4096,
+    objects: 16,
+};
+
+/// Answers with its count and what it was sent; the count is at 8. Kinds 1 to 6 do something else.
+const COUNTS: &str = r#"
+(module
+  (import "inco" "send" (func $send (param i32 i64 i32 i32 i32)))
+  (import "inco" "crc32" (func $crc32 (param i32 i32) (result i32)))
+  (import "inco" "sha1" (func $sha1 (param i32 i32 i32)))
+  (import "inco" "aes256_ctr" (func $aes (param i32 i32 i32 i32)))
+  (import "inco" "find" (func $find (param i32 i32 i32 i32) (result i32)))
+  (import "inco" "fail" (func $fail (param i32 i32)))
+  (import "inco" "me" (func $me (result i32)))
+  (memory (export "memory") 1)
+  (global $calls (export "calls") (mut i64) (i64.const 0))
+  (data (i32.const 32) "enough")
+  (func (export "inbox") (result i32) (i32.const 1024))
+  (func (export "inbox_bytes") (result i32) (i32.const 2048))
+  (func (export "init") (i64.store (i32.const 8) (i64.const 100)))
+  (func (export "exec") (param $kind i32) (param $outside i32) (param $from i64) (param $bytes i32) (result i32)
+    (global.set $calls (i64.add (global.get $calls) (i64.const 1)))
+    (i64.store (i32.const 8) (i64.add (i64.load (i32.const 8)) (i64.const 1)))
+    (if (i32.eq (local.get $kind) (i32.const 1)) (then (loop $ever (br $ever))))
+    (if (i32.eq (local.get $kind) (i32.const 2)) (then (i32.store (i32.const 0x7fff0000) (i32.const 1))))
+    (if (i32.eq (local.get $kind) (i32.const 3)) (then (call $fail (i32.const 32) (i32.const 6))))
+    (if (i32.eq (local.get $kind) (i32.const 4))
+      (then (i32.store (i32.const 16) (memory.grow (i32.const 1)))))
+    (if (i32.eq (local.get $kind) (i32.const 5))
+      (then
+        (i32.store (i32.const 1100) (call $crc32 (i32.const 1024) (local.get $bytes)))
+        (call $sha1 (i32.const 1024) (local.get $bytes) (i32.const 1104))
+        (i32.store (i32.const 1124) (call $find (i32.const 0) (i32.const 64) (i32.const 34) (i32.const 3)))
+        ;; The key and the counter are zeros.
+        (call $aes (i32.const 4096) (i32.const 4128) (i32.const 1128) (i32.const 16))
+        (call $send (local.get $outside) (local.get $from) (local.get $kind) (i32.const 1100) (i32.const 44))
+        (return (i32.const 0))))
+    (if (i32.eq (local.get $kind) (i32.const 6))
+      (then (call $send (i32.const 1) (i64.const 1) (i32.const 0) (i32.const 65530) (i32.const 100))))
+    ;; The count, the number of calls, memory pages, its number, then the body.
+    (i64.store (i32.const 1000) (i64.load (i32.const 8)))
+    (i64.store (i32.const 1008) (global.get $calls))
+    (i32.store (i32.const 1016) (memory.size))
+    (i32.store (i32.const 1020) (call $me))
+    (call $send (local.get $outside) (local.get $from) (local.get $kind)
+      (i32.const 1000) (i32.add (i32.const 24) (local.get $bytes)))
+    (i32.const 0)))
+"#;
+
+#[derive(Clone, Default)]
+struct Leaving(Arc<Mutex<Vec<Message>>>);
+
+impl Outside for Leaving {
+    fn poll(&mut self, _: Nanos, _: &mut Vec<Message>) {}
+
+    fn send(&mut self, messages: &mut Vec<Message>) {
+        self.0.lock().unwrap().append(messages);
+    }
+}
+
+/// A runtime with one core, turned by hand.
+struct Bed {
+    runtime: Runtime,
+    core: actor_runtime::Core,
+    left: Leaving,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let settings = Settings {
+            policy: PolicyName::Hybrid,
+            cores: 1,
+            actors_limit: 8,
+            quantum: Nanos::from_micros(20),
+            tail_threshold: Nanos::from_micros(200),
+            hysteresis: 0.1,
+            idle: Idle::Poll,
+        };
+        let left = Leaving::default();
+        let runtime = Runtime::new(&settings, Box::new(left.clone()));
+        let core = runtime.core(CoreId(0));
+        Bed { runtime, core, left }
+    }
+
+    fn of(module: &Module, objects: Objects) -> Bed {
+        let bed = Bed::new();
+        bed.runtime
+            .register(ACTOR, registration(module, objects))
+            .unwrap();
+        bed
+    }
+
+    fn send(&self, kind: u32, body: &[u8]) {
+        let message = Message::new(
+            Address::Actor(ACTOR),
+            PEER,
+            kind,
+            body.to_vec(),
+            clock::monotonic(),
+        );
+        self.runtime.deliver(message).unwrap();
+    }
+
+    /// What left after all messages have ended.
+    fn turn(&mut self) -> Vec<Vec<u8>> {
+        for _ in 0..200 {
+            self.core.turn();
+        }
+        let mut left = self.left.0.lock().unwrap();
+        left.drain(..)
+            .map(|message| {
+                assert_eq!(message.to, PEER);
+                message.body
+            })
+            .collect()
+    }
+
+    fn ask(&mut self, kind: u32, body: &[u8]) -> Vec<u8> {
+        self.send(kind, body);
+        let mut answers = self.turn();
+        assert_eq!(answers.len(), 1, "{:?}", self.why_stopped());
+        answers.remove(0)
+    }
+
+    fn why_stopped(&self) -> Vec<String> {
+        self.runtime
+            .take_stopped()
+            .into_iter()
+            .map(|stopped| stopped.reason)
+            .collect()
+    }
+}
+
+fn registration(module: &Module, objects: Objects) -> Registration {
+    let actor = Box::new(WasmActor::new(module.clone(), BUDGET));
+    Registration::new("wasm", actor).objects(objects)
+}
+
+/// An answer of `COUNTS`: the count, calls, pages and the actor's number.
+fn told(answer: &[u8]) -> (u64, u64, u32, u32) {
+    let at = |place: usize| u64::from_le_bytes(answer[place..place + 8].try_into().unwrap());
+    (at(0), at(8), at(16) as u32, (at(16) >> 32) as u32)
+}
+
+#[test]
+fn a_module_keeps_its_state_in_its_region() {
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    let mut bed = Bed::of(&module, Objects::create(LIMITS).unwrap().1);
+    let answer = bed.ask(0, b"hello");
+    assert_eq!((told(&answer), &answer[24..]), ((101, 1, 1, 3), &b"hello"[..]));
+    // It has room for one page more, and not for two.
+    bed.send(4, b"");
+    bed.send(4, b"");
+    let answers = bed.turn();
+    assert_eq!(told(&answers[0]).2, 2);
+    assert_eq!(told(&answers[1]).2, 2);
+    // Of a long body the beginning is there; the module's own check is missing here, so it answers with more.
+    let answer = bed.ask(0, &[7; 5000]);
+    assert_eq!(answer[24..2072], [7; 2048]);
+    assert_eq!(told(&answer).0, 104);
+}
+
+#[test]
+fn state_moves_to_another_region() {
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    let mut bed = Bed::of(&module, Objects::create(LIMITS).unwrap().1);
+    bed.ask(4, b"");
+    bed.ask(0, b"");
+    let (mut registration_before, _) = bed.runtime.remove(ACTOR).unwrap();
+    let objects = registration_before.take_objects().unwrap();
+    let (header, mut export) = objects.export();
+    let mut import = Import::new(Objects::create(LIMITS).unwrap().1).unwrap();
+    import.push(&header).unwrap();
+    let mut parts = Vec::new();
+    while export.next(&objects, 4000, 8, &mut parts) > 0 {
+        for part in &parts {
+            import.push(part).unwrap();
+        }
+    }
+    drop(parts);
+    let moved = import.finish().unwrap();
+    drop(objects);
+    // The same actor's value and the same runtime, with other objects; and a new one elsewhere.
+    let mut elsewhere = Bed::new();
+    elsewhere
+        .runtime
+        .adopt(ACTOR, registration(&module, moved))
+        .unwrap();
+    let answer = elsewhere.ask(0, b"there");
+    assert_eq!((told(&answer), &answer[24..]), ((103, 3, 2, 3), &b"there"[..]));
+    // The region of one module is not that of another.
+    let other = COUNTS.replace("i64.const 100", "i64.const 200");
+    let other = Module::compile(other.as_bytes()).unwrap();
+    let (mut registration_there, _) = elsewhere.runtime.remove(ACTOR).unwrap();
+    let objects = registration_there.take_objects().unwrap();
+    let mut third = Bed::new();
+    third.runtime.adopt(ACTOR, registration(&other, objects)).unwrap();
+    third.send(0, b"");
+    assert_eq!(third.turn(), Vec::<Vec<u8>>::new());
+    assert_eq!(third.why_stopped(), ["its region is not one of this module"]);
+}
+
+#[test]
+fn state_outlives_the_value_and_a_region_within_a_message_is_refused() {
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    let (file, objects) = Objects::create(LIMITS).unwrap();
+    let mut bed = Bed::of(&module, objects);
+    bed.ask(0, b"");
+    drop(bed);
+    let mut next = Bed::new();
+    let objects = Objects::open(file.as_fd()).unwrap();
+    next.runtime.adopt(ACTOR, registration(&module, objects)).unwrap();
+    assert_eq!(told(&next.ask(0, b"")).0, 102);
+    // A trap is within a message.
+    next.send(2, b"");
+    assert_eq!(next.turn(), Vec::<Vec<u8>>::new());
+    let why = next.why_stopped();
+    assert!(why[0].contains("out of bounds"), "{why:?}");
+    drop(next);
+    assert!(Objects::open(file.as_fd()).is_err());
+}
+
+#[test]
+fn a_loop_is_stopped_after_its_budget() {
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    let mut bed = Bed::of(&module, Objects::create(LIMITS).unwrap().1);
+    bed.ask(0, b"");
+    bed.send(1, b"");
+    let began = Instant::now();
+    bed.turn();
+    let took = began.elapsed();
+    // Not earlier than its budget; the upper bound is only to notice that nothing ends it.
+    assert!(took >= BUDGET && took < Duration::from_secs(20), "{took:?}");
+    let why = bed.why_stopped();
+    assert!(why[0].contains("interrupt"), "{why:?}");
+}
+
+#[test]
+fn a_module_says_why_it_stops_and_cannot_name_memory_that_it_has_not() {
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    for (kind, reason) in [(3, "enough"), (6, "outside of the memory")] {
+        let mut bed = Bed::of(&module, Objects::create(LIMITS).unwrap().1);
+        bed.send(kind, b"");
+        assert_eq!(bed.turn(), Vec::<Vec<u8>>::new());
+        let why = bed.why_stopped();
+        assert!(why.len() == 1 && why[0].contains(reason), "{why:?}");
+    }
+}
+
+#[test]
+fn accelerators_give_what_their_standards_say() {
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    let mut bed = Bed::of(&module, Objects::create(LIMITS).unwrap().1);
+    let answer = bed.ask(5, b"123456789");
+    // The check value of CRC-32, and SHA-1 of the same text.
+    assert_eq!(answer[..4], 0xcbf4_3926_u32.to_le_bytes());
+    let sha1 = [
+        0xf7, 0xc3, 0xbc, 0x1d, 0x80, 0x8e, 0x04, 0x73, 0x2a, 0xdf, 0x67, 0x99, 0x65, 0xcc, 0xc3, 0x4c, 0xa7,
+        0xae, 0x34, 0x41,
+    ];
+    assert_eq!(answer[4..24], sha1);
+    // "oug" is from 34 on, in "enough" at 32: found where it is itself.
+    assert_eq!(answer[24..28], 34_u32.to_le_bytes());
+    // AES-256 of a block of zeros with a key of zeros (NIST, AESAVS, KAT of GFSbox).
+    assert_eq!(answer[28..32], [0xdc, 0x95, 0xc0, 0x78]);
+}
+
+#[test]
+fn what_cannot_move_or_run_is_refused() {
+    let with = |more: &str| COUNTS.replacen("(memory", &format!("{more}\n(memory"), 1);
+    let refused = |module: &str| Module::compile(module.as_bytes()).unwrap_err();
+    assert!(matches!(refused("(module"), ModuleError::Invalid(_)));
+    assert!(matches!(refused("(module)"), ModuleError::Memory));
+    assert!(matches!(
+        refused(&COUNTS.replace("\"inbox\"", "\"in\"")),
+        ModuleError::Missing("inbox")
+    ));
+    assert!(matches!(
+        refused(&COUNTS.replace("(export \"calls\")", "")),
+        ModuleError::HiddenGlobal(0)
+    ));
+    assert!(matches!(
+        refused(
+            &COUNTS
+                .replace("i64) (i64.const 0))", "f64) (f64.const 0))")
+                .replace("global.get $calls) (i64.const 1)", "i64.const 1) (i64.const 1)")
+                .replace("(global.set $calls (i64.add (i64.const 1) (i64.const 1)))", "")
+                .replace("(global.get $calls)", "(i64.const 1)")
+        ),
+        ModuleError::Globals
+    ));
+    assert!(matches!(
+        refused(&COUNTS.replacen(
+            "(func (export \"init\")",
+            "(func $i (i64.store (i32.const 8) (i64.const 1))) (start $i) (func (export \"init\")",
+            1
+        )),
+        ModuleError::Start
+    ));
+    let table = with("(table 1 funcref) (func $never (drop (table.grow (ref.null func) (i32.const 1))))");
+    let error = refused(&table);
+    assert!(
+        matches!(
+            error,
+            ModuleError::Elsewhere("table.grow") | ModuleError::Compile(_)
+        ),
+        "{error}"
+    );
+    let unknown = with("(import \"inco\" \"exit\" (func))");
+    let error = refused(&unknown);
+    assert!(
+        matches!(&error, ModuleError::Compile(why) if why.contains("exit")),
+        "{error}"
+    );
+    // A region without room for its memory.
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    let small = Limits {
+        bytes: 60_000,
+        objects: 16,
+    };
+    let bed = Bed::new();
+    let refused = bed
+        .runtime
+        .register(ACTOR, registration(&module, Objects::create(small).unwrap().1));
+    let why = refused.unwrap_err().to_string();
+    assert!(
+        why.contains("room for 0 bytes of memory; the module begins with 65536"),
+        "{why}"
+    );
+}

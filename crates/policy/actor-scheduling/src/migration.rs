@@ -1,0 +1,342 @@
+//! Which actor of a service moves to the other side: iPipe's push and pull migration (Liu and others, SIGCOMM 2019,
+//! section 3.2.5) over two sides, as one pure step. Times and figures are arguments, so a decision can be made again.
+//!
+//! - **Push**, card to host: the card's messages take longer than [`Settings::overload_us`] on average, or its cores are
+//!   busy for more than [`Settings::busy`] of their time, for [`Settings::patience`]. The actor with the highest load
+//!   goes.
+//! - **Pull**, host to card: neither is the case with a margin, and the card would be busy for at most
+//!   [`Settings::spare`] of its time with the actor of the lowest load, for [`Settings::settle`]. That one comes back.
+//!
+//! Actors of a [`group`](ActorLoad::group) count as one: they move together. After each move nothing is decided for
+//! [`Settings::pause`], so that its effect shows first.
+
+use std::collections::BTreeMap;
+
+use model::{ActorSide, Nanos};
+use serde::{Deserialize, Serialize};
+
+/// When actors move.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// The mean response time of the card's messages above which it is overloaded, in microseconds.
+    pub overload_us: f64,
+    /// The share of its cores' time above which it is overloaded, too.
+    pub busy: f64,
+    /// The share of the card's time up to which it takes actors back.
+    pub spare: f64,
+    /// The margin below `overload_us` at which actors come back, as a share of it: iPipe's α.
+    pub hysteresis: f64,
+    /// How long the card must be overloaded.
+    pub patience: Nanos,
+    /// How long it must have room.
+    pub settle: Nanos,
+    /// From one move to the next decision.
+    pub pause: Nanos,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            overload_us: 1_000.0,
+            busy: 0.9,
+            spare: 0.5,
+            hysteresis: 0.2,
+            patience: Nanos::from_millis(200),
+            settle: Nanos::from_secs(2),
+            pause: Nanos::from_millis(500),
+        }
+    }
+}
+
+/// What is remembered between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    /// Since when the card is overloaded.
+    pub over_since: Option<Nanos>,
+    /// Since when it has room.
+    pub room_since: Option<Nanos>,
+    /// When the last move was decided.
+    pub moved: Option<Nanos>,
+}
+
+/// An actor since the step before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ActorLoad {
+    /// Its name.
+    pub actor: String,
+    /// Actors with the same one move together; absent: it moves alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Where it is.
+    pub side: ActorSide,
+    /// Whether it can move now: it runs, is not paused and does not move.
+    pub can_move: bool,
+    /// Run time ÷ time: how many cores its messages need.
+    pub load: f64,
+    /// Messages per second.
+    pub rate: f64,
+    /// Mean of its response times, in microseconds.
+    pub mean_us: f64,
+    /// Their mean and three deviations, in microseconds.
+    pub tail_us: f64,
+    /// Messages that wait.
+    pub waiting: u64,
+}
+
+/// What a step is given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Observation {
+    /// The time.
+    pub now: Nanos,
+    /// Whether both sides run.
+    pub both_run: bool,
+    /// Cores of the card.
+    pub card_cores: u16,
+    /// All actors.
+    pub actors: Vec<ActorLoad>,
+}
+
+/// A move.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Move {
+    /// Who moves, in the order of the observation.
+    pub actors: Vec<String>,
+    /// To which side.
+    pub to: ActorSide,
+    /// The rule that decided, with its figures.
+    pub reason: String,
+}
+
+/// All that a decision depends on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// When actors move.
+    pub settings: Settings,
+    /// What was remembered.
+    pub memory: Memory,
+    /// What was seen.
+    pub observation: Observation,
+}
+
+impl Case {
+    /// Decides on it.
+    pub fn decide(&self) -> (Memory, Option<Move>) {
+        step(&self.settings, self.memory, &self.observation)
+    }
+}
+
+/// Actors that move together.
+struct Unit<'a> {
+    actors: Vec<&'a ActorLoad>,
+    load: f64,
+}
+
+/// The units on a side that can move as a whole.
+fn units(of: &Observation, side: ActorSide) -> Vec<Unit<'_>> {
+    let mut groups: BTreeMap<(&str, &str), Vec<&ActorLoad>> = BTreeMap::new();
+    for actor in &of.actors {
+        let key = match &actor.group {
+            Some(group) => (group.as_str(), ""),
+            None => ("", actor.actor.as_str()),
+        };
+        groups.entry(key).or_default().push(actor);
+    }
+    // Those of a group that are on the other side do not matter.
+    let here = groups.into_values().map(|mut actors| {
+        actors.retain(|actor| actor.side == side);
+        actors
+    });
+    here.filter(|actors| !actors.is_empty() && actors.iter().all(|actor| actor.can_move))
+        .map(|actors| Unit {
+            load: actors.iter().map(|actor| actor.load).sum(),
+            actors,
+        })
+        .collect()
+}
+
+/// Decides whether actors move, by what was seen since the step before. Returns what is to be remembered.
+pub fn step(settings: &Settings, memory: Memory, of: &Observation) -> (Memory, Option<Move>) {
+    let mut next = memory;
+    let on_card = || of.actors.iter().filter(|actor| actor.side == ActorSide::Card);
+    let rate: f64 = on_card().map(|actor| actor.rate).sum();
+    let spent: f64 = on_card().map(|actor| actor.rate * actor.mean_us).sum();
+    let mean_us = if rate > 0.0 { spent / rate } else { 0.0 };
+    let cores = f64::from(of.card_cores.max(1));
+    let load: f64 = on_card().map(|actor| actor.load).sum();
+    let busy = load / cores;
+    let is_over = mean_us > settings.overload_us || busy > settings.busy;
+    next.over_since = is_over.then(|| memory.over_since.unwrap_or(of.now));
+    let lightest = units(of, ActorSide::Host)
+        .into_iter()
+        .min_by(|a, b| a.load.total_cmp(&b.load));
+    let would = lightest.as_ref().map(|unit| (load + unit.load) / cores);
+    let has_room = !is_over
+        && mean_us < (1.0 - settings.hysteresis) * settings.overload_us
+        && would.is_some_and(|share| share <= settings.spare);
+    next.room_since = has_room.then(|| memory.room_since.unwrap_or(of.now));
+    let pauses = memory.moved.is_some_and(|at| of.now.since(at) < settings.pause);
+    if !of.both_run || pauses {
+        return (next, None);
+    }
+    let lasts = |since: Option<Nanos>, least: Nanos| since.is_some_and(|at| of.now.since(at) >= least);
+    let names = |unit: &Unit<'_>| unit.actors.iter().map(|actor| actor.actor.clone()).collect();
+    let decided = if lasts(next.over_since, settings.patience) {
+        let heaviest = units(of, ActorSide::Card)
+            .into_iter()
+            .max_by(|a, b| a.load.total_cmp(&b.load));
+        heaviest.map(|unit| Move {
+            actors: names(&unit),
+            to: ActorSide::Host,
+            reason: format!(
+                "push: the card's messages take {mean_us:.0} µs on average (limit {:.0}) and its cores are busy for \
+                 {:.0} % (limit {:.0}); the load of this one is the highest, {:.2} cores",
+                settings.overload_us,
+                100.0 * busy,
+                100.0 * settings.busy,
+                unit.load,
+            ),
+        })
+    } else if lasts(next.room_since, settings.settle) {
+        lightest.map(|unit| Move {
+            actors: names(&unit),
+            to: ActorSide::Card,
+            reason: format!(
+                "pull: the card's messages take {mean_us:.0} µs on average (limit {:.0}), and with this one of {:.2} \
+                 cores, the lowest load on the host, its cores would be busy for {:.0} % (limit {:.0})",
+                (1.0 - settings.hysteresis) * settings.overload_us,
+                unit.load,
+                100.0 * would.unwrap_or_default(),
+                100.0 * settings.spare,
+            ),
+        })
+    } else {
+        None
+    };
+    if decided.is_some() {
+        next = Memory {
+            moved: Some(of.now),
+            ..Memory::default()
+        };
+    }
+    (next, decided)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn actor(name: &str, side: ActorSide, load: f64, mean_us: f64) -> ActorLoad {
+        ActorLoad {
+            actor: name.to_owned(),
+            group: None,
+            side,
+            can_move: true,
+            load,
+            rate: 1_000.0,
+            mean_us,
+            tail_us: 3.0 * mean_us,
+            waiting: 0,
+        }
+    }
+
+    fn run(actors: &[ActorLoad], from: u64, to: u64, memory: &mut Memory) -> Option<(u64, Move)> {
+        for ms in (from..=to).step_by(50) {
+            let of = Observation {
+                now: Nanos::from_millis(ms),
+                both_run: true,
+                card_cores: 1,
+                actors: actors.to_vec(),
+            };
+            let case = Case {
+                settings: Settings::default(),
+                memory: *memory,
+                observation: of,
+            };
+            // A case decides the same after it was written and read.
+            let read: Case = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
+            assert_eq!(case.decide(), read.decide());
+            let (next, decided) = case.decide();
+            *memory = next;
+            if let Some(of) = decided {
+                return Some((ms, of));
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn the_heaviest_goes_and_the_lightest_comes_back() {
+        let mut memory = Memory::default();
+        let mut all = [
+            actor("a", ActorSide::Card, 0.3, 5_000.0),
+            actor("b", ActorSide::Card, 0.6, 5_000.0),
+        ];
+        let (at, of) = run(&all, 1_000, 5_000, &mut memory).unwrap();
+        assert_eq!(
+            (at, of.to, of.actors),
+            (1_200, ActorSide::Host, vec!["b".to_owned()])
+        );
+        // It goes on being overloaded: the other one follows, after a pause.
+        all[1].side = ActorSide::Host;
+        let (at, of) = run(&all, 1_250, 5_000, &mut memory).unwrap();
+        assert_eq!((at, of.actors), (1_700, vec!["a".to_owned()]));
+        all[0].side = ActorSide::Host;
+        for of in &mut all {
+            of.mean_us = 20.0;
+        }
+        // 0.3 cores fit into half of one, 0.6 do not.
+        let (at, of) = run(&all, 1_750, 10_000, &mut memory).unwrap();
+        assert_eq!(
+            (at, of.to, of.actors),
+            (3_750, ActorSide::Card, vec!["a".to_owned()])
+        );
+        all[0].side = ActorSide::Card;
+        assert_eq!(run(&all, 3_800, 20_000, &mut memory), None);
+        all[1].load = 0.1;
+        let (_, of) = run(&all, 20_000, 30_000, &mut memory).unwrap();
+        assert_eq!((of.to, of.actors), (ActorSide::Card, vec!["b".to_owned()]));
+    }
+
+    #[test]
+    fn a_busy_card_pushes_and_a_short_peak_does_not() {
+        let mut memory = Memory::default();
+        let busy = [actor("a", ActorSide::Card, 0.95, 10.0)];
+        let calm = [actor("a", ActorSide::Card, 0.1, 10.0)];
+        assert_eq!(run(&busy, 0, 150, &mut memory), None);
+        assert_eq!(run(&calm, 200, 200, &mut memory), None);
+        assert_eq!(run(&busy, 250, 400, &mut memory), None);
+        assert!(run(&busy, 450, 600, &mut memory).is_some());
+    }
+
+    #[test]
+    fn a_group_moves_together_and_what_cannot_move_stays() {
+        let mut all = [
+            actor("a", ActorSide::Card, 0.3, 5_000.0),
+            actor("b", ActorSide::Card, 0.5, 5_000.0),
+            actor("c", ActorSide::Card, 0.3, 5_000.0),
+        ];
+        all[0].group = Some("g".to_owned());
+        all[2].group = Some("g".to_owned());
+        let (_, of) = run(&all, 0, 1_000, &mut Memory::default()).unwrap();
+        assert_eq!(of.actors, ["a", "c"]);
+        all[2].can_move = false;
+        let (_, of) = run(&all, 0, 1_000, &mut Memory::default()).unwrap();
+        assert_eq!(of.actors, ["b"]);
+        let of = Observation {
+            now: Nanos::from_secs(9),
+            both_run: false,
+            card_cores: 1,
+            actors: all.to_vec(),
+        };
+        let memory = Memory {
+            over_since: Some(Nanos(1)),
+            ..Memory::default()
+        };
+        assert_eq!(step(&Settings::default(), memory, &of).1, None);
+    }
+}
