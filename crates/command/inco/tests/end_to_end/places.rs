@@ -376,7 +376,7 @@ fn distance_and_watts_of_a_place_decide_where_an_instance_goes() {
     let place = Place::new();
     let card = ("latency = \"5us\"\nwatts_per_core = 2", 4);
     let host = "watts_per_core = 11\ninstances = 4";
-    let instances = "{ min = 1, max = 2, standby = 0 }";
+    let instances = "{ min = 1, max = 1, standby = 0 }";
     let start = |autoscaler: &str| place.run(&configuration(card, host, instances, autoscaler));
     // The default is performance, with any autoscaler.
     let inco = start("\"fixed\"");
