@@ -47,12 +47,12 @@ struct Phase {
     lasts: Duration,
 }
 
-/// Rates that the card carries and does not carry; with `--quick` also by a build that is not optimised.
+/// Rates that the card carries, and that keep it busier than it is to be.
 fn phases(quick: bool) -> [Phase; 3] {
     let (low, high, seconds) = if quick {
-        (20.0, 300.0, 5)
+        (50.0, 4_000.0, 5)
     } else {
-        (50.0, 1_500.0, 10)
+        (50.0, 4_000.0, 10)
     };
     let phase = |name, rate, seconds| Phase {
         name,
@@ -151,7 +151,7 @@ fn configuration(engine: &str, uplink: &str, data: &Path) -> String {
         );
     }
     text.push_str(&format!(
-        "[service.{SERVICE}.sides]\nmoves = \"auto\"\noverload = \"5ms\"\nbusy = 0.15\nspare = 0.1\npatience = \
+        "[service.{SERVICE}.sides]\nmoves = \"auto\"\noverload = \"5ms\"\nbusy = 0.03\nspare = 0.015\npatience = \
          \"300ms\"\nsettle = \"1500ms\"\npause = \"500ms\"\n"
     ));
     text
