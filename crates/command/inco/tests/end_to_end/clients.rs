@@ -58,6 +58,10 @@ struct Function {
     routes: bool,
     /// The kind of its ports.
     port: &'static str,
+    /// Further lines of its service.
+    service: String,
+    /// Whether a drain moves its flows.
+    moves: bool,
 }
 
 impl Function {
@@ -66,6 +70,8 @@ impl Function {
             words: stage(name, configuration),
             routes: false,
             port: "memif",
+            service: String::new(),
+            moves: false,
         }
     }
 
@@ -75,6 +81,8 @@ impl Function {
             words: Vec::new(),
             routes: true,
             port: "memif",
+            service: String::new(),
+            moves: false,
         };
         nothing.routed(arms)
     }
@@ -101,6 +109,25 @@ impl Function {
         }
         self.words.extend(stage("router", &routes(arms)));
         Function { routes: true, ..self }
+    }
+}
+
+/// A translator of the client's address, whose instances have external ones that the server reaches at the client's MAC
+/// address.
+fn nat() -> Function {
+    Function {
+        service: format!("external = {{ addresses = [\"{EXTERNAL}\"], block = 4032, lifetime = \"20s\" }}\n"),
+        ..Function::of("nat", NAT)
+    }
+}
+
+/// The same, with mappings that move when an instance is drained.
+fn moving_nat() -> Function {
+    let nat = nat();
+    Function {
+        service: format!("{}affinity = \"relaxed\"\nmove_state = true\n", nat.service),
+        moves: true,
+        ..nat
     }
 }
 
@@ -133,6 +160,10 @@ const FIREWALL: &str = "default = \"deny\"\n[[rule]]\naction = \"allow\"\nprotoc
 /// What no packet has is searched in all.
 const IDS: &str = "rules = '''\ndrop tcp any any -> any any (msg:\"none\"; content:\"nobody says so\"; sid:1;)\ndrop udp any \
                    any -> any any (msg:\"none\"; content:\"nobody says so\"; sid:2;)\n'''\n";
+/// Mappings end soon after their connections.
+const NAT: &str =
+    "inside = [\"10.0.0.2/32\"]\nudp_timeout_s = 2\ntcp_transitory_timeout_s = 2\nicmp_timeout_s = 2\n";
+const EXTERNAL: &str = "203.0.113.1";
 const LIMITER: &str = "[[rule]]\nkey = \"flow\"\nrate = \"10Gbit/s\"\nburst_bytes = 10000000\n";
 
 /// One of two gateways, with what it protects.
@@ -162,6 +193,14 @@ fn tunnel() -> Function {
     Function::of("ipsec", &gateway(1, client, server)).before("ipsec", &gateway(2, server, client))
 }
 
+/// Longer than an instance waits for a CPU here. Rings of interfaces are not seen.
+fn stall_after(port: &str) -> &'static str {
+    match port {
+        "memif" => "stall_after = \"2s\"\n",
+        _ => "",
+    }
+}
+
 /// inco's configuration with the function between both sides.
 fn configuration(engine: Engine, function: &Function, arms: Arms) -> String {
     let mut command = vec!["/inco-nf".to_owned()];
@@ -182,9 +221,11 @@ fn configuration(engine: Engine, function: &Function, arms: Arms) -> String {
          }}\n{second}[[uplink]]\nname = \"lan\"\ndevice = \"kernel:eth1\"\n[service.function]\nmatch = {{ src = \
          \"10.0.0.0/15\" }}\nuplinks = {uplinks}\nport = \"{}\"\nimage = \"{IMAGE}\"\ncommand = {command:?}\nmemory = \"256MiB\"\nring = \
          {{ slots = 8192 }}\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \"fixed\"\nscheduler = {{ policy = \
-         \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
+         \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\n{}{}",
         engine.toml(),
         function.port,
+        stall_after(function.port),
+        function.service,
     )
 }
 
@@ -505,6 +546,11 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
         network.client_ip(&by("10.1.0.0/24", "10.0.0.1", own));
         server.ip(&by("10.0.0.0/24", "10.1.0.1", "eth0"));
     }
+    if function.service.contains(EXTERNAL) {
+        server.ip(&format!(
+            "route add {EXTERNAL}/32 dev eth0\nneigh add {EXTERNAL} lladdr {CLIENT_MAC} dev eth0 nud permanent"
+        ));
+    }
     network.as_client(|| std::fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 131072").unwrap());
     let _servers = serve(&place, &server, address);
     let inco = network.run(&place, &configuration(engine, function, arms));
@@ -547,7 +593,13 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
     );
     // Connections that began with one instance and with four go on.
     downloads.append(&mut later);
-    assert!(inco.count(InstanceState::Draining) > 0, "{}", inco.told());
+    if function.moves {
+        inco.settled(1, 0);
+        let status = inco.status();
+        assert!(status.workers.iter().any(|of| of.state_moves > 0), "{status:#?}");
+    } else {
+        assert!(inco.count(InstanceState::Draining) > 0, "{}", inco.told());
+    }
     assert!(downloads.iter().all(|of| of.taken() < BYTES as u64));
     downloads.iter().for_each(Download::release);
     let expected = content();
@@ -613,6 +665,21 @@ fn clients_through_a_tunnel() {
 }
 
 #[test]
+fn clients_through_a_translator() {
+    clients_notice_nothing(Engine::Oci, &nat(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_translator_whose_mappings_move() {
+    clients_notice_nothing(Engine::Oci, &moving_nat(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_translator_on_interfaces() {
+    clients_notice_nothing(Engine::Oci, &nat().on_interfaces(), Arms::Two);
+}
+
+#[test]
 fn clients_through_a_firewall_with_one_arm_and_docker() {
     let function = Function::of("firewall", FIREWALL).routed(Arms::One);
     clients_notice_nothing(Engine::Docker, &function, Arms::One);
@@ -653,6 +720,20 @@ fn clients_through_a_monitor_on_interfaces_with_docker() {
 }
 
 #[test]
+fn clients_through_a_balancer_on_interfaces() {
+    let maglev = format!("addresses = [\"{NEAR}\"]\n[[back_end]]\nname = \"a\"\nmac = \"{SERVER_MAC}\"\n");
+    let function = Function::of("maglev", &maglev).on_interfaces();
+    clients_notice_nothing(Engine::Oci, &function, Arms::Two);
+}
+
+#[test]
+fn clients_through_a_queue_on_interfaces() {
+    const PFABRIC: &str = "rate = \"10Gbit/s\"\npackets = 4096\npriority = \"dscp\"\n";
+    let function = Function::of("pfabric", PFABRIC).on_interfaces();
+    clients_notice_nothing(Engine::Oci, &function, Arms::Two);
+}
+
+#[test]
 fn clients_through_a_router_on_an_interface() {
     let function = Function::router(Arms::One).on_interfaces();
     clients_notice_nothing(Engine::Oci, &function, Arms::One);
@@ -671,8 +752,9 @@ fn answering(engine: Engine, port: &str, name: &str, configuration: &str, vip: &
         "{}[switch]\ndriver = \"soft\"\ntimeouts = {{ udp = \"500ms\" }}\n[[uplink]]\nname = \"wan\"\ndevice = \
          \"kernel:eth1\"\n[service.function]\nvip = {{ {vip} }}\nport = \"{port}\"\nimage = \"{IMAGE}\"\ncommand = \
          {command:?}\nmemory = \"256MiB\"\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \
-         \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
+         \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\n{}",
         engine.toml(),
+        stall_after(port),
     )
 }
 

@@ -75,6 +75,18 @@ impl State {
         self.0 & PHASE == Phase::Established as u8
     }
 
+    /// What is known of the connections where two instances have seen parts of them: the longer lifetime of the two, and
+    /// each FIN that one of them has seen. `newer`: what another instance knows.
+    pub(super) fn merged(self, newer: State) -> State {
+        let seen = (self.0 | newer.0) & (FIN_INSIDE | FIN_OUTSIDE | SHARED);
+        let phase = if self.is_established() {
+            Phase::Established
+        } else {
+            newer.phase()
+        };
+        State(seen | phase as u8).closed()
+    }
+
     /// After a packet from the inside; `is_same`: to the remote endpoint of the packet before it.
     #[inline]
     pub(super) fn outbound(self, flags: TcpFlags, is_same: bool) -> Step {
@@ -202,6 +214,18 @@ mod tests {
     }
 
     const OPEN: [(bool, u8, bool); 3] = [(true, SYN, true), (false, SYN | ACK, true), (true, ACK, true)];
+
+    #[test]
+    fn two_instances_that_saw_a_fin_each_know_that_the_connection_is_closed() {
+        let open = after(&OPEN);
+        let inside = open.outbound(TcpFlags(FIN), true).state;
+        let outside = open.inbound(TcpFlags(FIN), true).state;
+        assert_eq!(inside.merged(outside).phase(), Phase::Closed);
+        assert_eq!(open.merged(outside), outside);
+        // One that knows of an established connection keeps it.
+        assert_eq!(open.merged(after(&OPEN[..1])), open);
+        assert_eq!(after(&OPEN[..1]).merged(open), open);
+    }
 
     #[test]
     fn a_connection_opens_and_closes() {

@@ -4,6 +4,7 @@
 mod blocks;
 mod commands;
 mod decisions;
+mod hand_over;
 mod health;
 mod inputs;
 mod lifecycle;
@@ -29,6 +30,7 @@ use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
+pub(crate) use hand_over::Heir;
 pub use places::PlaceStatus;
 use rollout::RolloutPlan;
 
@@ -247,6 +249,8 @@ pub struct Controller {
     /// Slots whose flows must move after the plan is published.
     fail_slots: Vec<Slot>,
     sampled_at: Nanos,
+    /// When mappings in inherited blocks were counted last.
+    counted: Nanos,
     shutdown: Option<bool>,
     reactions: Reactions,
     sequence: u64,
@@ -282,6 +286,7 @@ impl Controller {
             plan_back_off: BackOff::default(),
             fail_slots: Vec::new(),
             sampled_at: Nanos::ZERO,
+            counted: Nanos::ZERO,
             shutdown: None,
             reactions: Reactions::default(),
             sequence: 0,
@@ -465,6 +470,8 @@ impl Controller {
         }
         self.remove_orphans();
         self.note_panic();
+        self.name_heirs();
+        self.count_inherited();
         self.tell_reserved();
         self.publish();
         std::mem::swap(&mut self.out, out);
@@ -585,6 +592,7 @@ impl Controller {
             place: PlaceId::default(),
             core: None,
             block: None,
+            heir: None,
             has_mappings: true,
             state: InstanceState::Creating,
             since: self.now,
