@@ -285,7 +285,10 @@ fn a_place_that_is_lost_with_its_instances_is_replaced_elsewhere() {
     // inco notices one death after the other: in between, a flow can move to the other dead instance, and from there on.
     // The generator sees the second move alone, since nothing returns from there.
     let moves = status.accounting.expected_moves;
-    assert!((flows..=2 * flows).contains(&moves), "{moves} moves of {flows} flows");
+    assert!(
+        (flows..=2 * flows).contains(&moves),
+        "{moves} moves of {flows} flows"
+    );
     assert_eq!(report.lost, status.accounting.dropped, "{:#?}", status.drops);
     let failed = inco.events().into_iter().filter(|event| {
         let is_failed = matches!(&event.kind, EventKind::State { to, .. } if *to == InstanceState::Failed);
