@@ -23,7 +23,7 @@ use crate::function::{Function, Setup, Summary};
 
 use configuration::Settings;
 use fragments::{Fragments, Outcome};
-use translator::{Refused, Translator};
+use translator::{Refused, Sent, Translator};
 
 pub use mapping::Class;
 use moving::{MOVED_BYTES, MovedMapping};
@@ -566,13 +566,13 @@ impl Function for Nat {
         };
         let source = SocketAddrV4::new(source, flow.src_port);
         let destination = SocketAddrV4::new(destination, flow.dst_port);
-        let remote = if [moved.internal, moved.external].contains(&source) {
-            destination
-        } else {
-            source
+        let (remote, of) = match source {
+            _ if source == moved.internal => (destination, Sent::There),
+            _ if source == moved.external => (destination, Sent::PerhapsHere),
+            _ => (source, Sent::PerhapsHere),
         };
         self.turn(now);
-        self.translator.take_over(&moved, remote)?;
+        self.translator.take_over(&moved, remote, of)?;
         self.due = self.due.or(Some(now + TICK));
         Ok(())
     }
@@ -602,7 +602,7 @@ impl Function for Nat {
         self.turn(now);
         let mut taken = Ok(());
         for moved in all.iter().filter_map(read) {
-            taken = taken.and(self.translator.take_over(&moved, moved.remote));
+            taken = taken.and(self.translator.take_over(&moved, moved.remote, Sent::PerhapsHere));
         }
         self.due = self.due.or(Some(now + TICK));
         taken

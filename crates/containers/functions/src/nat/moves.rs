@@ -158,6 +158,56 @@ fn a_flow_keeps_its_external_endpoint_where_its_host_has_got_another_one() {
     assert_ne!(source_of(&again[0].1), outside);
 }
 
+/// The client's port was used again, for another connection to the same server by way of the heir, before the mapping of
+/// the first one has ended.
+#[test]
+fn a_connection_of_the_heir_does_not_get_the_external_endpoint_of_an_earlier_one() {
+    let [mut from, mut to] = [0, 1].map(|number| instance(number, ""));
+    let outside = external(&mut from, HOST);
+    let new = external(&mut to, HOST);
+    let mut state = [0; STATE_BYTES_LIMIT];
+    let back = Tuple {
+        src: IpAddr::V4(*end(REMOTE).ip()),
+        dst: IpAddr::V4(*outside.ip()),
+        src_port: end(REMOTE).port(),
+        dst_port: outside.port(),
+        ..flow(HOST, end(REMOTE))
+    };
+    let length = from.export(&back, &mut state, NOW).unwrap();
+    to.import(&back, &state[..length], NOW).unwrap();
+    hand_over(&mut from, &mut to, NOW).unwrap();
+    assert_eq!(source_of(&one(&mut to, 0, udp(end(HOST), end(REMOTE))).1), new);
+    for external in [outside, new] {
+        let answer = one(&mut to, 1, udp(end(REMOTE), external)).1;
+        assert_eq!(answer, udp(end(REMOTE), end(HOST)));
+    }
+    // The flow itself moves: what it was given last is what it keeps.
+    let of = flow(HOST, end(REMOTE));
+    let length = from.export(&of, &mut state, NOW).unwrap();
+    to.import(&of, &state[..length], NOW).unwrap();
+    assert_eq!(
+        source_of(&one(&mut to, 0, udp(end(HOST), end(REMOTE))).1),
+        outside
+    );
+}
+
+/// The inside sends by way of the heir already, and answers still come to the instance that gives.
+#[test]
+fn a_mapping_that_goes_on_elsewhere_does_not_end_where_it_was_given() {
+    let [mut from, mut to] = [0, 1].map(|number| instance(number, "udp_timeout_s = 2\n"));
+    let outside = external(&mut from, HOST);
+    let mut state = [0; STATE_BYTES_LIMIT];
+    let of = flow(HOST, end(REMOTE));
+    let length = from.export(&of, &mut state, NOW).unwrap();
+    to.import(&of, &state[..length], NOW).unwrap();
+    let comes_back = |nat: &mut Nat, now| all(nat, 1, &[udp(end(REMOTE), outside)], now)[0].0;
+    assert_eq!(comes_back(&mut from, 1009), Verdict::Forward(0));
+    // And what was used in that time lives no shorter than otherwise.
+    assert_eq!(comes_back(&mut from, 1012), Verdict::Forward(0));
+    assert_eq!(comes_back(&mut from, 1015), Verdict::Drop(NO_MAPPING));
+    assert_eq!(comes_back(&mut to, 1009), Verdict::Drop(NO_REALM));
+}
+
 #[test]
 fn ports_that_inco_has_not_given_stay_where_they_are() {
     let setup = Setup {

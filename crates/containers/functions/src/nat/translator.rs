@@ -20,6 +20,9 @@ use crate::keys::Keys;
 /// ends keep up with beginnings.
 const ENDS_PER_CALL: u32 = 64;
 
+/// For so many seconds after the first mapping was given time stands still, and it is late by as much from then on: a
+/// mapping that goes on at the other instance must not end here while packets from outside still come here.
+const GIVING_S: Tick = 10;
 /// Places looked at for one message of a hand-over: some microseconds.
 const GIVEN_PER_CALL: usize = 2048;
 /// Blocks of other instances whose mappings are counted as they begin and end, at most. Others are counted one by one.
@@ -36,6 +39,16 @@ pub(super) enum Refused {
     NoBlock,
     /// There are as many mappings as may be.
     MappingLimit,
+}
+
+/// By way of which instance an internal endpoint has sent to a remote one most recently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// The one that gives the mapping: its flow moves.
+    There,
+    /// Perhaps this one: the port may have been used for another connection to the same remote endpoint since, and that
+    /// one must not get the external endpoint of an earlier one.
+    PerhapsHere,
 }
 
 /// Totals since the function began.
@@ -61,8 +74,8 @@ pub(super) struct Translator {
     foreign: Keys,
     records: Records,
     counters: Counters,
-    /// Whether another instance has mappings of this one. Then no port is given back: it may stand for a mapping there.
-    gives: Cell<bool>,
+    /// Since when another instance has mappings of this one. Then no port is given back: it may stand for a mapping there.
+    gives_since: Cell<Option<Tick>>,
     /// Ports of the pool that are not given back, and stand for no mapping here.
     lent: usize,
     /// Mappings in these blocks.
@@ -100,7 +113,7 @@ impl Translator {
             foreign: Keys::new(limit, mix(secret ^ 3)),
             records: Records::new(settings.log, settings.log_records_limit),
             counters: Counters::default(),
-            gives: Cell::new(false),
+            gives_since: Cell::new(None),
             lent: 0,
             counted: Vec::with_capacity(COUNTED_LIMIT),
             kept: HashMap::new(),
@@ -141,9 +154,12 @@ impl Translator {
     /// Sets the time, which does not go backwards, and ends some of the mappings whose time is over. Whether there may
     /// be more of them.
     pub(super) fn turn(&mut self, now: Nanos) -> bool {
-        self.now = self
-            .now
-            .max((now.0 / 1_000_000_000).min(u64::from(u32::MAX)) as u32);
+        let seconds = (now.0 / 1_000_000_000).min(u64::from(u32::MAX)) as Tick;
+        let seconds = match self.gives_since.get() {
+            None => seconds,
+            Some(since) => since.max(seconds.saturating_sub(GIVING_S)),
+        };
+        self.now = self.now.max(seconds);
         self.records.set_time(now);
         let mut budget = ENDS_PER_CALL;
         while let Some(id) = self
@@ -341,7 +357,7 @@ impl Translator {
     fn end(&mut self, id: Id) {
         if let Some(mapping) = self.forget(id) {
             if let Some(place) = self.pool.place(mapping.external) {
-                if self.gives.get() {
+                if self.gives_since.get().is_some() {
                     self.lent += 1;
                 } else if let Some(block) = self.pool.give_back(place, mapping.class.index()) {
                     self.records.block(false, block);
@@ -388,18 +404,22 @@ impl Translator {
         self.id_of_flow(class, ends).is_some()
     }
 
+    fn begin_to_give(&self) {
+        self.gives_since.set(self.gives_since.get().or(Some(self.now)));
+    }
+
     /// The mapping of a flow as a value, for [`Translator::take_over`] of another instance. It stays here, too: both
     /// translate alike, whichever of them gets a packet. From now on no port of the pool is given back.
     pub(super) fn give(&self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
         let id = self.id_of_flow(class, ends)?;
-        self.gives.set(true);
+        self.begin_to_give();
         self.slab.get(id).map(|mapping| self.value(mapping))
     }
 
     /// The same of all mappings from that place in the slab on, as many as there is room for: the bytes written, and
     /// where it goes on.
     pub(super) fn give_all(&self, from: Id, room: &mut [u8]) -> (usize, Option<Id>) {
-        self.gives.set(true);
+        self.begin_to_give();
         let mut written = 0;
         let until = (from as usize).saturating_add(GIVEN_PER_CALL);
         for id in from..self.slab.limit() as Id {
@@ -449,12 +469,17 @@ impl Translator {
 
     /// Takes over a mapping of another instance, with its external endpoint. One that is here already gets what the
     /// other instance knows of it, too. Where the internal endpoint has another mapping here, the one taken over is for
-    /// what goes to `remote`, and for what comes to its external endpoint.
+    /// what comes to its external endpoint, and for what goes to `remote` if that `of` it says so.
     ///
     /// # Errors
     /// [`NotMoved::Conflict`]: the external endpoint stands for another one here, or an endpoint is on the wrong side.
     /// [`NotMoved::Full`]. Nothing has changed then.
-    pub(super) fn take_over(&mut self, moved: &MovedMapping, remote: SocketAddrV4) -> Result<(), NotMoved> {
+    pub(super) fn take_over(
+        &mut self,
+        moved: &MovedMapping,
+        remote: SocketAddrV4,
+        of: Sent,
+    ) -> Result<(), NotMoved> {
         let class = moved.class;
         if !self.is_inside(*moved.internal.ip()) || self.is_inside(*moved.external.ip()) {
             return Err(NotMoved::Conflict);
@@ -479,7 +504,7 @@ impl Translator {
             }
             mapping.merge(moved.remote, moved.state, touched);
             self.slab.hasten(id, &self.settings.timeouts);
-            self.keep(id, moved, remote);
+            self.keep(id, moved, remote, of);
             return Ok(());
         }
         if self.slab.len() >= self.slab.limit() {
@@ -503,15 +528,25 @@ impl Translator {
         };
         let id = self.add(mapping).ok_or(NotMoved::Full)?;
         self.counters.imported += 1;
-        self.keep(id, moved, remote);
+        self.keep(id, moved, remote, of);
         Ok(())
     }
 
     /// Notes that what the internal endpoint sends to `remote` keeps this mapping, if it has another one.
-    fn keep(&mut self, id: Id, moved: &MovedMapping, remote: SocketAddrV4) {
-        let is_its = self.by_internal.get(key(moved.class, moved.internal)) == Some(id);
-        if !is_its && self.kept.len() < self.slab.limit() {
-            self.kept.insert((moved.class, moved.internal, remote), id);
+    fn keep(&mut self, id: Id, moved: &MovedMapping, remote: SocketAddrV4, of: Sent) {
+        let own = self.by_internal.get(key(moved.class, moved.internal));
+        if own == Some(id) || self.kept.len() >= self.slab.limit() {
+            return;
+        }
+        let end = (moved.class, moved.internal, remote);
+        let uses_own = || {
+            own.and_then(|own| self.live(own))
+                .is_some_and(|own| own.remote == remote)
+        };
+        if of == Sent::There {
+            self.kept.insert(end, id);
+        } else if !uses_own() {
+            self.kept.entry(end).or_insert(id);
         }
     }
 
@@ -531,7 +566,7 @@ impl Translator {
         fresh.turn(Nanos(u64::from(self.now) * 1_000_000_000));
         fresh.records.set_time(self.records.time());
         fresh.counters = self.counters;
-        fresh.gives.set(self.gives.get());
+        fresh.gives_since.set(self.gives_since.get());
         if self.lent > 0 {
             self.lend_again(fresh);
         }
@@ -555,7 +590,7 @@ impl Translator {
             };
             // A foreign mapping stays one. One whose port this instance has lost ends.
             let is_own = fresh.pool.place(moved.external).is_some();
-            if was_own != is_own || fresh.take_over(&moved, moved.remote).is_err() {
+            if was_own != is_own || fresh.take_over(&moved, moved.remote, Sent::PerhapsHere).is_err() {
                 fresh.counters.withdrawn += 1;
             }
         }
