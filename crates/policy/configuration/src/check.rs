@@ -432,7 +432,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
             let what = "does not see whether a program takes packets from an interface";
             let write = match is_end {
                 true => "write health in its place",
-                false => "remove it",
+                false => "write health = { command = [...] } in its place",
             };
             wrong("stall_after", what, write.to_owned());
         }

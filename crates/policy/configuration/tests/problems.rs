@@ -1506,7 +1506,7 @@ fn functions_on_interfaces_need_no_address_and_have_no_rings() {
         (
             text("stall_after = \"1s\""),
             "service.a.stall_after: the driver soft does not see whether a program takes packets from an interface; \
-             remove it",
+             write health = { command = [...] } in its place",
         ),
         (
             text("capabilities = [\"NET_RAW\"]"),
