@@ -464,8 +464,8 @@ fn a_drain_ends_at_once_and_each_mapping_keeps_its_external_endpoint() {
     inco.settled(1, 0);
     let load = Load::begin(Networks::new(&place));
     load.more(20);
-    place.must(&["scale", "nat", "4"]);
-    let rows = inco.settled(4, 0);
+    place.must(&["scale", "nat", "8"]);
+    let rows = inco.settled(8, 0);
     let blocks = blocks_of(&rows);
     load.more(2 * HOSTS as u64);
     place.must(&["scale", "nat", "1"]);
