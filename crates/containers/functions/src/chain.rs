@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use model::{Nanos, Tuple};
+use model::{Nanos, PortBlock, Tuple};
 use state_moves::{NotMoved, STATE_BYTES_LIMIT};
 
 use crate::about::About;
@@ -27,6 +27,10 @@ pub(crate) trait AnyFunction: Send {
     fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved>;
     fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved>;
     fn forget(&mut self, flow: &Tuple, now: Nanos);
+    fn hand_over(&mut self, from: u32, room: &mut [u8], now: Nanos)
+    -> Result<(usize, Option<u32>), NotMoved>;
+    fn take_over(&mut self, mappings: &[u8], now: Nanos) -> Result<(), NotMoved>;
+    fn mappings_in(&mut self, ports: &PortBlock, now: Nanos) -> Option<u32>;
 }
 
 impl<F: Function> AnyFunction for F {
@@ -68,6 +72,23 @@ impl<F: Function> AnyFunction for F {
 
     fn forget(&mut self, flow: &Tuple, now: Nanos) {
         Function::forget(self, flow, now);
+    }
+
+    fn hand_over(
+        &mut self,
+        from: u32,
+        room: &mut [u8],
+        now: Nanos,
+    ) -> Result<(usize, Option<u32>), NotMoved> {
+        Function::hand_over(self, from, room, now)
+    }
+
+    fn take_over(&mut self, mappings: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        Function::take_over(self, mappings, now)
+    }
+
+    fn mappings_in(&mut self, ports: &PortBlock, now: Nanos) -> Option<u32> {
+        Function::mappings_in(self, ports, now)
     }
 }
 
@@ -323,6 +344,51 @@ impl Chain {
         for stage in &mut self.stages {
             stage.function.forget(flow, now);
         }
+    }
+
+    /// Mappings of the first function that has such: see [`Function::hand_over`].
+    ///
+    /// # Errors
+    /// That of this function; [`NotMoved::Unsupported`] if there is none.
+    pub fn hand_over(
+        &mut self,
+        from: u32,
+        room: &mut [u8; STATE_BYTES_LIMIT],
+        now: Nanos,
+    ) -> Result<(usize, Option<u32>), NotMoved> {
+        let mut given = Err(NotMoved::Unsupported);
+        for stage in &mut self.stages {
+            given = stage.function.hand_over(from, room, now);
+            if given != Err(NotMoved::Unsupported) {
+                break;
+            }
+        }
+        given.and_then(|(length, next)| match length {
+            0..=STATE_BYTES_LIMIT => Ok((length, next)),
+            _ => Err(NotMoved::TooLong),
+        })
+    }
+
+    /// Gives mappings to the first function that has such: see [`Function::take_over`].
+    ///
+    /// # Errors
+    /// That of this function; [`NotMoved::Unsupported`] if there is none.
+    pub fn take_over(&mut self, mappings: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let mut taken = Err(NotMoved::Unsupported);
+        for stage in &mut self.stages {
+            taken = stage.function.take_over(mappings, now);
+            if taken != Err(NotMoved::Unsupported) {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// How many mappings with external ports of that block the functions have; [`None`] if none of them has mappings.
+    pub fn mappings_in(&mut self, ports: &PortBlock, now: Nanos) -> Option<u32> {
+        let each = self.stages.iter_mut();
+        each.filter_map(|stage| stage.function.mappings_in(ports, now))
+            .reduce(u32::saturating_add)
     }
 
     /// The stage at a position on the way of packets from a port.

@@ -114,4 +114,37 @@ pub trait Function: Send + Sized + 'static {
     fn forget(&mut self, flow: &Tuple, now: Nanos) {
         let _ = (flow, now);
     }
+
+    /// For a function with mappings, which are of several flows or of none: writes them into `room`, from that number
+    /// on, as many as there is room for, and returns how many bytes those are and where it goes on; [`None`] after the
+    /// last one. It begins with 0. The instance is about to end; until then both have the mappings, and this one gives
+    /// their external ports to no other.
+    ///
+    /// # Errors
+    /// [`NotMoved::Unsupported`]: it has none, or they cannot leave the instance.
+    fn hand_over(
+        &mut self,
+        from: u32,
+        room: &mut [u8],
+        now: Nanos,
+    ) -> Result<(usize, Option<u32>), NotMoved> {
+        let _ = (from, room, now);
+        Err(NotMoved::Unsupported)
+    }
+
+    /// Takes over mappings that [`hand_over`](Function::hand_over) of another instance wrote, with their external
+    /// endpoints. The bytes may be any: they come from another container.
+    ///
+    /// # Errors
+    /// Why it did not take all of them; it has those that it could take.
+    fn take_over(&mut self, mappings: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        let _ = (mappings, now);
+        Err(NotMoved::Unsupported)
+    }
+
+    /// How many mappings with external ports of that block it has; [`None`] if it has no mappings.
+    fn mappings_in(&mut self, ports: &PortBlock, now: Nanos) -> Option<u32> {
+        let _ = (ports, now);
+        None
+    }
 }

@@ -3,7 +3,7 @@
 
 use functions::{Chain, RECEIVED_LIMIT, STATE_BYTES_LIMIT};
 use model::Nanos;
-use state_moves::{FRAME_BYTES_LIMIT, Message, is_message};
+use state_moves::{FRAME_BYTES_LIMIT, Message, NotMoved, is_message};
 
 /// The messages of one burst. Their memory is there from the start.
 pub(crate) struct Messages {
@@ -78,12 +78,29 @@ impl Messages {
                     Err(why) => say(port, Message::Refused(why)),
                 },
                 Message::Forget(flow) => chain.forget(&flow, now),
+                Message::HandOver(from) => match chain.hand_over(from, &mut state, now) {
+                    Ok((length, next)) => {
+                        let mappings = &state[..length];
+                        say(port, Message::HandedOver { next, mappings });
+                    }
+                    Err(why) => say(port, Message::Refused(why)),
+                },
+                Message::TakeOver(mappings) => match chain.take_over(mappings, now) {
+                    Ok(()) => say(port, Message::Imported),
+                    Err(why) => say(port, Message::Refused(why)),
+                },
+                Message::Count(ports) => match chain.mappings_in(&ports, now) {
+                    Some(count) => say(port, Message::Counted(count)),
+                    None => say(port, Message::Refused(NotMoved::Unsupported)),
+                },
                 // What only instances say, and a port that is not this one.
                 Message::Pass { .. }
                 | Message::Passed { .. }
                 | Message::Exported(_)
                 | Message::Imported
-                | Message::Refused(_) => {}
+                | Message::Refused(_)
+                | Message::HandedOver { .. }
+                | Message::Counted(_) => {}
             }
         }
     }

@@ -15,6 +15,11 @@
 //!
 //! Until the acknowledgement the flow is pinned to the source, which has its whole state: whatever ends the move before,
 //! the held packets go there, in order. A destination that may have imported meanwhile is told to forget.
+//!
+//! An instance that translates addresses has more than flows: mappings, some of them without a flow, and external ports.
+//! When its flows have moved, it hands its mappings over ([`Message::HandOver`], [`Message::HandedOver`]) to the same
+//! destination ([`Message::TakeOver`]), which has its ports then. No packet waits for that: both translate alike.
+//! [`Message::Count`] asks the destination whether such mappings are left.
 #![forbid(unsafe_code)]
 
 mod message;

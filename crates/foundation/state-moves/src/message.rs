@@ -15,7 +15,7 @@
 
 use std::net::IpAddr;
 
-use model::Tuple;
+use model::{PortBlock, Tuple};
 use thiserror::Error;
 
 /// Bytes of one flow's state, at most: those of all functions of an instance fit into one frame.
@@ -32,6 +32,10 @@ const ETHER_TYPE: [u8; 2] = [0x88, 0xb6];
 const VERSION: u8 = 1;
 /// Ports of an instance, at most.
 const PORTS: u8 = 2;
+/// Bytes of a block of external ports: address, first and last port.
+const BLOCK_BYTES: usize = 8;
+/// In place of where a hand-over goes on: nowhere.
+const NO_MORE: u32 = u32::MAX;
 
 /// Why a function gives no state of a flow, or does not take it. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
@@ -92,6 +96,21 @@ pub enum Message<'a> {
     Refused(NotMoved),
     /// To either: drop what there is of the flow.
     Forget(Tuple),
+    /// To an instance that translates and is to end: give mappings, from that one on. It begins with 0.
+    HandOver(u32),
+    /// From it: so many mappings as one message carries.
+    HandedOver {
+        /// Where it goes on; [`None`] if these were the last.
+        next: Option<u32>,
+        /// The mappings.
+        mappings: &'a [u8],
+    },
+    /// To another one: take these mappings over, with their external endpoints. It answers [`Message::Imported`].
+    TakeOver(&'a [u8]),
+    /// To that one: how many mappings with external ports of that block are there?
+    Count(PortBlock),
+    /// From it: so many.
+    Counted(u32),
 }
 
 /// Whether a frame is a message, by its EtherType.
@@ -153,6 +172,11 @@ impl<'a> Message<'a> {
             Message::Imported => 6,
             Message::Refused(_) => 7,
             Message::Forget(_) => 8,
+            Message::HandOver(_) => 9,
+            Message::HandedOver { .. } => 10,
+            Message::TakeOver(_) => 11,
+            Message::Count(_) => 12,
+            Message::Counted(_) => 13,
         }
     }
 
@@ -160,7 +184,8 @@ impl<'a> Message<'a> {
     /// longer than [`STATE_BYTES_LIMIT`], the room is shorter than the frame, or the addresses are of two families.
     pub fn write(&self, number: u64, room: &mut [u8]) -> Option<usize> {
         let mut flow = [0; TUPLE_BYTES];
-        let small;
+        let mut block = [0; BLOCK_BYTES];
+        let (small, word);
         let (first, second): (&[u8], &[u8]) = match self {
             Message::Pass { port } => {
                 small = [*port, 0];
@@ -183,6 +208,21 @@ impl<'a> Message<'a> {
             Message::Refused(why) => {
                 small = [*why as u8, 0];
                 (&small[..1], &[])
+            }
+            Message::HandOver(number) | Message::Counted(number) => {
+                word = number.to_be_bytes();
+                (&word, &[])
+            }
+            Message::HandedOver { next, mappings } => {
+                word = next.unwrap_or(NO_MORE).to_be_bytes();
+                (&word, mappings)
+            }
+            Message::TakeOver(mappings) => (&[], mappings),
+            Message::Count(ports) => {
+                block[..4].copy_from_slice(&ports.address.octets());
+                block[4..6].copy_from_slice(&ports.first.to_be_bytes());
+                block[6..].copy_from_slice(&ports.last.to_be_bytes());
+                (&block, &[])
             }
         };
         if second.len() > STATE_BYTES_LIMIT {
@@ -213,6 +253,7 @@ impl<'a> Message<'a> {
         let length = usize::from(u16::from_be_bytes(*frame.get(24..)?.first_chunk()?));
         let content = frame.get(HEADER_BYTES..HEADER_BYTES + length)?;
         let whole = || tuple(content.try_into().ok()?);
+        let word = || Some(u32::from_be_bytes(content.try_into().ok()?));
         let message = match (kind, content) {
             (1, [port]) if *port < PORTS => Message::Pass { port: *port },
             (2, [of, by]) if *of < PORTS && *by < PORTS => Message::Passed { of: *of, by: *by },
@@ -228,6 +269,22 @@ impl<'a> Message<'a> {
             (6, []) => Message::Imported,
             (7, [why]) => Message::Refused(NotMoved::ALL.into_iter().find(|of| *of as u8 == *why)?),
             (8, _) => Message::Forget(whole()?),
+            (9, _) => Message::HandOver(word()?),
+            (10, _) => {
+                let (next, mappings) = content.split_first_chunk::<4>()?;
+                if mappings.len() > STATE_BYTES_LIMIT {
+                    return None;
+                }
+                let next = Some(u32::from_be_bytes(*next)).filter(|next| *next != NO_MORE);
+                Message::HandedOver { next, mappings }
+            }
+            (11, mappings) if mappings.len() <= STATE_BYTES_LIMIT => Message::TakeOver(mappings),
+            (12, &[a, b, c, d, e, f, g, h]) => Message::Count(PortBlock {
+                address: [a, b, c, d].into(),
+                first: u16::from_be_bytes([e, f]),
+                last: u16::from_be_bytes([g, h]),
+            }),
+            (13, _) => Message::Counted(word()?),
             _ => return None,
         };
         Some((number, message))
@@ -260,7 +317,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_message_is_read_as_it_was_written(
-            flow in flows(), number: u64, kind in 1..=8_u8, ports in (0..2_u8, 0..2_u8), why in 0..5_usize,
+            flow in flows(), number: u64, kind in 1..=13_u8, ports in (0..2_u8, 0..2_u8), why in 0..5_usize,
+            next: u32, block: (u32, u16, u16),
             state in prop::collection::vec(any::<u8>(), 0..=STATE_BYTES_LIMIT),
         ) {
             let message = match kind {
@@ -271,7 +329,15 @@ mod tests {
                 5 => Message::Import(flow, &state),
                 6 => Message::Imported,
                 7 => Message::Refused(NotMoved::ALL[why]),
-                _ => Message::Forget(flow),
+                8 => Message::Forget(flow),
+                9 => Message::HandOver(next),
+                10 => Message::HandedOver { next: Some(next).filter(|_| next % 2 == 0), mappings: &state },
+                11 => Message::TakeOver(&state),
+                12 => {
+                    let (address, first, last) = block;
+                    Message::Count(PortBlock { address: address.into(), first, last })
+                }
+                _ => Message::Counted(next),
             };
             let mut room = [0xff; FRAME_BYTES_LIMIT];
             let length = message.write(number, &mut room).unwrap();
@@ -286,7 +352,7 @@ mod tests {
 
         #[test]
         fn foreign_bytes_are_no_message_or_one_that_is_written_the_same(
-            kind in 0..10_u8, length in 0..1100_u16, bytes in prop::collection::vec(any::<u8>(), 0..1200),
+            kind in 0..15_u8, length in 0..1100_u16, bytes in prop::collection::vec(any::<u8>(), 0..1200),
         ) {
             let mut frame = vec![0; 12];
             frame.extend([0x88, 0xb6, VERSION, kind, 0, 0, 0, 0, 0, 0, 0, 9]);

@@ -1,7 +1,7 @@
 //! The functions that instances run.
 
 use functions::{Burst, Chain, LIBRARY, RECEIVED_LIMIT, STATE_BYTES_LIMIT, Setup};
-use model::{Nanos, Tuple, key_bits};
+use model::{Nanos, PortBlock, Tuple, key_bits};
 use state_moves::{FRAME_BYTES_LIMIT, Message};
 
 use crate::pieces;
@@ -69,6 +69,7 @@ pub(crate) fn state_moves(bytes: &[u8]) {
     });
     let mut chain = Chain::new(stages.collect()).unwrap();
     let mut associations = Associations::new(&setup);
+    let mut translators = [1024, 2024].map(translator);
     let now = Nanos::from_secs(1);
     for piece in pieces(bytes) {
         // The addresses and the EtherType are those of any message.
@@ -93,9 +94,40 @@ pub(crate) fn state_moves(bytes: &[u8]) {
                 let is_of_content = flow.vlan & key_bits::OF_CONTENT != 0;
                 assert_eq!(chain.export(&flow, &mut state, now).is_err(), is_of_content);
             }
+            Message::TakeOver(mappings) => {
+                let [of, next] = &mut translators;
+                let _ = of.take_over(mappings, now);
+                let (length, _) = of.hand_over(0, &mut state, now).unwrap();
+                let _ = next.take_over(&state[..length], now);
+            }
+            Message::HandOver(from) => {
+                let (length, next) = translators[0].hand_over(from, &mut state, now).unwrap();
+                assert!(length <= state.len() && next.is_none_or(|next| next > from));
+            }
+            Message::Count(ports) => {
+                let held = translators[0].stages()[0].summary().flows;
+                assert!(u64::from(translators[0].mappings_in(&ports, now).unwrap()) <= held);
+            }
             _ => {}
         }
     }
+}
+
+/// A translator with 1000 ports that inco has given to it.
+fn translator(first: u16) -> Chain {
+    let setup = Setup {
+        instance: 1,
+        ports: 2,
+        seed: first.into(),
+        external: Some(PortBlock {
+            address: [192, 0, 2, 1].into(),
+            first,
+            last: first + 999,
+        }),
+    };
+    let entry = LIBRARY.iter().find(|of| of.about().name == "nat").unwrap();
+    let text = "inside = [\"10.0.0.0/8\"]\nmappings_limit = 16\n";
+    Chain::new(vec![entry.make(text, &setup).unwrap()]).unwrap()
 }
 
 /// A gateway with an association of each direction, which are one flow here.

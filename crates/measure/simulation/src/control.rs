@@ -411,6 +411,7 @@ impl ControlLoop {
             SwitchRequest::Detach(slot) => self.changes.push(SlotChange::Gone(*slot)),
             // Only the controller sends requests here.
             SwitchRequest::OpenUplink(_)
+            | SwitchRequest::Mappings(_)
             | SwitchRequest::Change(_)
             | SwitchRequest::Flows { .. }
             | SwitchRequest::HeavyFlows { .. }

@@ -5,6 +5,8 @@ use std::fmt;
 
 use model::{External, InstanceId, Nanos, PortBlock};
 
+use crate::instance::Instance;
+
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Block {
@@ -16,11 +18,13 @@ enum Block {
     Reserved(Nanos),
 }
 
-/// A block that is nobody's for some time.
+/// A block that no new instance may have: it is nobody's for some time, or an instance has it from another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedBlock {
-    /// Until when, in milliseconds since 1970.
+    /// Until when, in milliseconds since 1970; 0 where an instance has it.
     pub until_unix_ms: u64,
+    /// The instance that has it, or gets it.
+    pub owner: Option<InstanceId>,
     /// Its ports.
     pub ports: PortBlock,
     /// The name of its service.
@@ -30,7 +34,10 @@ pub struct ReservedBlock {
 /// As a line of the file in which reservations outlive a run.
 impl fmt::Display for ReservedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.until_unix_ms, self.ports, self.service)
+        match self.owner {
+            Some(owner) => write!(f, "@{} {} {}", owner.0, self.ports, self.service),
+            None => write!(f, "{} {} {}", self.until_unix_ms, self.ports, self.service),
+        }
     }
 }
 
@@ -38,8 +45,14 @@ impl ReservedBlock {
     /// A line of that file; [`None`] for any other line.
     pub fn from_line(line: &str) -> Option<ReservedBlock> {
         let mut words = line.splitn(3, ' ');
+        let first = words.next()?;
+        let (until_unix_ms, owner) = match first.strip_prefix('@') {
+            Some(owner) => (0, Some(InstanceId(owner.parse().ok()?))),
+            None => (first.parse().ok()?, None),
+        };
         Some(ReservedBlock {
-            until_unix_ms: words.next()?.parse().ok()?,
+            until_unix_ms,
+            owner,
             ports: words.next()?.parse().ok()?,
             service: words.next()?.to_owned(),
         })
@@ -118,6 +131,77 @@ impl Blocks {
                 Block::Free(now)
             };
         }
+    }
+
+    /// The blocks of an instance.
+    pub(crate) fn owned(&self, owner: InstanceId) -> impl Iterator<Item = u16> {
+        let blocks = (0..).zip(&self.blocks);
+        blocks.filter_map(move |(at, block)| (*block == Block::Owned(owner)).then_some(at))
+    }
+
+    /// One instance takes over what another one has.
+    pub(crate) fn pass_on(&mut self, from: InstanceId, to: InstanceId) {
+        for block in &mut self.blocks {
+            if *block == Block::Owned(from) {
+                *block = Block::Owned(to);
+                self.has_changed = true;
+            }
+        }
+    }
+
+    /// Blocks that instances have from others, with their owners.
+    pub(crate) fn inherited(&self, instances: &[Instance]) -> impl Iterator<Item = (u16, InstanceId)> {
+        let blocks = (0..).zip(&self.blocks);
+        blocks.filter_map(|(at, block)| {
+            let Block::Owned(owner) = *block else { return None };
+            let is_own = |of: &Instance| of.id == owner && of.block == Some(at);
+            (!instances.iter().any(is_own)).then_some((at, owner))
+        })
+    }
+
+    /// An inherited block has no mappings any more. Whether it was one of that instance, whose `own` is another one.
+    pub(crate) fn end_inherited(
+        &mut self,
+        owner: InstanceId,
+        own: Option<u16>,
+        ports: &PortBlock,
+        now: Nanos,
+    ) -> bool {
+        let at = self.external.block_of(ports.address.into(), ports.first);
+        let Some(at) = at.filter(|at| own != Some(*at) && self.external.ports_of(*at) == Some(*ports)) else {
+            return false;
+        };
+        let is_it = self.blocks.get(usize::from(at)) == Some(&Block::Owned(owner));
+        if is_it {
+            self.give_back(at, false, now);
+        }
+        is_it
+    }
+
+    /// Has reservations told again.
+    pub(crate) fn note_change(&mut self) {
+        self.has_changed = true;
+    }
+
+    /// An instance has these ports from another one that is gone. False, and no change, where they are no block, or
+    /// somebody's.
+    pub(crate) fn inherit(&mut self, owner: InstanceId, ports: &PortBlock) -> bool {
+        let has_changed = self.take_again(owner, ports).is_some();
+        self.has_changed |= has_changed;
+        has_changed
+    }
+
+    /// The ports of the block that an instance was made with.
+    pub(crate) fn ports_of_instance(&self, of: &Instance) -> Option<PortBlock> {
+        self.ports_of(of.block?)
+    }
+
+    /// Whether somebody has that block.
+    #[cfg(test)]
+    fn is_owned(&self, ports: &PortBlock) -> bool {
+        let at = self.external.block_of(ports.address.into(), ports.first);
+        let block = at.and_then(|at| self.blocks.get(usize::from(at)));
+        matches!(block, Some(Block::Owned(_)))
     }
 
     /// An instance that is gone had these ports: every block with one of them is reserved, as far as it is nobody's.
@@ -206,6 +290,29 @@ mod tests {
     }
 
     #[test]
+    fn an_heir_has_blocks_of_others_until_their_mappings_have_ended() {
+        let mut blocks = Blocks::new(&external(32_256), LIFETIME);
+        let at = Nanos::from_secs;
+        let [one, two, three] = [1, 2, 3].map(InstanceId);
+        for owner in [one, two, three] {
+            blocks.take(owner, at(1)).unwrap();
+        }
+        blocks.pass_on(one, two);
+        blocks.pass_on(two, three);
+        assert_eq!(blocks.owned(three).collect::<Vec<u16>>(), [0, 1, 2]);
+        assert!(blocks.take_change());
+        let ports = |block| external(32_256).ports_of(block).unwrap();
+        // Its own block stays, and so does what it has not.
+        assert!(!blocks.end_inherited(three, Some(2), &ports(2), at(2)));
+        assert!(!blocks.end_inherited(two, None, &ports(1), at(2)));
+        assert!(blocks.end_inherited(three, Some(2), &ports(0), at(2)));
+        assert!(blocks.take_change() && !blocks.is_owned(&ports(0)) && blocks.is_owned(&ports(1)));
+        assert_eq!(blocks.take(InstanceId(4), at(3)), Some(3));
+        assert_eq!(blocks.take(InstanceId(5), at(3)), Some(0));
+        assert_eq!(blocks.take(InstanceId(6), at(3)), None);
+    }
+
+    #[test]
     fn blocks_of_an_earlier_run_are_known_again() {
         let mut blocks = Blocks::new(&external(32_256), LIFETIME);
         let ports = |text: &str| text.parse::<PortBlock>().unwrap();
@@ -240,10 +347,15 @@ mod tests {
 
     #[test]
     fn reservations_are_lines_of_text() {
-        let line = "1764000000000 203.0.113.0:1024-5055 nat";
-        let of = ReservedBlock::from_line(line).unwrap();
-        assert_eq!((of.to_string().as_str(), of.service.as_str()), (line, "nat"));
+        for line in [
+            "1764000000000 203.0.113.0:1024-5055 nat",
+            "@7 203.0.113.0:1024-5055 nat",
+        ] {
+            let of = ReservedBlock::from_line(line).unwrap();
+            assert_eq!((of.to_string().as_str(), of.service.as_str()), (line, "nat"));
+        }
         for wrong in [
+            "@ 203.0.113.0:1024-5055 nat",
             "",
             "1 203.0.113.0:1024-5055",
             "x 203.0.113.0:1024-5055 nat",

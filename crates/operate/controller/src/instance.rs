@@ -6,6 +6,7 @@ use model::{Generation, InstanceId, InstanceState, Nanos, PortKind, ServiceId, S
 use placement::PlaceId;
 
 use crate::backoff::BackOff;
+use crate::controller::Heir;
 use crate::fitness::Fitness;
 
 /// State of an instance's container in the engine.
@@ -88,6 +89,8 @@ pub struct Instance {
     pub(crate) core: Option<u16>,
     /// The block of external ports that it owns.
     pub(crate) block: Option<u16>,
+    /// Where it drains and translates: who takes over what it has.
+    pub(crate) heir: Option<Heir>,
     /// False once it is known that the network can know none of its external ports any more.
     pub(crate) has_mappings: bool,
     pub(crate) state: InstanceState,

@@ -293,6 +293,7 @@ mod tests {
         let address = model::Prefix::of("203.0.113.1".parse().unwrap());
         let external = model::External::new(&[address], 4032).unwrap();
         let of = |block| ReservedBlock {
+            owner: None,
             until_unix_ms: 7,
             ports: external.ports_of(block).unwrap(),
             service: "nat".to_owned(),

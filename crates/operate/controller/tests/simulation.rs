@@ -1520,6 +1520,7 @@ fn external_ports_outlive_a_run_and_those_of_the_dead_are_nobodys() {
     Engine::poll(&mut engine, &mut Vec::new());
     // What an earlier run had reserved, and what the clock has ended.
     let reserved = |ports: &str, until: Nanos| ReservedBlock {
+        owner: None,
         until_unix_ms: until.as_millis(),
         ports: ports.parse().expect("ports"),
         service: NAMES[1].to_owned(),
@@ -1567,6 +1568,7 @@ fn without_a_free_block_a_new_instance_waits_and_that_is_told_once() {
     let mut sim = Simulation::with(settings, 32, Probabilities::default(), engine, Nanos::ZERO);
     let reserved: Vec<ReservedBlock> = (0..14)
         .map(|block| ReservedBlock {
+            owner: None,
             until_unix_ms: 15_000,
             ports: external("203.0.113.9/32").ports_of(block).expect("a block"),
             service: NAMES[1].to_owned(),

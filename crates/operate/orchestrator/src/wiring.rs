@@ -54,7 +54,8 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         table_full: service.table_full,
         return_counters: service.flow_counters,
         recovers: service.vip.is_some(),
-        relaxed: service.affinity == Affinity::Relaxed,
+        // Flows of external ports move to the heir of their instance only.
+        relaxed: service.affinity == Affinity::Relaxed && service.external.is_none(),
         moves_state: service.move_state,
         stall_after: stall_after(service),
         signals: service.signals,

@@ -440,6 +440,14 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         // Their programs use the kernel's network: they end connections.
         let is_end = is_routed || service.port == PortKind::Kernel;
         let has_rings = !is_end && service.port != PortKind::Frames;
+        if has_stall_after && sees_stalls(can) && !has_rings {
+            let what = "does not see whether a program takes packets from an interface";
+            let write = match is_end {
+                true => "write health in its place",
+                false => "write health = { command = [...] } in its place",
+            };
+            wrong("stall_after", what, write.to_owned());
+        }
         if service.ready == Ready::Consumes && (!can.probes || !has_rings) {
             let what = "cannot see whether an instance takes packets";
             let write = "write ready = \"connected\" or { exec = [...] }".to_owned();

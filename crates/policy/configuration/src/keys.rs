@@ -775,7 +775,8 @@ tables! {
 
     external_table(reader, section) -> Option<ExternalPorts> = "service.NAME.external":
         "The external addresses to which the instances of a service translate. Their ports from 1024 on are divided into \
-         blocks. An instance owns one block from its start to its end, and its program learns it from the environment \
+         blocks. An instance owns one block from its start to its end, or until a drain with `move_state` hands it to another \
+         instance. Its program learns it from the environment \
          variable `INCO_EXTERNAL`: `203.0.113.0:1024-5055` ([nat](../functions/nat.md)). Packets to an external address go \
          to the owner of their port, before any `match`; those to a port that nobody owns are dropped as `port_block`."
     {

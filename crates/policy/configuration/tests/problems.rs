@@ -367,11 +367,6 @@ fn each_problem_is_reported() {
             "service.a.move_state: this cannot be together with symmetric = false; write symmetric = true",
         ),
         (
-            "move_state = true\nexternal = { addresses = ['203.0.113.0/31'] }",
-            "service.a.move_state: this cannot be together with external; remove move_state, and write affinity = \
-             \"strict\"",
-        ),
-        (
             "instances = { max = 1020, standby = 8 }",
             "more than the switch's limit of 1024; write a smaller max or standby",
         ),
@@ -1311,6 +1306,9 @@ fn external_addresses_are_for_functions_that_translate() {
         (16, Nanos::from_secs(7440))
     );
     let some = "external = { addresses = [\"203.0.113.0/30\"] }";
+    good(&format!(
+        "{SHORT}{some}\naffinity = \"relaxed\"\nmove_state = true\n"
+    ));
     for (lines, said) in [
         ("external = { }", "external.addresses: this key is missing"),
         ("external = { addresses = [] }", "0 addresses; there are 1 to 256"),
@@ -1333,7 +1331,8 @@ fn external_addresses_are_for_functions_that_translate() {
         ),
         (
             &format!("{some}\naffinity = \"relaxed\""),
-            "service.a.affinity: this cannot be together with external; write affinity = \"strict\"",
+            "service.a.affinity: this cannot be together with external; write affinity = \"strict\", or move_state = \
+             true, too",
         ),
         (
             &format!("{some}\naffinity_key = \"spi\""),
@@ -1503,6 +1502,11 @@ fn functions_on_interfaces_need_no_address_and_have_no_rings() {
         (
             text("affinity = \"relaxed\"\nmove_state = true"),
             "write port = \"memif\"",
+        ),
+        (
+            text("stall_after = \"1s\""),
+            "service.a.stall_after: the driver soft does not see whether a program takes packets from an interface; \
+             write health = { command = [...] } in its place",
         ),
         (
             text("capabilities = [\"NET_RAW\"]"),

@@ -488,6 +488,7 @@ impl Switch for EbpfSwitch {
             }
             SwitchRequest::Fail(slot) => self.instances.fail(slot),
             SwitchRequest::PurgeSlot(slot) => self.instances.purge(slot),
+            SwitchRequest::Mappings(_) => return unsupported("hand mappings over"),
             SwitchRequest::OpenUplink(_) => {}
             SwitchRequest::Change(change) => return self.change(change),
             SwitchRequest::Flows { id, filter, limit } => self.lister.ask(Question { id, filter, limit }),

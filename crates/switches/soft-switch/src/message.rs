@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use model::{InstanceId, ServiceId, Slot, UplinkId};
-use switch::{Capture, Change, PickRecord};
+use switch::{Capture, Change, MappingsEvent, MappingsRequest, PickRecord};
 
 use crate::dump::{FlowDump, HeavyDump};
 use crate::frame::FrameMemory;
@@ -52,6 +52,8 @@ pub enum Command<M: FrameMemory> {
         /// Whether the instance failed: its flows then count as expected moves.
         failed: bool,
     },
+    /// Has instances hand mappings over, or count them.
+    Mappings(MappingsRequest),
     /// Changes what the worker has of it.
     Change(Change),
     /// The worker serves this queue of an uplink from now on.
@@ -139,6 +141,8 @@ pub enum WorkerEvent<M: FrameMemory> {
     DumpedHeavy(Box<HeavyDump>),
     /// A scheduling decision. Without a flow if the service does not exist, or a later request replaced this one.
     Recorded(Box<PickRecord>),
+    /// What became of mappings. That flows have moved is told by each worker.
+    Mappings(MappingsEvent),
     /// A signal of an instance.
     Signal {
         /// The instance's place.

@@ -140,6 +140,13 @@ impl SharesMaker {
             shares.forget(slot);
         }
     }
+
+    /// Flows of the instance in one slot get that in the other one.
+    pub(crate) fn inherit(&self, from: Slot, to: Slot) {
+        if let Some(shares) = self.pins.0.get() {
+            shares.inherit(from, to);
+        }
+    }
 }
 
 /// The pins that flows share.
@@ -236,7 +243,7 @@ impl Shares {
         };
         let oldest = || set.into_iter().min_by_key(|at| seen_at(*at));
         if let Some(at) = known.or_else(free).or_else(oldest) {
-            let pin = tag | self.epoch(slot) << SLOT_BITS | u64::from(slot.0) & below(SLOT_BITS);
+            let pin = tag | self.pin(slot);
             // In this order: until the second store, who looks without the lock takes the pin for one that is over.
             self.word(at).store(pin, Ordering::Release);
             self.word(at + 1).store(now.0, Ordering::Release);
@@ -255,6 +262,26 @@ impl Shares {
             self.word(EPOCHS_AT + slot.index())
                 .fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Clients of the instance in one slot have that in the other one from now on.
+    pub(crate) fn inherit(&self, from: Slot, to: Slot) {
+        let places = (PLACES_AT..PLACES_AT + self.sets * WAYS * PLACE_WORDS).step_by(PLACE_WORDS);
+        for at in places {
+            let pin = self.load(at);
+            if self.valid(pin) == Some(from) {
+                let new = pin & !below(TAG_SHIFT) | self.pin(to);
+                // Where another worker was faster, the client has got another slot just now.
+                let _ = self
+                    .word(at)
+                    .compare_exchange(pin, new, Ordering::Release, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// A pin to that slot, without the tag of a client.
+    fn pin(&self, slot: Slot) -> u64 {
+        self.epoch(slot) << SLOT_BITS | u64::from(slot.0) & below(SLOT_BITS)
     }
 
     /// The slot of a pin that still holds.

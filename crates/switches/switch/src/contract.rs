@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::capture::Capture;
 use crate::flows::{FlowFilter, HeavyFlow};
+use crate::mappings::{MappingsEvent, MappingsRequest};
 use crate::plan::Plan;
 use crate::ports::PortSpec;
 use crate::reading::SwitchReading;
@@ -40,6 +41,8 @@ pub enum SwitchRequest {
     Probe(Slot),
     /// Remove every pin to the slot and leave its ports.
     PurgeSlot(Slot),
+    /// Have instances that translate hand mappings over, or count them.
+    Mappings(MappingsRequest),
     /// Begin to receive from an uplink that waits for it; any other one is left as it is.
     OpenUplink(UplinkId),
     /// Change a pin, or who decides about new ones.
@@ -197,6 +200,8 @@ pub enum SwitchEvent {
     },
     /// Answers [`SwitchRequest::Record`].
     Recorded(Box<PickRecord>),
+    /// What became of mappings of instances that translate.
+    Mappings(MappingsEvent),
     /// A signal came through a port of the instance: at most one in [`signal::INTERVAL_NS`]. Nobody has looked at more
     /// than its EtherType. Needs [`Capabilities::signals`].
     Signal {

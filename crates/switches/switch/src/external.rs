@@ -58,6 +58,14 @@ impl BlockOwners {
                     *place = slot;
                 }
             }
+            for &(of, block, slot) in &plan.mappings.blocks {
+                if of == service.id
+                    && plan.slot(slot).is_some_and(|row| row.state.serves())
+                    && let Some(place) = slots.get_mut(usize::from(block))
+                {
+                    *place = slot;
+                }
+            }
             Owners {
                 id: service.id,
                 external: external.clone(),

@@ -13,6 +13,7 @@ use scheduling::Scheduler;
 use crate::chain;
 use crate::contract::SwitchError;
 use crate::edit::Edits;
+use crate::mappings::MappingsPlan;
 
 /// A service in a plan.
 #[derive(Clone, Debug)]
@@ -55,7 +56,8 @@ pub struct ServicePlan {
     /// flow by what packets carry moves with its state only.
     pub relaxed: bool,
     /// Whether a drain moves its flows with the state of their function, where they are [relaxed](Self::relaxed) and
-    /// symmetric: by messages through the first data port of its instances.
+    /// symmetric: by messages through the first data port of its instances. With [external](Self::external) addresses
+    /// flows are not relaxed, and move to the [heir](MappingsPlan::heirs) only, because they need its ports.
     pub moves_state: bool,
     /// How long an instance may take no packet although some wait for it. A driver that counts what instances take
     /// has no use for it: the control plane judges them itself.
@@ -101,6 +103,8 @@ pub struct Plan {
     pub unmatched: Fallback,
     /// What happens to packets that are not IP.
     pub other: Fallback,
+    /// Who takes mappings and blocks of external ports over.
+    pub mappings: MappingsPlan,
 }
 
 impl Plan {

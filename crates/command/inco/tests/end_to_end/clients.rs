@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{
-    Engine, IMAGE, Inco, Load, Namespace, Network, PATIENCE, Place, available, eventually, text,
+    Engine, IMAGE, Inco, Load, Namespace, Network, PATIENCE, Place, available, eventually, kill, text,
 };
-use model::InstanceState;
+use model::{EventKind, InstanceState};
 
 /// MAC addresses of the client, of the server, and of the router that a function is.
 const CLIENT_MAC: &str = "02:00:00:00:00:0c";
@@ -30,6 +30,8 @@ const DOWNLOADS: usize = 6;
 const PART: usize = 8 << 10;
 const PAUSE: Duration = Duration::from_millis(5);
 const HELD: u64 = BYTES as u64 / 2;
+/// The deadline of drains.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 /// Questions of a run of dig.
 const QUESTIONS: usize = 40;
 /// Ports of iperf3's servers, each of which serves one client at a time.
@@ -37,7 +39,8 @@ const IPERF_PORTS: [&str; 2] = ["5201", "5202"];
 /// What an upload of iperf3 sends at once and in a second, in bytes and bits; and how often it tells of it, in seconds.
 const IPERF: [&str; 6] = ["--length", "2K", "--bitrate", "1M", "--interval", "0.1"];
 
-const NGINX: &str = "daemon off;\nworker_processes 1;\nuser root;\nerror_log stderr warn;\npid PLACE/nginx.pid;\nevents { \
+/// One process: another one would outlive the test.
+const NGINX: &str = "daemon off;\nmaster_process off;\nuser root;\nerror_log stderr warn;\npid PLACE/nginx.pid;\nevents { \
                      worker_connections 1024; }\nhttp {\n  access_log off;\n  client_body_temp_path PLACE/b;\n  \
                      proxy_temp_path PLACE/p;\n  fastcgi_temp_path PLACE/f;\n  uwsgi_temp_path PLACE/u;\n  \
                      scgi_temp_path PLACE/s;\n  server {\n    listen 80 backlog=4096 sndbuf=64k;\n    location = / { return \
@@ -58,6 +61,10 @@ struct Function {
     routes: bool,
     /// The kind of its ports.
     port: &'static str,
+    /// Further lines of its service.
+    service: String,
+    /// Whether a drain moves its flows.
+    moves: bool,
 }
 
 impl Function {
@@ -66,6 +73,8 @@ impl Function {
             words: stage(name, configuration),
             routes: false,
             port: "memif",
+            service: String::new(),
+            moves: false,
         }
     }
 
@@ -75,6 +84,8 @@ impl Function {
             words: Vec::new(),
             routes: true,
             port: "memif",
+            service: String::new(),
+            moves: false,
         };
         nothing.routed(arms)
     }
@@ -94,6 +105,11 @@ impl Function {
         }
     }
 
+    /// Whether a drain may outlast the clients.
+    fn outlasts(&self) -> bool {
+        self.service.contains(EXTERNAL) && !self.moves
+    }
+
     /// In a chain with a router.
     fn routed(mut self, arms: Arms) -> Function {
         if !self.words.is_empty() {
@@ -101,6 +117,25 @@ impl Function {
         }
         self.words.extend(stage("router", &routes(arms)));
         Function { routes: true, ..self }
+    }
+}
+
+/// A translator of the client's address, whose instances have external ones that the server reaches at the client's MAC
+/// address.
+fn nat() -> Function {
+    Function {
+        service: format!("external = {{ addresses = [\"{EXTERNAL}\"], block = 4032, lifetime = \"20s\" }}\n"),
+        ..Function::of("nat", NAT)
+    }
+}
+
+/// The same, with mappings that move when an instance is drained.
+fn moving_nat() -> Function {
+    let nat = nat();
+    Function {
+        service: format!("{}affinity = \"relaxed\"\nmove_state = true\n", nat.service),
+        moves: true,
+        ..nat
     }
 }
 
@@ -133,6 +168,11 @@ const FIREWALL: &str = "default = \"deny\"\n[[rule]]\naction = \"allow\"\nprotoc
 /// What no packet has is searched in all.
 const IDS: &str = "rules = '''\ndrop tcp any any -> any any (msg:\"none\"; content:\"nobody says so\"; sid:1;)\ndrop udp any \
                    any -> any any (msg:\"none\"; content:\"nobody says so\"; sid:2;)\n'''\n";
+/// Mappings end soon after their connections. All clients are one host: it may have each port of an instance, because a
+/// mapping has its port for two or three seconds.
+const NAT: &str = "inside = [\"10.0.0.2/32\"]\nblock_ports = 252\nblocks_per_host = 16\nudp_timeout_s = \
+                   2\ntcp_transitory_timeout_s = 2\nicmp_timeout_s = 2\n";
+const EXTERNAL: &str = "203.0.113.1";
 const LIMITER: &str = "[[rule]]\nkey = \"flow\"\nrate = \"10Gbit/s\"\nburst_bytes = 10000000\n";
 
 /// One of two gateways, with what it protects.
@@ -162,6 +202,14 @@ fn tunnel() -> Function {
     Function::of("ipsec", &gateway(1, client, server)).before("ipsec", &gateway(2, server, client))
 }
 
+/// Longer than an instance waits for a CPU here. Rings of interfaces are not seen.
+fn stall_after(port: &str) -> &'static str {
+    match port {
+        "memif" => "stall_after = \"2s\"\n",
+        _ => "",
+    }
+}
+
 /// inco's configuration with the function between both sides.
 fn configuration(engine: Engine, function: &Function, arms: Arms) -> String {
     let mut command = vec!["/inco-nf".to_owned()];
@@ -182,9 +230,11 @@ fn configuration(engine: Engine, function: &Function, arms: Arms) -> String {
          }}\n{second}[[uplink]]\nname = \"lan\"\ndevice = \"kernel:eth1\"\n[service.function]\nmatch = {{ src = \
          \"10.0.0.0/15\" }}\nuplinks = {uplinks}\nport = \"{}\"\nimage = \"{IMAGE}\"\ncommand = {command:?}\nmemory = \"256MiB\"\nring = \
          {{ slots = 8192 }}\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \"fixed\"\nscheduler = {{ policy = \
-         \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
+         \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\n{}{}",
         engine.toml(),
         function.port,
+        stall_after(function.port),
+        function.service,
     )
 }
 
@@ -445,9 +495,10 @@ impl Questions {
     }
 
     /// Ends it after a last run.
-    fn end(self) -> u64 {
+    fn end(self, place: &Place) -> u64 {
         self.stop.store(true, Relaxed);
-        self.thread.join().unwrap().unwrap()
+        let answers = self.thread.join().unwrap();
+        answers.unwrap_or_else(|said| panic!("{said}\n{}", functions(place)))
     }
 }
 
@@ -470,6 +521,11 @@ fn scale(place: &Place, inco: &Inco, service: &str, between: impl FnOnce(), drai
     draining();
 }
 
+/// What functions count, of instances that are there.
+fn functions(place: &Place) -> String {
+    place.must(&["instances", "--functions", "--json"])
+}
+
 /// Nothing was dropped, and all is accounted for.
 fn assert_accounted(inco: &Inco) {
     let status = inco.at_rest();
@@ -480,6 +536,26 @@ fn assert_accounted(inco: &Inco) {
         of.offered + of.originated == of.returned + of.delivered,
         "{of:#?}"
     );
+}
+
+/// Drains end for a reason that the function allows. The switch sees one direction of a translated connection in each
+/// flow, and cannot tell its end: where mappings do not move, such a drain may last until its deadline, after all clients.
+fn assert_ends(inco: &Inco, function: &Function) {
+    let ends = inco.events().into_iter().filter_map(|event| match event.kind {
+        EventKind::State {
+            from: InstanceState::Draining,
+            reason,
+            ..
+        } => Some(reason),
+        _ => None,
+    });
+    let ends: Vec<String> = ends.collect();
+    let is_expected = |reason: &String| match reason.as_str() {
+        "its flows have moved" => function.moves,
+        "its last flow has ended" => true,
+        reason => function.outlasts() && reason.starts_with("the drain's deadline passed"),
+    };
+    assert!(ends.len() == 3 && ends.iter().all(is_expected), "{ends:#?}");
 }
 
 fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
@@ -504,6 +580,13 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
         };
         network.client_ip(&by("10.1.0.0/24", "10.0.0.1", own));
         server.ip(&by("10.0.0.0/24", "10.1.0.1", "eth0"));
+    }
+    if function.service.contains(EXTERNAL) {
+        let near = format!(
+            "route add {EXTERNAL}/32 dev eth0\nneigh add {EXTERNAL} lladdr {CLIENT_MAC} dev eth0 nud permanent"
+        );
+        let routed = format!("route add {EXTERNAL}/32 via 10.1.0.1 dev eth0");
+        server.ip(if function.routes { &routed } else { &near });
     }
     network.as_client(|| std::fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 131072").unwrap());
     let _servers = serve(&place, &server, address);
@@ -547,7 +630,13 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
     );
     // Connections that began with one instance and with four go on.
     downloads.append(&mut later);
-    assert!(inco.count(InstanceState::Draining) > 0, "{}", inco.told());
+    if function.moves {
+        inco.settled(1, 0);
+        let status = inco.status();
+        assert!(status.workers.iter().any(|of| of.state_moves > 0), "{status:#?}");
+    } else {
+        assert!(inco.count(InstanceState::Draining) > 0, "{}", inco.told());
+    }
     assert!(downloads.iter().all(|of| of.taken() < BYTES as u64));
     downloads.iter().for_each(Download::release);
     let expected = content();
@@ -562,7 +651,7 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
         );
     }
     uploads.into_iter().for_each(Upload::end);
-    let answers = questions.end();
+    let answers = questions.end(&place);
     let outcome = load.end();
     assert!(
         outcome.failures == 0 && outcome.requests > 100 && answers > 0,
@@ -573,7 +662,13 @@ fn clients_notice_nothing(engine: Engine, function: &Function, arms: Arms) {
     let pinged = text(&ping.wait_with_output().unwrap().stdout);
     assert!(pinged.contains("60 received"), "{pinged}");
     // The others end with their last flows.
+    if function.outlasts() {
+        eventually("three instances have ended", DRAIN_DEADLINE + PATIENCE, || {
+            (inco.instances().len() == 1).then_some(())
+        });
+    }
     inco.settled(1, 0);
+    assert_ends(&inco, function);
     assert_accounted(&inco);
     println!(
         "{} requests, {answers} answers of the DNS server",
@@ -610,6 +705,33 @@ fn clients_through_a_router() {
 #[test]
 fn clients_through_a_tunnel() {
     clients_notice_nothing(Engine::Oci, &tunnel(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_translator() {
+    clients_notice_nothing(Engine::Oci, &nat(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_translator_whose_mappings_move() {
+    clients_notice_nothing(Engine::Oci, &moving_nat(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_translator_on_interfaces() {
+    clients_notice_nothing(Engine::Oci, &nat().on_interfaces(), Arms::Two);
+}
+
+#[test]
+fn clients_through_a_translator_on_an_interface_with_docker() {
+    let function = nat().on_interfaces().routed(Arms::One);
+    clients_notice_nothing(Engine::Docker, &function, Arms::One);
+}
+
+#[test]
+fn clients_through_a_translator_whose_mappings_move_with_one_arm() {
+    let function = moving_nat().routed(Arms::One);
+    clients_notice_nothing(Engine::Oci, &function, Arms::One);
 }
 
 #[test]
@@ -653,6 +775,20 @@ fn clients_through_a_monitor_on_interfaces_with_docker() {
 }
 
 #[test]
+fn clients_through_a_balancer_on_interfaces() {
+    let maglev = format!("addresses = [\"{NEAR}\"]\n[[back_end]]\nname = \"a\"\nmac = \"{SERVER_MAC}\"\n");
+    let function = Function::of("maglev", &maglev).on_interfaces();
+    clients_notice_nothing(Engine::Oci, &function, Arms::Two);
+}
+
+#[test]
+fn clients_through_a_queue_on_interfaces() {
+    const PFABRIC: &str = "rate = \"10Gbit/s\"\npackets = 4096\npriority = \"dscp\"\n";
+    let function = Function::of("pfabric", PFABRIC).on_interfaces();
+    clients_notice_nothing(Engine::Oci, &function, Arms::Two);
+}
+
+#[test]
 fn clients_through_a_router_on_an_interface() {
     let function = Function::router(Arms::One).on_interfaces();
     clients_notice_nothing(Engine::Oci, &function, Arms::One);
@@ -668,11 +804,12 @@ fn clients_through_a_firewall_on_an_interface_with_docker() {
 fn answering(engine: Engine, port: &str, name: &str, configuration: &str, vip: &str) -> String {
     let command = [vec!["/inco-nf".to_owned()], stage(name, configuration)].concat();
     format!(
-        "{}[switch]\ndriver = \"soft\"\ntimeouts = {{ udp = \"500ms\" }}\n[[uplink]]\nname = \"wan\"\ndevice = \
+        "{}[switch]\ndriver = \"soft\"\ntimeouts = {{ udp = \"2s\" }}\n[[uplink]]\nname = \"wan\"\ndevice = \
          \"kernel:eth1\"\n[service.function]\nvip = {{ {vip} }}\nport = \"{port}\"\nimage = \"{IMAGE}\"\ncommand = \
          {command:?}\nmemory = \"256MiB\"\ninstances = {{ min = 1, max = 4, standby = 0 }}\nautoscaler = \
-         \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\nstall_after = \"2s\"\n",
+         \"fixed\"\nscheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\ndrain_deadline = \"60s\"\n{}",
         engine.toml(),
+        stall_after(port),
     )
 }
 
@@ -698,7 +835,7 @@ fn dig_has_all_answers(engine: Engine, port: &str) {
     };
     more();
     scale(&place, &inco, "function", more, more);
-    let answers = questions.end();
+    let answers = questions.end(&place);
     inco.settled(1, 0);
     assert_accounted(&inco);
     let of = inco.status().accounting;
@@ -721,9 +858,8 @@ fn dig_has_all_answers_of_dns_on_an_interface() {
     dig_has_all_answers(Engine::Oci, "frames");
 }
 
-/// Clients of a cache, each with a value of its own: until it is stopped they ask for it again and again, and new ones
-/// come.
-struct Values {
+/// Clients of a function that answers requests in datagrams, until they are stopped: some stay, and new ones come.
+struct Clients {
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
     thread: JoinHandle<()>,
@@ -731,32 +867,30 @@ struct Values {
 
 /// Clients that stay.
 const STAYING: usize = 16;
-/// What each of the others asks for.
+/// Requests of each of the others.
 const REQUESTS: u32 = 20;
 
-impl Values {
-    fn start(network: &Network, cache: &'static str) -> Values {
+impl Clients {
+    /// `open` makes the client of that number: each call sends a request, and checks the answer.
+    fn start<C: FnMut()>(network: &Network, open: impl Fn(u32) -> C + Send + 'static) -> Clients {
         let (stop, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let thread = network.as_client(|| {
             let (stop, answers) = (Arc::clone(&stop), Arc::clone(&answers));
             std::thread::spawn(move || {
-                let mut number = 0;
-                let mut open = || {
-                    number += 1;
-                    CacheClient::open(cache, number)
-                };
-                let staying: Vec<CacheClient> = (0..STAYING).map(|_| open()).collect();
+                let mut numbers = 0..;
+                let mut open = || open(numbers.next().unwrap());
+                let mut staying: Vec<C> = (0..STAYING).map(|_| open()).collect();
                 while !stop.load(Relaxed) {
-                    let passing = open();
+                    let mut passing = open();
                     for _ in 0..REQUESTS {
-                        passing.get();
+                        passing();
                     }
-                    staying.iter().for_each(CacheClient::get);
+                    staying.iter_mut().for_each(|ask| ask());
                     answers.fetch_add(u64::from(REQUESTS) + STAYING as u64, Relaxed);
                 }
             })
         });
-        Values {
+        Clients {
             stop,
             answers,
             thread,
@@ -766,11 +900,65 @@ impl Values {
     /// Waits for so many more answers.
     fn more(&self, answers: u64) {
         let before = self.answers.load(Relaxed);
-        eventually("values are there", PATIENCE, || {
-            assert!(!self.thread.is_finished(), "a client has no answer");
+        eventually("requests are answered", PATIENCE, || {
+            assert!(
+                !self.thread.is_finished(),
+                "a client has no answer, or a wrong one"
+            );
             (self.answers.load(Relaxed) > before + answers).then_some(())
         });
     }
+
+    fn end(self) {
+        self.stop.store(true, Relaxed);
+        self.thread.join().unwrap();
+    }
+}
+
+/// A socket of the client's, for datagrams to that endpoint.
+fn socket_to(endpoint: &str) -> UdpSocket {
+    let socket = UdpSocket::bind("10.0.0.2:0").unwrap();
+    socket.connect(endpoint).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// A request in a datagram, and its answer.
+fn exchange(socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
+    socket.send(request).unwrap();
+    let mut answer = vec![0; 1500];
+    let len = socket.recv(&mut answer).unwrap();
+    answer.truncate(len);
+    answer
+}
+
+/// Each client has the answers of its own instance, while instances come and go.
+fn clients_are_answered<C: FnMut()>(
+    (engine, port): (Engine, &str),
+    (name, configuration): (&str, &str),
+    (address, ports): (&str, &str),
+    open: impl Fn(u32) -> C + Send + 'static,
+) {
+    if !engine.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    let vip = format!("address = \"{address}\", ports = \"{ports}\"");
+    let inco = network.run(&place, &answering(engine, port, name, configuration, &vip));
+    inco.settled(1, 0);
+    let clients = Clients::start(&network, open);
+    clients.more(100);
+    scale(
+        &place,
+        &inco,
+        "function",
+        || clients.more(200),
+        || clients.more(200),
+    );
+    clients.end();
+    inco.settled(1, 0);
+    assert_accounted(&inco);
+    inco.stop(&place);
 }
 
 /// A client with a value in the cache.
@@ -780,10 +968,8 @@ struct CacheClient {
 }
 
 impl CacheClient {
-    fn open(cache: &str, number: u32) -> CacheClient {
-        let socket = UdpSocket::bind("10.0.0.2:0").unwrap();
-        socket.connect(cache).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    fn open(number: u32) -> CacheClient {
+        let socket = socket_to("10.0.0.7:11211");
         let client = CacheClient { socket, number };
         let value = format!("value-{number}");
         let set = format!("set key-{number} 0 0 {}\r\n{value}\r\n", value.len());
@@ -801,40 +987,21 @@ impl CacheClient {
         assert_eq!(self.ask(&format!("get key-{}\r\n", self.number)), expected);
     }
 
-    /// A request in a datagram, and its answer.
     fn ask(&self, request: &str) -> String {
         let mut datagram = vec![0, 7, 0, 0, 0, 1, 0, 0];
         datagram.write_all(request.as_bytes()).unwrap();
-        self.socket.send(&datagram).unwrap();
-        let mut answer = [0; 1500];
-        let len = self.socket.recv(&mut answer).unwrap();
+        let answer = exchange(&self.socket, &datagram);
         assert_eq!(answer[..8], datagram[..8]);
-        text(&answer[8..len])
+        text(&answer[8..])
     }
 }
 
 fn each_client_finds_its_value(engine: Engine, port: &str) {
-    if !engine.is_here() {
-        return;
-    }
-    let (place, network) = (Place::with_a_cpu(), Network::new());
-    let vip = "address = \"10.0.0.7\", ports = \"11211\"";
-    let inco = network.run(&place, &answering(engine, port, "cache", "memory_mib = 8\n", vip));
-    inco.settled(1, 0);
-    let values = Values::start(&network, "10.0.0.7:11211");
-    values.more(100);
-    scale(
-        &place,
-        &inco,
-        "function",
-        || values.more(200),
-        || values.more(200),
-    );
-    values.stop.store(true, Relaxed);
-    values.thread.join().unwrap();
-    inco.settled(1, 0);
-    assert_accounted(&inco);
-    inco.stop(&place);
+    let cache = ("cache", "memory_mib = 8\n");
+    clients_are_answered((engine, port), cache, ("10.0.0.7", "11211"), |number| {
+        let client = CacheClient::open(number);
+        move || client.get()
+    });
 }
 
 #[test]
@@ -850,4 +1017,202 @@ fn each_client_of_a_cache_finds_its_value_docker() {
 #[test]
 fn each_client_of_a_cache_finds_its_value_on_an_interface() {
     each_client_finds_its_value(Engine::Docker, "frames");
+}
+
+/// Keys that clients which pass share. With those of the others, all find room in an answer.
+const SHARED_KEYS: u32 = 40;
+/// Keys of an answer of the ranker, at most, and the bytes of one.
+const KEYS: usize = 60;
+const KEY_BYTES: usize = 24;
+
+/// A client that stays has a key of its own: its count is what this client has sent, because its instance stays.
+fn each_client_finds_its_count(engine: Engine, port: &str) {
+    clients_are_answered((engine, port), ("ranker", ""), ("10.0.0.8", "9102"), |number| {
+        let socket = socket_to("10.0.0.8:9102");
+        let has_own = (number as usize) < STAYING;
+        let key = if has_own {
+            u64::from(number) + 1000
+        } else {
+            u64::from(number % SHARED_KEYS)
+        };
+        let mut sent = 0;
+        move || {
+            sent += 3;
+            let mut request = vec![3, KEYS as u8, 0, 1];
+            request.extend(key.to_be_bytes());
+            request.extend(3_u32.to_be_bytes());
+            request.resize(4 + KEYS * KEY_BYTES, 0);
+            let answer = exchange(&socket, &request);
+            assert_eq!(
+                (answer[0], usize::from(answer[1])),
+                (3 + 128, (answer.len() - 4) / KEY_BYTES)
+            );
+            let word = |row: &[u8], at: usize| u64::from_be_bytes(row[at..at + 8].try_into().unwrap());
+            let row = answer[4..].chunks(KEY_BYTES).find(|row| word(row, 0) == key);
+            let (count, error) = row.map(|row| (word(row, 8), word(row, 16))).unwrap();
+            assert!(
+                error == 0 && (count == sent || !has_own && count > sent),
+                "{count} of {sent}"
+            );
+        }
+    });
+}
+
+#[test]
+fn each_client_of_a_ranker_finds_its_count() {
+    each_client_finds_its_count(Engine::Oci, "memif");
+}
+
+#[test]
+fn each_client_of_a_ranker_finds_its_count_on_an_interface() {
+    each_client_finds_its_count(Engine::Oci, "frames");
+}
+
+#[test]
+fn each_client_of_a_ranker_finds_its_count_on_an_interface_with_docker() {
+    each_client_finds_its_count(Engine::Docker, "frames");
+}
+
+const CLASSES: &str = "classes = [\"web\", \"video\"]\nfeatures = 3\nvalues = 16\n[[sample]]\nclass = \
+                       \"web\"\nfeatures = [1, 0, 15]\n[[sample]]\nclass = \"video\"\nfeatures = [9, 3, 15]\n";
+
+/// Asks for the one class and the other one.
+fn classifier_client(number: u32) -> impl FnMut() {
+    let socket = socket_to("10.0.0.9:9103");
+    let mut asked = number;
+    move || {
+        asked += 1;
+        let (class, features) = match asked % 2 {
+            0 => (0, [1, 0]),
+            _ => (1, [9, 3]),
+        };
+        let answer = exchange(&socket, &[1, 0, features[0], features[1], 15, 0, 0, 0]);
+        assert_eq!(answer[..4], [129, class, 0, 0]);
+        let margin = u32::from_be_bytes(answer[4..].try_into().unwrap());
+        assert!(margin > 0, "{answer:?}");
+    }
+}
+
+fn each_request_has_its_class(engine: Engine, port: &str) {
+    let classifier = ("classifier", CLASSES);
+    clients_are_answered(
+        (engine, port),
+        classifier,
+        ("10.0.0.9", "9103"),
+        classifier_client,
+    );
+}
+
+#[test]
+fn each_request_to_a_classifier_has_its_class() {
+    each_request_has_its_class(Engine::Oci, "memif");
+}
+
+#[test]
+fn each_request_to_a_classifier_has_its_class_on_an_interface() {
+    each_request_has_its_class(Engine::Oci, "frames");
+}
+
+#[test]
+fn each_request_to_a_classifier_has_its_class_on_an_interface_with_docker() {
+    each_request_has_its_class(Engine::Docker, "frames");
+}
+
+/// Each instance is a chain of one replica. A client's writes and reads find the same one, and versions only rise.
+fn each_client_reads_what_it_wrote(engine: Engine, port: &str) {
+    const REPLICA: &str = "address = \"10.0.0.10:9105\"\nmac = \"02:00:00:00:00:0a\"\n";
+    clients_are_answered(
+        (engine, port),
+        ("replica", REPLICA),
+        ("10.0.0.10", "9105"),
+        |number| {
+            let socket = socket_to("10.0.0.10:9105");
+            let (mut asked, mut version) = (0_u32, 0);
+            move || {
+                asked += 1;
+                let value = format!("value {number} {asked}").into_bytes();
+                for kind in [1, 2] {
+                    let mut request = vec![0; 48];
+                    request[0] = kind;
+                    if kind == 1 {
+                        request[2..4].copy_from_slice(&(value.len() as u16).to_be_bytes());
+                    }
+                    request[4..8].copy_from_slice(&asked.to_be_bytes());
+                    request[8..16].copy_from_slice(&u64::from(number).to_be_bytes());
+                    request.extend(&value);
+                    let answer = exchange(&socket, &request);
+                    assert_eq!((answer[0], answer[1]), (kind + 128, 0), "{answer:?}");
+                    assert_eq!(answer[4..16], request[4..16]);
+                    let written = u64::from_be_bytes(answer[16..24].try_into().unwrap());
+                    if kind == 1 {
+                        assert!(written > version, "{written} after {version}");
+                        version = written;
+                    } else {
+                        assert_eq!((written, &answer[48..]), (version, &value[..]));
+                    }
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn each_client_of_a_replica_reads_what_it_wrote() {
+    each_client_reads_what_it_wrote(Engine::Oci, "memif");
+}
+
+#[test]
+fn each_client_of_a_replica_reads_what_it_wrote_on_an_interface() {
+    each_client_reads_what_it_wrote(Engine::Oci, "frames");
+}
+
+#[test]
+fn each_client_of_a_replica_reads_what_it_wrote_on_an_interface_with_docker() {
+    each_client_reads_what_it_wrote(Engine::Docker, "frames");
+}
+
+/// Whether its program takes frames from an interface is not seen, so a command in the container says that it hangs.
+#[test]
+fn a_function_on_an_interface_that_hangs_is_replaced() {
+    let engine = Engine::Oci;
+    if !engine.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    let image = "inco-test/function-and-shell";
+    place.import_image(image, &["sh"]);
+    // In the container the function is process 1. `T`: it was stopped.
+    let health = "health = { command = ['/bin/sh', '-c', 'read -r _ _ state _ < /proc/1/stat && [ $state != T ]'], \
+                  every = \"500ms\", timeout = \"500ms\", fall = 2 }\n";
+    let vip = "address = \"10.0.0.9\", ports = \"9103\"";
+    let text = answering(engine, "frames", "classifier", CLASSES, vip)
+        .replace(IMAGE, image)
+        .replace("drain_deadline = \"60s\"", "drain_deadline = \"2s\"")
+        + health;
+    let inco = network.run(&place, &text);
+    inco.settled(1, 0);
+    let clients = Clients::start(&network, classifier_client);
+    clients.more(100);
+    clients.end();
+    place.must(&["scale", "function", "2"]);
+    let rows = inco.settled(2, 0);
+    // All checks pass as long as the program runs.
+    assert!(!inco.told().contains("did not pass"), "{}", inco.told());
+    let victim = &rows[0];
+    let began = Instant::now();
+    kill(victim.pid.unwrap(), rustix::process::Signal::STOP);
+    eventually("another one is there", PATIENCE, || {
+        (inco.count(InstanceState::Active) == 3).then_some(())
+    });
+    let told = inco.told();
+    assert!(told.contains("2 checks in a row did not pass"), "{told}");
+    println!("another one was there after {:?}", began.elapsed());
+    let clients = Clients::start(&network, classifier_client);
+    clients.more(200);
+    clients.end();
+    eventually("it is removed", PATIENCE, || {
+        inco.instance(victim.id).is_none().then_some(())
+    });
+    inco.settled(2, 0);
+    inco.stop(&place);
 }

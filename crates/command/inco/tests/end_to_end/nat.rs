@@ -442,6 +442,68 @@ fn eight_instances_translate_and_nothing_reaches_the_wrong_host() {
     inco.stop(&place);
 }
 
+/// Mappings would live for ten minutes: a drain ends at once all the same, because they move. What comes back finds them
+/// wherever they are, with the external endpoint that they had.
+#[test]
+fn a_drain_ends_at_once_and_each_mapping_keeps_its_external_endpoint() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::with_a_cpu();
+    let configuration = CONFIGURATION
+        .replace("IMAGE", IMAGE)
+        .replace("_timeout_s = 4", "_timeout_s = 600")
+        .replace("lifetime = \"5s\"", "lifetime = \"10m\"")
+        // One instance has the hosts of all, and each of its own keeps its ports until the end.
+        .replace("block_ports = 8", "block_ports = 2")
+        .replace(
+            "affinity_key",
+            "affinity = \"relaxed\"\nmove_state = true\naffinity_key",
+        );
+    let inco = place.run(&configuration);
+    inco.settled(1, 0);
+    let load = Load::begin(Networks::new(&place));
+    load.more(20);
+    place.must(&["scale", "nat", "8"]);
+    let rows = inco.settled(8, 0);
+    let blocks = blocks_of(&rows);
+    load.more(2 * HOSTS as u64);
+    place.must(&["scale", "nat", "1"]);
+    let left = inco.settled(1, 0);
+    load.more(HOSTS as u64);
+    // The last one has the blocks of all, and hands them on.
+    place.must(&["scale", "nat", "2"]);
+    let two = inco.settled(2, 0);
+    assert!(!blocks.contains(&block_of(two.last().unwrap())), "{blocks:?}");
+    load.more(HOSTS as u64);
+    place.must(&["drain", &left[0].id.to_string()]);
+    eventually("the one that had all is gone", 2 * PATIENCE, || {
+        inco.instance(left[0].id).is_none().then_some(())
+    });
+    load.more(HOSTS as u64);
+    let seen = load.end();
+    let functions = place.must(&["instances", "--functions", "--json"]);
+    assert_eq!(seen.wrong, Vec::<String>::new(), "{functions}");
+    assert_eq!(seen.answers, 2 * seen.requests, "{seen:?}");
+    let workers = &inco.status().workers;
+    let moved: u64 = workers.iter().map(|of| of.state_moves).sum();
+    println!(
+        "{moved} flows moved; {} requests, {} answers",
+        seen.requests, seen.answers
+    );
+    assert!(moved > HOSTS as u64);
+    let events = inco.events();
+    for row in rows.iter().filter(|row| inco.instance(row.id).is_none()) {
+        let end = changes(&events, row.id)
+            .into_iter()
+            .find(|(_, to, _)| *to == InstanceState::Stopping);
+        assert_eq!(end.unwrap().2, "its flows have moved", "{}", row.id);
+    }
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    inco.stop(&place);
+}
+
 #[test]
 fn the_ports_of_an_instance_that_failed_are_reserved_over_a_restart() {
     if !Engine::Oci.is_here() {

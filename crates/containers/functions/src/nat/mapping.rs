@@ -97,6 +97,15 @@ impl Mapping {
         is_shorter
     }
 
+    /// Adds what another instance knows of it.
+    pub(super) fn merge(&mut self, remote: SocketAddrV4, state: State, touched: Tick) {
+        if touched > self.touched {
+            self.remote = remote;
+            self.touched = touched;
+        }
+        self.state = self.state.merged(state);
+    }
+
     /// After a packet from the outside. Whether it now ends earlier than it would have.
     #[inline(always)]
     pub(super) fn received(

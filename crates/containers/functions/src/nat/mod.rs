@@ -12,7 +12,7 @@ mod translator;
 
 use std::net::{IpAddr, SocketAddrV4};
 
-use model::{Direction, FlowKey, Nanos, Tuple, key_bits, mix, protocol};
+use model::{Direction, FlowKey, Nanos, PortBlock, Tuple, key_bits, mix, protocol};
 use packet::{PacketInfo, Parsed, Part, Rewrite, parse};
 use state_moves::NotMoved;
 
@@ -23,10 +23,10 @@ use crate::function::{Function, Setup, Summary};
 
 use configuration::Settings;
 use fragments::{Fragments, Outcome};
-use translator::{Refused, Translator};
+use translator::{Refused, Sent, Translator};
 
 pub use mapping::Class;
-pub use moving::{MOVED_BYTES, MovedMapping};
+use moving::{MOVED_BYTES, MovedMapping};
 pub use records::{Event, Log, Record};
 
 /// Between two looks at what has ended, while there are mappings.
@@ -89,7 +89,6 @@ const METRICS: &[Metric] = &[
     Metric::counter("mappings_begun", "Mappings made for a new internal endpoint"),
     Metric::counter("mappings_ended", "Mappings ended because they were idle"),
     Metric::counter("mappings_imported", "Mappings taken over from other instances"),
-    Metric::counter("mappings_exported", "Mappings given to other instances"),
     Metric::counter(
         "mappings_withdrawn",
         "Mappings ended because a reload took their external port away",
@@ -99,7 +98,7 @@ const METRICS: &[Metric] = &[
     Metric::gauge("blocks_assigned", "Blocks of ports that hosts have"),
     Metric::gauge(
         "ports_lent",
-        "Ports whose mappings other instances have taken over",
+        "Ports that stay taken after their mappings, because another instance has these, too",
     ),
     Metric::counter(
         "hairpinned",
@@ -142,6 +141,8 @@ pub struct Nat {
     translator: Translator,
     fragments: Fragments,
     has_two_ports: bool,
+    /// Whether inco has given it its ports, and so brings packets to the instance that takes its mappings over.
+    moves: bool,
     due: Option<Nanos>,
     hairpinned: u64,
     passed: u64,
@@ -257,23 +258,6 @@ impl Nat {
         self.translator.records().take()
     }
 
-    /// The mapping that the flow between these endpoints uses, as a value, and it ends here. The instance that imports
-    /// it must get the packets to its external endpoint.
-    pub fn export_mapping(&mut self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
-        self.translator.export(class, ends)
-    }
-
-    /// The same, and the mapping stays.
-    pub fn moved(&self, class: Class, ends: [SocketAddrV4; 2]) -> Option<MovedMapping> {
-        self.translator.moved(class, ends)
-    }
-
-    /// Takes over a mapping that another instance has exported. False, and no change, if one of its endpoints has a
-    /// mapping already, or there is no room.
-    pub fn import_mapping(&mut self, moved: &MovedMapping) -> bool {
-        self.translator.import(moved)
-    }
-
     /// The endpoints that a packet gets. `is_of_inside`: the port's side, where ports have one.
     #[inline(always)]
     fn endpoints(
@@ -305,7 +289,8 @@ impl Nat {
                 return Err(UNRELATED);
             }
             if is_from_inside {
-                rewrite.source = Some(translator.external_of(of.class, of.source).ok_or(UNRELATED)?);
+                let external = translator.external_of(of.class, of.source, of.destination);
+                rewrite.source = Some(external.ok_or(UNRELATED)?);
             }
             if is_to_external {
                 rewrite.destination = Some(
@@ -440,6 +425,7 @@ impl Function for Nat {
             translator: *configuration.0,
             fragments: Fragments::new([mix(setup.seed), mix(setup.seed ^ 4)]),
             has_two_ports: setup.ports > 1,
+            moves: setup.external.is_some(),
             due: None,
             hairpinned: 0,
             passed: 0,
@@ -510,7 +496,6 @@ impl Function for Nat {
             of.begun,
             of.ended,
             of.imported,
-            of.exported,
             of.withdrawn,
             pool.hosts() as u64,
             pool.blocks() as u64,
@@ -536,9 +521,9 @@ impl Function for Nat {
         }
     }
 
-    /// A mapping is one of several flows, and its external port is this instance's: the others would lose it, and the
-    /// network goes on sending here. So only what is not translated leaves.
-    fn export(&self, flow: &Tuple, _state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
+    /// The flow's mapping, which may be one of several flows: it stays here as well. Where inco has not given the external
+    /// ports, the network goes on sending here, and only what is not translated leaves.
+    fn export(&self, flow: &Tuple, state: &mut [u8], _now: Nanos) -> Result<usize, NotMoved> {
         if flow.vlan & key_bits::OF_CONTENT != 0 {
             // One by what packets carry: what is known here are the packets' own.
             return Err(NotMoved::Unsupported);
@@ -556,22 +541,82 @@ impl Function for Nat {
             SocketAddrV4::new(source, flow.src_port),
             SocketAddrV4::new(destination, flow.dst_port),
         ];
-        match self.translator.moved(class, ends) {
-            Some(_) => Err(NotMoved::Unsupported),
-            None => Ok(0),
+        if !self.translator.has(class, ends) {
+            return Ok(0);
         }
+        if !self.moves {
+            return Err(NotMoved::Unsupported);
+        }
+        let room = state.get_mut(..MOVED_BYTES).ok_or(NotMoved::TooLong)?;
+        match self.translator.give(class, ends) {
+            Some(moved) => room.copy_from_slice(&moved.to_bytes()),
+            None => return Ok(0),
+        }
+        Ok(MOVED_BYTES)
     }
 
-    fn import(&mut self, _flow: &Tuple, state: &[u8], _now: Nanos) -> Result<(), NotMoved> {
+    fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved> {
         if state.is_empty() {
-            Ok(())
-        } else {
-            Err(NotMoved::Malformed)
+            return Ok(());
         }
+        let moved = MovedMapping::from_bytes(state).filter(|_| self.moves);
+        let moved = moved.ok_or(NotMoved::Malformed)?;
+        let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.src, flow.dst) else {
+            return Err(NotMoved::Malformed);
+        };
+        let source = SocketAddrV4::new(source, flow.src_port);
+        let destination = SocketAddrV4::new(destination, flow.dst_port);
+        let (remote, of) = match source {
+            _ if source == moved.internal => (destination, Sent::There),
+            _ if source == moved.external => (destination, Sent::PerhapsHere),
+            _ => (source, Sent::PerhapsHere),
+        };
+        self.turn(now);
+        self.translator.take_over(&moved, remote, of)?;
+        self.due = self.due.or(Some(now + TICK));
+        Ok(())
+    }
+
+    fn hand_over(
+        &mut self,
+        from: u32,
+        room: &mut [u8],
+        now: Nanos,
+    ) -> Result<(usize, Option<u32>), NotMoved> {
+        if !self.moves {
+            return Err(NotMoved::Unsupported);
+        }
+        self.turn(now);
+        Ok(self.translator.give_all(from, room))
+    }
+
+    fn take_over(&mut self, mappings: &[u8], now: Nanos) -> Result<(), NotMoved> {
+        if !self.moves {
+            return Err(NotMoved::Unsupported);
+        }
+        let (all, rest) = mappings.as_chunks::<MOVED_BYTES>();
+        let read = |bytes: &[u8; MOVED_BYTES]| MovedMapping::from_bytes(bytes);
+        if !rest.is_empty() || !all.iter().all(|bytes| read(bytes).is_some()) {
+            return Err(NotMoved::Malformed);
+        }
+        self.turn(now);
+        let mut taken = Ok(());
+        for moved in all.iter().filter_map(read) {
+            taken = taken.and(self.translator.take_over(&moved, moved.remote, Sent::PerhapsHere));
+        }
+        self.due = self.due.or(Some(now + TICK));
+        taken
+    }
+
+    fn mappings_in(&mut self, ports: &PortBlock, now: Nanos) -> Option<u32> {
+        self.turn(now);
+        Some(self.translator.count(ports))
     }
 }
 
 #[cfg(test)]
 mod compared;
+#[cfg(test)]
+mod moves;
 #[cfg(test)]
 mod tests;

@@ -6,30 +6,28 @@ use super::mapping::Class;
 use super::tcp::State;
 
 /// Bytes of a moved mapping.
-pub const MOVED_BYTES: usize = 26;
+pub(super) const MOVED_BYTES: usize = 26;
 /// Of their layout; the first byte.
 const VERSION: u8 = 1;
 
 /// A mapping on its way to another instance. The external endpoint stays the same, so that the other instance must get
 /// the packets to it from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedMapping {
+pub(super) struct MovedMapping {
     pub(super) class: Class,
-    /// The internal endpoint.
-    pub internal: SocketAddrV4,
-    /// The external endpoint.
-    pub external: SocketAddrV4,
+    pub(super) internal: SocketAddrV4,
+    pub(super) external: SocketAddrV4,
     /// Where the inside has sent last.
-    pub remote: SocketAddrV4,
+    pub(super) remote: SocketAddrV4,
     pub(super) state: State,
     /// How long it has been idle, in seconds.
-    pub idle_s: u32,
+    pub(super) idle_s: u32,
 }
 
 impl MovedMapping {
     /// Version, protocol, state of TCP, 0, idle time, then the internal, external and remote endpoint. Numbers are in
     /// the byte order of networks.
-    pub fn to_bytes(&self) -> [u8; MOVED_BYTES] {
+    pub(super) fn to_bytes(&self) -> [u8; MOVED_BYTES] {
         let mut bytes = [0; MOVED_BYTES];
         bytes[0] = VERSION;
         bytes[1] = self.class as u8;
@@ -46,7 +44,7 @@ impl MovedMapping {
     }
 
     /// The mapping that these bytes are; [`None`] if they are none, or of another version.
-    pub fn from_bytes(bytes: &[u8]) -> Option<MovedMapping> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<MovedMapping> {
         let bytes: &[u8; MOVED_BYTES] = bytes.try_into().ok()?;
         let [VERSION, class, state, 0, ..] = *bytes else {
             return None;

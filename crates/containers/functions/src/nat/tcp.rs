@@ -32,6 +32,8 @@ const FIN_INSIDE: u8 = 0x08;
 const FIN_OUTSIDE: u8 = 0x10;
 /// There have been several connections at once.
 const SHARED: u8 = 0x20;
+/// A connection has begun at this instance: what another one knows of the mapping is about an earlier connection.
+const BEGAN_HERE: u8 = 0x40;
 
 /// What a packet does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,7 @@ impl State {
     }
 
     pub(super) fn byte(self) -> u8 {
-        self.0
+        self.0 & !BEGAN_HERE
     }
 
     pub(super) fn phase(self) -> Phase {
@@ -73,6 +75,21 @@ impl State {
     #[inline(always)]
     pub(super) fn is_established(self) -> bool {
         self.0 & PHASE == Phase::Established as u8
+    }
+
+    /// What is known of the connections where two instances have seen parts of them: the longer lifetime of the two, and
+    /// each FIN that one of them has seen. `newer`: what another instance knows.
+    pub(super) fn merged(self, newer: State) -> State {
+        if self.0 & BEGAN_HERE != 0 {
+            return self;
+        }
+        let seen = (self.0 | newer.0) & (FIN_INSIDE | FIN_OUTSIDE | SHARED);
+        let phase = if self.is_established() {
+            Phase::Established
+        } else {
+            newer.phase()
+        };
+        State(seen | phase as u8).closed()
     }
 
     /// After a packet from the inside; `is_same`: to the remote endpoint of the packet before it.
@@ -106,7 +123,7 @@ impl State {
             _ if state.0 & SHARED != 0 => Phase::Established,
             // A new connection: an old one between the same ends is over.
             _ if flags.syn() => {
-                state.0 &= !(FIN_INSIDE | FIN_OUTSIDE);
+                state.0 = state.0 & !(FIN_INSIDE | FIN_OUTSIDE) | BEGAN_HERE;
                 Phase::Opening
             }
             Phase::Opening => Phase::Opening,
@@ -202,6 +219,35 @@ mod tests {
     }
 
     const OPEN: [(bool, u8, bool); 3] = [(true, SYN, true), (false, SYN | ACK, true), (true, ACK, true)];
+
+    #[test]
+    fn two_instances_that_saw_a_fin_each_know_that_the_connection_is_closed() {
+        let moved = |of: State| State::from_byte(of.byte()).unwrap();
+        let open = moved(after(&OPEN));
+        let opening = moved(after(&OPEN[..1]));
+        let inside = open.outbound(TcpFlags(FIN), true).state;
+        let outside = open.inbound(TcpFlags(FIN), true).state;
+        assert_eq!(inside.merged(outside).phase(), Phase::Closed);
+        assert_eq!(open.merged(outside), outside);
+        // One that knows of an established connection keeps it.
+        assert_eq!(open.merged(opening), open);
+        assert_eq!(opening.merged(open), open);
+    }
+
+    #[test]
+    fn what_another_instance_knows_of_an_earlier_connection_does_not_close_a_new_one() {
+        let closed = [&OPEN[..], &[(true, FIN, true), (false, FIN, true)]].concat();
+        let earlier = State::from_byte(after(&closed).byte()).unwrap();
+        let mut state = earlier;
+        for (is_out, flags, is_same) in OPEN {
+            state = match is_out {
+                true => state.outbound(TcpFlags(flags), is_same).state,
+                false => state.inbound(TcpFlags(flags), is_same).state,
+            };
+            assert_eq!(state.merged(earlier), state);
+        }
+        assert_eq!(state.phase(), Phase::Established);
+    }
 
     #[test]
     fn a_connection_opens_and_closes() {

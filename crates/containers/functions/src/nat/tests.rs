@@ -20,7 +20,7 @@ const HOST: &str = "10.0.0.1:4000";
 const OTHER_HOST: &str = "10.0.0.2:4000";
 const REMOTE: &str = "198.51.100.1:53";
 
-fn end(text: &str) -> SocketAddrV4 {
+pub(super) fn end(text: &str) -> SocketAddrV4 {
     text.parse().unwrap()
 }
 
@@ -29,7 +29,7 @@ fn nat(more: &str) -> Nat {
     Nat::new(Nat::compile(&text, &SETUP).unwrap(), &SETUP)
 }
 
-fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Vec<u8> {
+pub(super) fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Vec<u8> {
     let (source, destination) = (SocketAddr::V4(source), SocketAddr::V4(destination));
     Frame::udp(source, destination, b"what is said")
         .unwrap()
@@ -37,7 +37,7 @@ fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Vec<u8> {
         .unwrap()
 }
 
-fn tcp(source: SocketAddrV4, destination: SocketAddrV4, flags: u8) -> Vec<u8> {
+pub(super) fn tcp(source: SocketAddrV4, destination: SocketAddrV4, flags: u8) -> Vec<u8> {
     let (source, destination) = (SocketAddr::V4(source), SocketAddr::V4(destination));
     Frame::tcp(source, destination, TcpFlags(flags), b"")
         .unwrap()
@@ -54,7 +54,7 @@ fn icmp(source: &str, destination: IpAddr, kind: u8, word: [u8; 4], body: &[u8])
 }
 
 /// What becomes of frames that come from a port in one burst: verdicts and frames, also of those that it makes.
-fn all(nat: &mut Nat, port: u8, frames: &[Vec<u8>], now_s: u64) -> Vec<(Verdict, Vec<u8>)> {
+pub(super) fn all(nat: &mut Nat, port: u8, frames: &[Vec<u8>], now_s: u64) -> Vec<(Verdict, Vec<u8>)> {
     let mut burst = Burst::new();
     burst.begin(port, 1 - port);
     for frame in frames {
@@ -70,7 +70,7 @@ fn all(nat: &mut Nat, port: u8, frames: &[Vec<u8>], now_s: u64) -> Vec<(Verdict,
     results
 }
 
-fn one(nat: &mut Nat, port: u8, frame: Vec<u8>) -> (Verdict, Vec<u8>) {
+pub(super) fn one(nat: &mut Nat, port: u8, frame: Vec<u8>) -> (Verdict, Vec<u8>) {
     let results = all(nat, port, &[frame], 1000);
     assert_eq!(results.len(), 1);
     results.into_iter().next().unwrap()
@@ -83,14 +83,14 @@ fn reason(nat: &mut Nat, port: u8, frame: Vec<u8>) -> &'static str {
     }
 }
 
-fn metric(nat: &Nat, name: &str) -> u64 {
+pub(super) fn metric(nat: &Nat, name: &str) -> u64 {
     let mut values = vec![0; METRICS.len()];
     nat.metrics(&mut values);
     values[METRICS.iter().position(|metric| metric.name == name).unwrap()]
 }
 
 /// The source of a packet that leaves.
-fn source_of(frame: &[u8]) -> SocketAddrV4 {
+pub(super) fn source_of(frame: &[u8]) -> SocketAddrV4 {
     let Parsed::Flow(info) = parse(frame) else {
         panic!()
     };
@@ -101,7 +101,7 @@ fn source_of(frame: &[u8]) -> SocketAddrV4 {
 }
 
 /// The external endpoint that a packet of the host gets.
-fn external(nat: &mut Nat, host: &str) -> SocketAddrV4 {
+pub(super) fn external(nat: &mut Nat, host: &str) -> SocketAddrV4 {
     let (verdict, frame) = one(nat, 0, udp(end(host), end(REMOTE)));
     assert_eq!(verdict, Verdict::Forward(1));
     source_of(&frame)
@@ -393,45 +393,6 @@ fn idle_mappings_end_and_their_ports_come_back() {
         ),
         (0, 0, 200)
     );
-}
-
-#[test]
-fn a_mapping_moves_to_another_instance_with_its_external_endpoint() {
-    let mut from = nat("block_ports = 1\nblocks_per_host = 1\n");
-    let outside = external(&mut from, HOST);
-    let ends = [end(REMOTE), end(HOST)];
-    assert_eq!(from.export_mapping(Class::Tcp, ends), None);
-    let seen = from.moved(Class::Udp, ends).unwrap();
-    let moved = from.export_mapping(Class::Udp, ends).unwrap();
-    assert_eq!((seen, moved.external), (moved, outside));
-    assert_eq!(MovedMapping::from_bytes(&moved.to_bytes()), Some(moved));
-    assert_eq!(MovedMapping::from_bytes(&moved.to_bytes()[1..]), None);
-    // The old instance gives the port to nobody: the host's only block has no other one.
-    assert_eq!(
-        reason(&mut from, 0, udp(end("10.0.0.1:4001"), end(REMOTE))),
-        "host_limit"
-    );
-    assert_eq!(reason(&mut from, 1, udp(end(REMOTE), outside)), "no_mapping");
-    let text = "inside = [\"10.0.0.0/8\"]\nexternal = [\"192.0.2.2:1024-65535\"]\n";
-    let mut to = Nat::new(Nat::compile(text, &SETUP).unwrap(), &SETUP);
-    assert_eq!(reason(&mut to, 1, udp(end(REMOTE), outside)), "no_realm");
-    external(&mut to, OTHER_HOST);
-    assert!(to.import_mapping(&moved));
-    assert!(!to.import_mapping(&moved), "it is there already");
-    assert_eq!(
-        one(&mut to, 1, udp(end(REMOTE), outside)).1,
-        udp(end(REMOTE), end(HOST))
-    );
-    assert_eq!(
-        one(&mut to, 0, udp(end(HOST), end(REMOTE))).1,
-        udp(outside, end(REMOTE))
-    );
-    // And back, by the flow as the outside sees it.
-    let moved = to.export_mapping(Class::Udp, [outside, end(REMOTE)]).unwrap();
-    assert_eq!(metric(&from, "ports_lent"), 1);
-    assert!(from.import_mapping(&moved));
-    assert_eq!(metric(&from, "ports_lent"), 0);
-    assert_eq!(external(&mut from, HOST), outside);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use engine::Container;
 use model::{EventKind, InstanceId, Nanos, PortBlock, ServiceId};
 
 use super::Controller;
+use super::hand_over::{Heir, Step};
 use crate::blocks::ReservedBlock;
 use crate::instance::Instance;
 use crate::settings::{LABEL_EXTERNAL, LABEL_SERVICE};
@@ -88,12 +89,24 @@ impl Controller {
         let now = self.now;
         // One that was never ready has had no packet.
         let has_mappings = instance.has_mappings && (instance.ready.is_some() || instance.adopted);
+        let serves = |id: InstanceId| {
+            self.position(id)
+                .is_some_and(|at| self.instances[at].state.serves())
+        };
+        let heir = instance.heir.filter(|heir| heir.has_begun && serves(heir.id));
         let blocks = self
             .services
             .get_mut(instance.service.index())
             .and_then(|of| of.blocks.as_mut());
-        if let Some((blocks, block)) = blocks.zip(instance.block) {
-            blocks.give_back(block, has_mappings, now);
+        let Some(blocks) = blocks else { return };
+        if let Some(heir) = heir {
+            // It has mappings in them.
+            blocks.pass_on(instance.id, heir.id);
+            self.plan_changed = true;
+            return;
+        }
+        for block in blocks.owned(instance.id).collect::<Vec<u16>>() {
+            blocks.give_back(block, has_mappings || instance.hands_over(), now);
         }
     }
 
@@ -131,17 +144,37 @@ impl Controller {
     pub fn reserve_blocks(&mut self, reserved: &[ReservedBlock], now: Nanos) {
         let at_zero = self.settings.unix_ms_at_zero;
         for of in reserved {
-            let service = self
-                .services
-                .iter_mut()
-                .find(|service| service.settings.name == of.service);
-            if let Some(blocks) = service.and_then(|service| service.blocks.as_mut()) {
-                let until = Nanos::from_millis(of.until_unix_ms.saturating_sub(at_zero));
-                // The clock may have been set back.
-                let until = until.min(blocks.end_of_mappings(now));
-                if until > now {
-                    blocks.reserve(&of.ports, until);
-                }
+            let owner = of.owner.filter(|id| self.position(*id).is_some());
+            let mut services = self.services.iter_mut();
+            let service = services.find(|service| service.settings.name == of.service);
+            let Some((id, blocks)) = service.and_then(|service| Some((service.id, service.blocks.as_mut()?)))
+            else {
+                continue;
+            };
+            let until = match of.owner {
+                Some(_) => blocks.end_of_mappings(now),
+                None => Nanos::from_millis(of.until_unix_ms.saturating_sub(at_zero)),
+            };
+            // The clock may have been set back.
+            let until = until.min(blocks.end_of_mappings(now));
+            if until <= now || owner.is_some_and(|owner| blocks.inherit(owner, &of.ports)) {
+                continue;
+            }
+            blocks.reserve(&of.ports, until);
+            // The instance that was to give it is there, and goes on with its heir when it is drained again.
+            let is_its =
+                |of: &Instance, ports| of.service == id && blocks.ports_of_instance(of) == Some(ports);
+            if let Some(heir) = owner
+                && let Some(instance) = self
+                    .instances
+                    .iter_mut()
+                    .find(|instance| is_its(instance, of.ports))
+            {
+                instance.heir = Some(Heir {
+                    id: heir,
+                    step: Step::Named,
+                    has_begun: true,
+                });
             }
         }
     }
@@ -166,6 +199,20 @@ impl Controller {
             {
                 reserved.extend(blocks.reserved(now).map(|(ports, until)| ReservedBlock {
                     until_unix_ms: at_zero.saturating_add(until.as_millis()),
+                    owner: None,
+                    ports,
+                    service: service.settings.name.clone(),
+                }));
+                let inherited = blocks.inherited(&self.instances);
+                let inherited = inherited.filter_map(|(block, owner)| Some((blocks.ports_of(block)?, owner)));
+                let giving = self
+                    .instances
+                    .iter()
+                    .filter(|of| of.service == service.id && of.hands_over());
+                let giving = giving.filter_map(|of| Some((blocks.ports_of_instance(of)?, of.heir?.id)));
+                reserved.extend(inherited.chain(giving).map(|(ports, owner)| ReservedBlock {
+                    until_unix_ms: 0,
+                    owner: Some(owner),
                     ports,
                     service: service.settings.name.clone(),
                 }));

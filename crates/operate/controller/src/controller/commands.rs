@@ -105,7 +105,7 @@ impl Controller {
                         Ok(format!("instance {id} keeps its flows and takes new ones again"))
                     }
                     InstanceState::Active => Ok(format!("instance {id} is not draining")),
-                    InstanceState::Draining => {
+                    InstanceState::Draining if !instance.hands_over() => {
                         let service = self.service(instance.service)?;
                         let active = self.count(service.id, |i| i.state == InstanceState::Active);
                         within_limits(&service.settings, active + 1)?;

@@ -371,7 +371,11 @@ impl Controller {
         };
         if active < max
             && let Some(at) = find(&|i| {
-                i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up && i.fitness.takes()
+                i.state == InstanceState::Draining
+                    && !i.leaving
+                    && i.port == Port::Up
+                    && i.fitness.takes()
+                    && !i.hands_over()
             })
         {
             self.undrain(at, "the load rose again");

@@ -251,6 +251,7 @@ impl Controller {
                     }
                 }
             }
+            SwitchEvent::Mappings(event) => self.mappings_event(*event),
             // The caller handles uplinks, answers and problems that concern no instance.
             SwitchEvent::UplinkUp { .. }
             | SwitchEvent::UplinkDown { .. }

@@ -7,6 +7,7 @@ use engine::{Request, Ticket};
 use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, Ready, ServiceId, StandbyMode};
 use switch::{Edits, Plan, PortSpec, ServicePlan, SlotPlan, SwitchRequest};
 
+use super::hand_over::Step;
 use super::places::capacity_of;
 use super::{Controller, Target};
 use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
@@ -273,6 +274,8 @@ impl Controller {
         if instance.state != InstanceState::Draining {
             return;
         }
+        let has_handed_over = self.hand_over(index, collector);
+        let instance = &self.instances[index];
         let Some(drain) = instance.drain else { return };
         let service = instance.service;
         let Some(settings) = self.services.get(service.index()).map(|s| &s.settings) else {
@@ -301,8 +304,8 @@ impl Controller {
         let rates = collector.slot(instance.slot);
         // Their ports are nobody else's until the last one has ended.
         let mappings = match settings.plan.external {
-            Some(_) => rates.and_then(|rates| rates.held_flows).unwrap_or(0),
-            None => 0,
+            Some(_) if instance.block.is_some() => rates.and_then(|rates| rates.held_flows).unwrap_or(0),
+            _ => 0,
         };
         // Only counters read after the acknowledgement prove that no worker will add a flow.
         let is_empty = rates.is_some_and(|rates| {
@@ -310,6 +313,7 @@ impl Controller {
                 && rates.signals.live_flows == 0
                 && rates.rings_empty
                 && mappings == 0
+                && has_handed_over
         });
         let reason = if stays && (is_empty || drain.moves) {
             return;
@@ -336,6 +340,7 @@ impl Controller {
         if self.has_room_in_pool(service)
             && self.shutdown.is_none()
             && !self.is_replaced(&self.instances[index])
+            && !self.instances[index].hands_over()
         {
             self.transition(index, InstanceStep::Park, reason);
             let instance = &mut self.instances[index];
@@ -506,6 +511,11 @@ impl Controller {
                         drain.generation.get_or_insert(generation);
                     }
                 }
+                if let Some(heir) = &mut instance.heir
+                    && heir.step == Step::Blocks(None)
+                {
+                    heir.step = Step::Blocks(Some(generation));
+                }
                 if instance.state == InstanceState::Active
                     && let Some((_, _, published)) = &mut instance.decided
                 {
@@ -528,6 +538,7 @@ impl Controller {
                 slots,
                 unmatched: matching.unmatched,
                 other: matching.other,
+                mappings: self.mappings_plan(),
             });
             self.out
                 .switch
@@ -591,11 +602,16 @@ impl Controller {
         }
     }
 
+    /// Gives it new flows again, unless another instance has its mappings.
     pub(super) fn undrain(&mut self, index: usize, reason: &str) {
+        if self.instances[index].hands_over() {
+            return;
+        }
         if self.transition(index, InstanceStep::Undrain, reason) {
             let now = self.now;
             let instance = &mut self.instances[index];
             instance.drain = None;
+            instance.heir = None;
             instance.leaving = false;
             instance.relocates_to = None;
             instance.for_active = true;

@@ -5,6 +5,7 @@ mod back_ends;
 mod blocks;
 mod commands;
 mod decisions;
+mod hand_over;
 mod health;
 mod inputs;
 mod lifecycle;
@@ -31,6 +32,7 @@ use crate::fitness::Fitness;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
+pub(crate) use hand_over::Heir;
 pub use places::{PlaceStatus, goal_of};
 use rollout::RolloutPlan;
 
@@ -254,6 +256,8 @@ pub struct Controller {
     /// Slots whose flows must move after the plan is published.
     fail_slots: Vec<Slot>,
     sampled_at: Nanos,
+    /// When mappings in inherited blocks were counted last.
+    counted: Nanos,
     shutdown: Option<bool>,
     reactions: Reactions,
     sequence: u64,
@@ -290,6 +294,7 @@ impl Controller {
             plan_back_off: BackOff::default(),
             fail_slots: Vec::new(),
             sampled_at: Nanos::ZERO,
+            counted: Nanos::ZERO,
             shutdown: None,
             reactions: Reactions::default(),
             sequence: 0,
@@ -474,6 +479,8 @@ impl Controller {
         }
         self.remove_orphans();
         self.note_panic();
+        self.name_heirs();
+        self.count_inherited();
         self.tell_reserved();
         self.publish();
         std::mem::swap(&mut self.out, out);
@@ -597,6 +604,7 @@ impl Controller {
             place: PlaceId::default(),
             core: None,
             block: None,
+            heir: None,
             has_mappings: true,
             state: InstanceState::Creating,
             since: self.now,

@@ -237,6 +237,12 @@ impl ControlLoop {
                  purge --flow` to reschedule the flow",
             ));
         }
+        if service.is_some_and(|service| service.external.is_some()) {
+            return Err(Refusal::new(
+                format!("{flow} is translated to an external port of its instance, and cannot move alone"),
+                "drain the instance: its flows move together, with their ports",
+            ));
+        }
         let instances = self.decide.shell.controller().instances();
         let Some(instance) = instances.iter().find(|i| i.id() == *id) else {
             return Err(Refusal::new(

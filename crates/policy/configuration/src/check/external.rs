@@ -31,7 +31,11 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
         }
         let other = match () {
             () if service.vip.is_some() => Some(("vip", "remove it, and write match")),
-            () if service.affinity == Affinity::Relaxed => Some(("affinity", "write affinity = \"strict\"")),
+            // Flows need their mapping wherever they go.
+            () if service.affinity == Affinity::Relaxed && !service.move_state => Some((
+                "affinity",
+                "write affinity = \"strict\", or move_state = true, too",
+            )),
             () if service.affinity_key.reads_content() => {
                 Some(("affinity_key", "write \"flow\" or \"source\""))
             }

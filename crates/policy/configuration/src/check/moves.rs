@@ -9,10 +9,6 @@ use crate::units::ValueError;
 pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     for service in configuration.services.iter().filter(|of| of.move_state) {
         let other = match () {
-            () if service.external.is_some() => {
-                // The network sends to the owner of a block, and the block stays.
-                Some(("external", "remove move_state, and write affinity = \"strict\""))
-            }
             () if service.affinity != Affinity::Relaxed => {
                 Some(("affinity = \"strict\"", "write affinity = \"relaxed\""))
             }

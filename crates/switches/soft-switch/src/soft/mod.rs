@@ -6,6 +6,7 @@
 
 mod captures;
 mod checks;
+mod hand_overs;
 mod identities;
 mod instances;
 mod pairs;
@@ -42,6 +43,7 @@ use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
 use crate::shares::SharesMaker;
 use checks::Checks;
+use hand_overs::HandOvers;
 use identities::Identities;
 use instances::Instances;
 use pairs::InstancePairs;
@@ -174,6 +176,7 @@ pub struct SoftSwitch<M: FrameMemory> {
     questions: Questions,
     loads: Arc<LoadBoard>,
     shares: SharesMaker,
+    hand_overs: HandOvers,
     alarm: Arc<Alarm>,
     reports: mpsc::Receiver<Report<M>>,
     keep: Option<Keep>,
@@ -295,6 +298,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             questions: Questions::default(),
             loads,
             shares,
+            hand_overs: HandOvers::default(),
             alarm,
             reports,
             checks: Checks::default(),
@@ -383,6 +387,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     fn publish(&mut self, mut plan: Plan) -> Result<(), SwitchError> {
         self.shares.follow(&plan)?;
+        self.hand_overs.follow(&plan, &self.shares);
         plan.slots.truncate(Slot::LIMIT);
         self.uplinks.announce(&plan);
         let queues = self.instances.follow(&plan);
@@ -421,6 +426,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             WorkerEvent::DumpedHeavy(dump) => events.extend(self.questions.heavy_flows_answered(*dump)),
             WorkerEvent::Dumped(dump) => events.extend(self.questions.flows_answered(*dump)),
             WorkerEvent::Signal { slot, frame } => events.push(SwitchEvent::Signal { slot, frame }),
+            WorkerEvent::Mappings(event) => events.extend(self.hand_overs.told(event, self.workers.len())),
             WorkerEvent::Recorded(record) => {
                 if record.flow.is_some() {
                     events.push(SwitchEvent::Recorded(record));
@@ -457,8 +463,9 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 workers.command(home(slot, 0, 1, workers.len()), Command::Probe { slot });
                 Ok(())
             }
+            SwitchRequest::Mappings(request) => self.hand_overs.request(request, workers),
             SwitchRequest::PurgeSlot(slot) => {
-                self.shares.forget(slot);
+                self.hand_overs.purge(slot, &self.shares);
                 workers.broadcast(|| Command::PurgeSlot { slot, failed: false })
             }
             SwitchRequest::OpenUplink(uplink) => {

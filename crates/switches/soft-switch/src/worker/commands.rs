@@ -21,7 +21,7 @@ impl<M: FrameMemory> Worker<M> {
             // port may break. Wait with commands until there is room for all that.
             let records = self.set_up.services();
             let ports = self.cx.ports.attached.len() + UplinkId::LIMIT;
-            let needed = 3 + self.housekeeping.sweeps() + ports + records;
+            let needed = 3 + self.housekeeping.sweeps() + ports + records + self.state_moves.events();
             if self.cx.events.slots() < needed {
                 return;
             }
@@ -67,6 +67,7 @@ impl<M: FrameMemory> Worker<M> {
                     });
                 }
             }
+            Command::Mappings(request) => self.begin_with_mappings(request),
             Command::Change(Change::PurgeFlow(key)) => {
                 let hash = self.cx.hasher.hash(&key);
                 if self.cx.view.chains.are_there {

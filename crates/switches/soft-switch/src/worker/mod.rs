@@ -23,6 +23,7 @@ pub(crate) mod context;
 mod egress;
 mod elephants;
 mod ends;
+mod hand_over;
 mod housekeeping;
 mod ingress;
 mod lookup;

@@ -10,12 +10,13 @@ use std::collections::VecDeque;
 use flow_table::DumpCursor;
 use model::{DropReason, FlowKey, InstanceId, InstanceState, Nanos, Slot, Tuple, key_bits};
 use state_moves::{Cancelled, End, HELD_LIMIT, Input, Message, Party, Request, Step, TIME_LIMIT, Transfer};
-use switch::Plan;
+use switch::{MappingsEvent, Plan};
 
 use crate::frame::{Frame as _, FrameMemory};
-use crate::message::Destination;
-use crate::worker::context::View;
+use crate::message::{Destination, WorkerEvent};
+use crate::worker::context::{Context, View};
 use crate::worker::egress::refuse;
+use crate::worker::hand_over::Job;
 use crate::worker::moves::Held;
 use crate::worker::{BURST_FRAMES, Worker};
 
@@ -30,19 +31,19 @@ const WORKER_SHIFT: u32 = 56;
 
 /// An instance with its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    slot: Slot,
+pub(super) struct Place {
+    pub(super) slot: Slot,
     instance: InstanceId,
 }
 
 impl Place {
-    fn of(slot: Slot, view: &View) -> Place {
+    pub(super) fn of(slot: Slot, view: &View) -> Place {
         let instance = view.routes[slot].instance;
         Place { slot, instance }
     }
 
     /// Whether it is there, and serves.
-    fn serves(self, view: &View) -> bool {
+    pub(super) fn serves(self, view: &View) -> bool {
         let route = &view.routes[self.slot];
         route.serves && route.instance == self.instance
     }
@@ -56,6 +57,8 @@ struct Move {
     since: Nanos,
     from: Place,
     to: Place,
+    /// Its pins, some of them to the source.
+    pins: [Slot; 2],
     transfer: Transfer,
     /// Packets held.
     held: u32,
@@ -68,6 +71,8 @@ struct Emptying {
     place: Place,
     /// Where the search for its flows goes on; [`None`] when all have been seen.
     cursor: Option<DumpCursor>,
+    /// Whether the control plane waits for the end of these moves.
+    is_awaited: bool,
 }
 
 /// A copy that an instance is to drop.
@@ -87,6 +92,8 @@ pub(crate) struct StateMoves<F> {
     emptying: Vec<Emptying>,
     /// Flows found for the next moves.
     found: Vec<FlowKey>,
+    /// Mappings that are handed over or counted.
+    pub(super) jobs: Vec<Job>,
     next: u64,
 }
 
@@ -99,6 +106,7 @@ impl<F> StateMoves<F> {
             forgets: Vec::with_capacity(FORGETS_LIMIT),
             emptying: Vec::with_capacity(Slot::LIMIT),
             found: Vec::with_capacity(MOVES_LIMIT),
+            jobs: Vec::new(),
             next: 0,
         }
     }
@@ -111,7 +119,18 @@ impl<F> StateMoves<F> {
     /// Whether there is something to do.
     pub(crate) fn is_active(&self) -> bool {
         let searches = || self.emptying.iter().any(|of| of.cursor.is_some());
-        !self.moves.is_empty() || !self.forgets.is_empty() || searches()
+        !self.moves.is_empty() || !self.forgets.is_empty() || !self.jobs.is_empty() || searches()
+    }
+
+    /// Events that it may send, at most, for what is under way.
+    pub(crate) fn events(&self) -> usize {
+        self.emptying.len() + self.jobs.len()
+    }
+
+    /// The number of the next move, above all numbers of earlier runs.
+    pub(super) fn next_number<M: FrameMemory>(&mut self, cx: &Context<M>) -> u64 {
+        self.next = self.next.max(cx.now.0) + 1;
+        u64::from(cx.id.0) << WORKER_SHIFT | self.next & ((1 << WORKER_SHIFT) - 1)
     }
 
     /// Whether packets of flows of that slot are held, or may have to be: flows move from it, or have moved to it and their
@@ -155,21 +174,29 @@ impl<F> StateMoves<F> {
 
 impl<M: FrameMemory> Worker<M> {
     /// Begins to move the flows of a draining slot with their state. False if its service does not do that, or all were
-    /// tried already: what is left is to lose its pins.
+    /// tried already: what is left is to lose its pins. Where the instance has an heir, they are tried again.
     pub(super) fn begin_to_empty(&mut self, slot: Slot) -> bool {
         let place = Place::of(slot, &self.cx.view);
         let plan = &self.cx.view.plan;
+        let has_heir = plan.mappings.heir(slot).is_some();
         let is_drained = plan.slot(slot).is_some_and(|of| {
-            of.state == InstanceState::Draining && plan.service(of.service).is_some_and(|of| of.moves_state)
+            let moves = |of: &switch::ServicePlan| of.moves_state && (of.external.is_none() || has_heir);
+            of.state == InstanceState::Draining && plan.service(of.service).is_some_and(moves)
         });
-        let is_known = self.state_moves.emptying.iter().any(|of| of.place == place);
-        if !is_drained || is_known || self.state_moves.emptying.len() >= Slot::LIMIT {
+        let emptying = &mut self.state_moves.emptying;
+        let known = emptying.iter().position(|of| of.place == place);
+        if !is_drained || known.is_some() && !has_heir || emptying.len() >= Slot::LIMIT {
             return false;
         }
-        self.state_moves.emptying.push(Emptying {
+        let begun = Emptying {
             place,
             cursor: Some(DumpCursor::default()),
-        });
+            is_awaited: has_heir,
+        };
+        match known.and_then(|at| emptying.get_mut(at)) {
+            Some(of) => *of = begun,
+            None => emptying.push(begun),
+        }
         self.egress.lanes_are_stale = true;
         true
     }
@@ -186,8 +213,18 @@ impl<M: FrameMemory> Worker<M> {
         let Some(service) = plan.service(table.service(entry)).filter(|of| of.moves_state) else {
             return false;
         };
-        let [slot, other] = table.pins(entry);
+        let pins = table.pins(entry);
+        let slot = if pins[0].is_some() { pins[0] } else { pins[1] };
         let from = Place::of(slot, &self.cx.view);
+        let (to, is_whole) = if service.external.is_some() {
+            let Some(heir) = plan.mappings.heir(slot) else {
+                return false;
+            };
+            // Each direction of what comes from outside has a pin of its own.
+            (Some(heir), pins.iter().all(|pin| !pin.is_some() || *pin == slot))
+        } else {
+            (to, pins == [slot; 2])
+        };
         let takes = |at: Slot| {
             let is_its =
                 |of: &switch::SlotPlan| of.service == service.id && of.state == InstanceState::Active;
@@ -199,11 +236,13 @@ impl<M: FrameMemory> Worker<M> {
             table.live(*at) as usize + on_their_way
         };
         let slots = (0..plan.slots.len() as u16).map(Slot);
-        let to = to
-            .filter(|at| takes(*at))
-            .or_else(|| slots.filter(|at| takes(*at)).min_by_key(flows));
+        let fewest = || slots.filter(|at| takes(*at)).min_by_key(flows);
+        let to = match to.filter(|at| takes(*at)) {
+            None if service.external.is_none() => fewest(),
+            to => to,
+        };
         let has_room = moves.moves.len() < MOVES_LIMIT;
-        let (true, Some(to), true) = (slot == other && from.serves(&self.cx.view), to, has_room) else {
+        let (true, Some(to), true) = (is_whole && from.serves(&self.cx.view), to, has_room) else {
             return true;
         };
         if moves.place(key, hash).is_some() {
@@ -216,9 +255,7 @@ impl<M: FrameMemory> Worker<M> {
         }
         let ports = service.uplinks.len() as u8;
         let moves = &mut *self.state_moves;
-        // Above all numbers of earlier runs.
-        moves.next = moves.next.max(self.cx.now.0) + 1;
-        let number = u64::from(self.cx.id.0) << WORKER_SHIFT | moves.next & ((1 << WORKER_SHIFT) - 1);
+        let number = moves.next_number(&self.cx);
         let to = Place::of(to, &self.cx.view);
         // It gets the flow now: an earlier copy there is replaced, and this one must not be dropped.
         moves.forgets.retain(|of| of.place != to || of.flow != flow);
@@ -230,6 +267,7 @@ impl<M: FrameMemory> Worker<M> {
             since: self.cx.now,
             from,
             to,
+            pins,
             transfer: Transfer::new(ports),
             held: 0,
             has_moved: false,
@@ -245,7 +283,7 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Puts a message into the ring of an instance, behind all packets that were sent there. Whether it had room; where
     /// another worker has the ring, that is not known.
-    fn tell(&mut self, to: Place, port: u8, number: u64, message: &Message<'_>) -> bool {
+    pub(super) fn tell(&mut self, to: Place, port: u8, number: u64, message: &Message<'_>) -> bool {
         if !to.serves(&self.cx.view) {
             return false;
         }
@@ -298,6 +336,22 @@ impl<M: FrameMemory> Worker<M> {
         self.find_flows();
         self.release_ended(BURST_FRAMES);
         self.remind();
+        self.advance_mappings();
+        self.tell_moved();
+    }
+
+    /// Tells of slots whose flows have all been tried.
+    fn tell_moved(&mut self) {
+        let moves = &mut *self.state_moves;
+        for of in &mut moves.emptying {
+            let slot = of.place.slot;
+            let is_over = of.cursor.is_none() && moves.moves.iter().all(|of| of.from.slot != slot);
+            if of.is_awaited && is_over {
+                of.is_awaited = false;
+                let event = MappingsEvent::FlowsMoved { slot };
+                self.cx.send_event(WorkerEvent::Mappings(event));
+            }
+        }
     }
 
     /// Gives all moves up: the flows stay where they are.
@@ -335,6 +389,8 @@ impl<M: FrameMemory> Worker<M> {
                 };
                 is_expected = true;
                 self.learn(at, input, state);
+            } else {
+                is_expected = self.hear_of_mappings(of, number, &message);
             }
         }
         self.cx.memory.give(frame);
@@ -358,9 +414,7 @@ impl<M: FrameMemory> Worker<M> {
             let input = match entry {
                 None => Input::FlowEnded,
                 _ if !of.to.serves(view) => Input::Gone(Party::Destination),
-                Some(entry)
-                    if self.lookup.table.pins(entry) != [of.from.slot; 2] || !of.from.serves(view) =>
-                {
+                Some(entry) if self.lookup.table.pins(entry) != of.pins || !of.from.serves(view) => {
                     Input::Gone(Party::Source)
                 }
                 _ if self.cx.now.since(of.since) >= TIME_LIMIT => Input::AtLimit,
@@ -391,7 +445,7 @@ impl<M: FrameMemory> Worker<M> {
             }
             let found = &mut moves.found;
             of.cursor = self.lookup.table.dump(cursor, budget, self.cx.now, |row| {
-                if row.pins == [slot; 2] {
+                if row.pins.contains(&slot) {
                     found.push(row.key);
                 }
             });
@@ -437,7 +491,8 @@ impl<M: FrameMemory> Worker<M> {
                 figures.state_moves.add(1);
                 let hash = self.state_moves.hashes[at];
                 if let Some(entry) = self.lookup.table.lookup(&of.key, hash) {
-                    self.lookup.table.set_pins(entry, [of.to.slot; 2], self.cx.now);
+                    let pins = of.pins.map(|pin| if pin.is_some() { of.to.slot } else { pin });
+                    self.lookup.table.set_pins(entry, pins, self.cx.now);
                 }
                 None
             }

@@ -2,16 +2,20 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use model::{AffinityKey, Association, InstanceState, Match, Nanos, Prefix, Selector, Slot, Timeouts, Tuple};
+use model::{
+    AffinityKey, Association, External, InstanceState, Match, Nanos, Prefix, Selector, ServiceId, Slot,
+    Timeouts, Tuple,
+};
 use packet::Parsed;
+use packet::build::Frame;
 use state_moves::{FRAME_BYTES_LIMIT, Message, NotMoved};
-use switch::SwitchRequest;
+use switch::{MappingsEvent, MappingsRequest, SwitchEvent, SwitchRequest};
 
-use crate::bed::{Bed, echo, service, udp_packet};
+use crate::bed::{Bed, echo, ends, service, udp_packet};
 use crate::load::{Load, Shape};
 
 const FLOWS: u32 = 48;
@@ -49,12 +53,36 @@ fn counting(frame: &mut [u8], port: usize, number: u32) -> Option<usize> {
     let mut room = [0; FRAME_BYTES_LIMIT];
     if let Some((of_move, message)) = Message::read(frame) {
         let mut state = [0; 8];
+        let mapping;
         let length = answer(message, &mut state);
         let says = match message {
             Message::Pass { port: of } => Message::Passed { of, by: of },
             Message::Export(_) => Message::Exported(&state[..length.unwrap()]),
             Message::Import(..) => Message::Imported,
             Message::Forget(_) => return None,
+            // As if one message in three got lost.
+            Message::HandOver(_) | Message::TakeOver(_) | Message::Count(_)
+                if ASKED.fetch_add(1, Ordering::Relaxed) % 3 == 2 =>
+            {
+                return None;
+            }
+            Message::HandOver(from) => {
+                mapping = from.to_be_bytes();
+                let next = (from < MAPPINGS - 1).then_some(from + 1);
+                Message::HandedOver {
+                    next,
+                    mappings: &mapping,
+                }
+            }
+            Message::TakeOver(mappings) => {
+                let of = u32::from_be_bytes(mappings.try_into().unwrap());
+                TAKEN.fetch_or(1 << of, Ordering::Relaxed);
+                match REFUSED.load(Ordering::Relaxed) == u64::from(of) {
+                    true => Message::Refused(NotMoved::Conflict),
+                    false => Message::Imported,
+                }
+            }
+            Message::Count(ports) => Message::Counted(ports.first.into()),
             other => panic!("{other:?} is nothing that a switch says"),
         };
         let length = says.write(of_move, &mut room).unwrap();
@@ -113,6 +141,13 @@ const SPI: u32 = 0x1000;
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 2));
 /// Packets of each association, at whatever instance.
 static PROTECTED: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+/// Mappings of an instance that hands them over, and which of them an heir has had.
+const MAPPINGS: u32 = 12;
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+/// The mapping that it does not take.
+static REFUSED: AtomicU64 = AtomicU64::new(u64::MAX);
+static ASKED: AtomicU64 = AtomicU64::new(0);
 
 /// Tests of one process at a time use what is counted above.
 static ONE: Mutex<()> = Mutex::new(());
@@ -292,6 +327,148 @@ fn an_association_has_one_instance_and_moves_with_its_numbers() {
         });
         bed.assert_accounts_close();
         assert_eq!(bed.reading.dropped(), 0);
+        bed.finish();
+    }
+}
+
+/// An instance that translates hands over what it has: flows in order and with their state, all mappings though messages get
+/// lost, and its ports; what came to those meanwhile follows.
+#[test]
+fn an_heir_gets_flows_mappings_and_ports() {
+    let _alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let prefix = |address: [u8; 4], bits| Prefix {
+        address: address.into(),
+        bits,
+    };
+    let external = External::new(&[prefix([203, 0, 113, 4], 31)], 4032).unwrap();
+    let from_outside = |host: u8, block: u16| {
+        let to = external.ports_of(block).unwrap();
+        let from = SocketAddr::from(([198, 51, 100, host], 443));
+        let to = SocketAddr::from((to.address, to.first));
+        let mut payload = [0; 18];
+        payload[4..12].copy_from_slice(&1_u64.to_be_bytes());
+        Frame::udp(from, to, &payload).unwrap().to_vec().unwrap()
+    };
+    for (workers, queues) in [(1, 1), (2, 1), (3, 2)] {
+        TAKEN.store(0, Ordering::Relaxed);
+        let matches = Match {
+            src: Some(prefix([10, 0, 0, 0], 8)),
+            ..Match::default()
+        };
+        let mut of = service(0, &[0], matches);
+        (of.external, of.moves_state) = (Some(external.clone()), true);
+        of.affinity_key = AffinityKey::Source;
+        let mut bed = Bed::new(workers, 1, vec![of]);
+        bed.add_function(0, 0, 0, 1, queues, counting);
+        bed.plan.slots[0].as_mut().unwrap().block = Some(3);
+        bed.publish();
+        // Flows of both directions, all at the only instance.
+        bed.send(
+            0,
+            (0..40)
+                .map(|host| from_outside(host, 3))
+                .collect::<Vec<_>>()
+                .iter()
+                .map(Vec::as_slice),
+        );
+        bed.take_all(0, 40);
+        let shape = Shape {
+            flows: FLOWS,
+            ..Shape::default()
+        };
+        let load = Load::start(&mut bed, shape);
+        load.wait_for(&mut bed, 2 * u64::from(FLOWS));
+        bed.add_function(1, 1, 0, 1, queues, counting);
+        bed.set_state(0, 0, InstanceState::Draining);
+        bed.plan.slots[0].as_mut().unwrap().block = Some(3);
+        bed.plan.slots[1].as_mut().unwrap().block = Some(0);
+        bed.plan.mappings.heirs = vec![(Slot(0), Slot(1))];
+        bed.publish();
+        let told = |bed: &Bed, of: MappingsEvent| {
+            bed.saw(|event| matches!(event, SwitchEvent::Mappings(event) if *event == of))
+        };
+        let moved = MappingsEvent::FlowsMoved { slot: Slot(0) };
+        let mut rounds = 0;
+        while bed.slot(0).live_flows > 0 || rounds == 0 {
+            rounds += 1;
+            assert!(rounds < 100, "{:?}", moves(&bed));
+            bed.events.clear();
+            bed.ask(SwitchRequest::PurgeSlot(Slot(0)));
+            bed.until("its flows have been tried", |bed| told(bed, moved));
+            bed.until("gauges are those of now", |bed| {
+                let of = [0, 1].map(|slot| bed.slot(slot).live_flows);
+                of.iter().sum::<u64>() == u64::from(FLOWS) + 40
+            });
+        }
+        assert!(moves(&bed).0 >= u64::from(FLOWS) + 40, "{:?}", moves(&bed));
+        let hand_over = MappingsRequest::HandOver {
+            from: Slot(0),
+            to: Slot(1),
+        };
+        for (refused, is_complete) in [(5, false), (u64::MAX, true)] {
+            REFUSED.store(refused, Ordering::Relaxed);
+            bed.events.clear();
+            bed.ask(SwitchRequest::Mappings(hand_over));
+            let over = MappingsEvent::HandedOver {
+                slot: Slot(0),
+                is_complete,
+            };
+            bed.until("the mappings are handed over", |bed| told(bed, over));
+            assert_eq!(TAKEN.load(Ordering::Relaxed), (1 << MAPPINGS) - 1);
+        }
+        load.wait_for(&mut bed, 200);
+        load.finish(&mut bed).assert_in_order();
+        assert_eq!(WRONG.load(Ordering::Relaxed), 0, "packets with wrong state");
+        // Until the plan says otherwise, what is new goes to the old one; it follows with the next purge.
+        let before = bed.slot(0).to_packets;
+        bed.send(0, [from_outside(100, 3).as_slice()]);
+        bed.take_all(0, 1);
+        bed.until("it is at the old one", |bed| bed.slot(0).to_packets == before + 1);
+        bed.plan.slots[0].as_mut().unwrap().block = None;
+        bed.plan.mappings.blocks = vec![(ServiceId(0), 3, Slot(1))];
+        bed.publish();
+        for _ in 0..100 {
+            bed.events.clear();
+            bed.ask(SwitchRequest::PurgeSlot(Slot(0)));
+            bed.until("its last flow has been tried", |bed| told(bed, moved));
+            bed.until("it has moved or stays", |bed| {
+                bed.slot(0).live_flows + bed.slot(1).live_flows == u64::from(FLOWS) + 41
+            });
+            if bed.slot(0).live_flows == 0 {
+                break;
+            }
+        }
+        let hosts = [0, 100, 101].map(|host| from_outside(host, 3));
+        bed.send(0, hosts.iter().map(Vec::as_slice));
+        bed.take_all(0, hosts.len());
+        // A client that had the old one has the heir, with a new flow, too.
+        let (mut client, server) = ends(0);
+        client.set_port(7);
+        let new = Frame::udp(client, server, &[0; 18]).unwrap().to_vec().unwrap();
+        bed.send(0, [new.as_slice()]);
+        bed.take_all(0, 1);
+        assert_eq!((bed.slot(0).to_packets, bed.slot(0).live_flows), (before + 1, 0));
+        let ports = external.ports_of(3).unwrap();
+        bed.events.clear();
+        let count = MappingsRequest::Count { slot: Slot(1), ports };
+        bed.ask(SwitchRequest::Mappings(count));
+        let counted = MappingsEvent::Counted {
+            slot: Slot(1),
+            ports,
+            mappings: ports.first.into(),
+        };
+        bed.until("they are counted", |bed| told(bed, counted));
+        // One that is gone cannot give anything.
+        bed.remove(0);
+        bed.ask(SwitchRequest::Mappings(hand_over));
+        let over = MappingsEvent::HandedOver {
+            slot: Slot(0),
+            is_complete: false,
+        };
+        bed.until("it is known to have failed", |bed| told(bed, over));
+        assert_eq!(bed.reading.dropped(), 0);
+        // Hosts have begun to count anew.
+        WRONG.store(0, Ordering::Relaxed);
         bed.finish();
     }
 }

@@ -442,6 +442,11 @@ impl Switch for FakeSwitch {
                 }
             }
             SwitchRequest::PurgeSlot(slot) => self.flows.retain(|_, flow| flow.slot != slot),
+            SwitchRequest::Mappings(_) => {
+                return Err(SwitchError::Unsupported {
+                    what: "hand mappings over",
+                });
+            }
             SwitchRequest::OpenUplink(_) => {}
             SwitchRequest::Change(Change::PurgeFlow(key)) => self.end(&key),
             SwitchRequest::Change(Change::SetScheduler { service, scheduler }) => {

@@ -241,6 +241,7 @@ impl Worker {
             SwitchRequest::HeavyFlows { id, filter } => self.tell_heavy_flows(id, &filter, now),
             // None of its uplinks waits, and what it cannot do it was not handed.
             SwitchRequest::OpenUplink(_)
+            | SwitchRequest::Mappings(_)
             | SwitchRequest::Change(Change::MoveFlow { .. })
             | SwitchRequest::Record { .. }
             | SwitchRequest::Capture(_) => {}
