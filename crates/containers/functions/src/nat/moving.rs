@@ -27,7 +27,7 @@ pub(super) struct MovedMapping {
 impl MovedMapping {
     /// Version, protocol, state of TCP, 0, idle time, then the internal, external and remote endpoint. Numbers are in
     /// the byte order of networks.
-    pub(super) fn to_bytes(&self) -> [u8; MOVED_BYTES] {
+    pub(super) fn to_bytes(self) -> [u8; MOVED_BYTES] {
         let mut bytes = [0; MOVED_BYTES];
         bytes[0] = VERSION;
         bytes[1] = self.class as u8;
