@@ -296,7 +296,8 @@ fn throughput_follows_a_quota_set_by_hand(engine: Engine) {
     assert!((60.0..120.0).contains(&seen.gap_us.unwrap()), "{seen:?}");
     assert!(wait.p50 < 300e3 && wait.p99 < 600e3, "{seen:?}");
     assert!(took.p50 >= 40.0 && took.p99 < 200e3, "{seen:?}");
-    assert!((0.6..0.95).contains(&seen.held_up), "{seen:?}");
+    // 0.8 where it gets a CPU at once. While it waits for one that others use, it is not held up by its quota.
+    assert!((0.2..0.95).contains(&seen.held_up), "{seen:?}");
     let described = place.must(&["describe", &format!("forward/{}", seen.id.0)]);
     assert!(described.contains("of samples in the last second"), "{described}");
     let said = place.must(&["scale", "forward", "--cpus", "0.12"]);
