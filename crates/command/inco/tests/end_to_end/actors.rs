@@ -500,14 +500,18 @@ fn an_actor_in_webassembly_moves_with_its_memory() {
     }
     let (place, network) = (Place::with_a_cpu(), Network::new());
     place.must(&["image", "build", "actors", "--name", OPERATED]);
-    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples");
+    let examples = examples.canonicalize().unwrap();
     let configuration = operated("moves = \"manual\"").replace(
         "kind = \"counter\"\n",
         "kind = \"wasm\"\nregion = \"128KiB\"\noptions = { module = \"/modules/actor.wat\" }\n",
     );
     let configuration = configuration.replace(
         "memory = \"128MiB\"\n",
-        &format!("memory = \"128MiB\"\nmounts = [\"{examples}:/modules:ro\"]\n"),
+        &format!(
+            "memory = \"128MiB\"\nmounts = [\"{}:/modules:ro\"]\n",
+            examples.display()
+        ),
     );
     let inco = network.run(&place, &configuration);
     both_run(&inco);

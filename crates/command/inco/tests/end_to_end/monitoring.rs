@@ -170,9 +170,15 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
         }
         rows += 1;
     }
-    // Calls to the engine that failed are told by name, once there are some; fairness while packets flow; `forward` drops
-    // nothing and has no gauges.
+    // Calls to the engine that failed are told by name, once there are some; fairness and times while packets flow;
+    // `forward` drops nothing and has no gauges; there are no actors, and a machine has a power meter or not.
     let conditional = [
+        "inco_actor_",
+        "inco_instance_packet_gap_seconds",
+        "inco_instance_ring_wait_",
+        "inco_instance_function_p",
+        "inco_instance_watts",
+        "inco_instance_model_watts",
         "inco_function_dropped_packets_total",
         "inco_function_value",
         "inco_engine_call_failures_total",

@@ -2,8 +2,9 @@
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Places for tests. Most tests wait: with three, half of the time of a machine with two CPUs was idle.
-const PLACES: usize = 4;
+/// Places for tests. Most tests wait: three of them use a third of a machine with two CPUs. With four, some tests see
+/// pauses of seconds.
+const PLACES: usize = 3;
 /// What a test takes that uses a CPU, or that cannot be late.
 const PLACES_OF_A_CPU: usize = 2;
 
