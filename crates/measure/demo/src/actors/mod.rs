@@ -39,15 +39,23 @@ const CARD_CPUS: f64 = 0.2;
 const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long replicas may take to come back after the load.
 const RETURN_LIMIT: Duration = Duration::from_secs(30);
+/// What the high load rises by each second, until a replica has gone to the host: how much a card carries depends on the
+/// machine, and on how this program was built.
+const RISE: f64 = 1.5;
+/// Requests per second at most, and how long a load may rise.
+const RATE_LIMIT: f64 = 40_000.0;
+const RISE_LIMIT: Duration = Duration::from_secs(20);
 
 /// A phase of the load.
 struct Phase {
     name: &'static str,
     rate: f64,
     lasts: Duration,
+    /// Whether the rate rises, and the phase lasts, until a replica is on the host.
+    rises: bool,
 }
 
-/// Rates that the card carries, and that keep it busier than it is to be.
+/// A rate that the card carries, and one that rises until it keeps the card busier than it is to be.
 fn phases(quick: bool) -> [Phase; 3] {
     let (low, high, seconds) = if quick {
         (50.0, 4_000.0, 5)
@@ -58,6 +66,7 @@ fn phases(quick: bool) -> [Phase; 3] {
         name,
         rate,
         lasts: Duration::from_secs(seconds),
+        rises: rate > low,
     };
     [
         phase("low load", low, seconds / 2),
@@ -70,7 +79,7 @@ fn phases(quick: bool) -> [Phase; 3] {
 #[derive(Debug, Serialize)]
 struct PhaseResult {
     phase: &'static str,
-    /// Requests per second that were intended.
+    /// Requests per second that were intended, at the end of the phase.
     offered_per_s: f64,
     /// Requests per second that were answered.
     answered_per_s: f64,
@@ -272,10 +281,16 @@ fn watch(
     for phase in phases(quick) {
         let phase_began = Instant::now();
         let mut all = Window::default();
-        while phase_began.elapsed() < phase.lasts {
+        let (mut rate, mut goes_on) = (phase.rate, true);
+        while goes_on {
             interrupt.check()?;
-            let window = load.run(phase.rate, Duration::from_secs(1))?;
+            let window = load.run(rate, Duration::from_secs(1))?;
             let row = service(session)?;
+            let is_rising = phase.rises && on_host(&row) == 0 && phase_began.elapsed() < RISE_LIMIT;
+            if is_rising {
+                rate = (RISE * rate).min(RATE_LIMIT);
+            }
+            goes_on = is_rising || phase_began.elapsed() < phase.lasts;
             live.print_line(&format!(
                 "{:5.1} s  {:9}  {:6.0} requests/s  p99 {:8.1} ms  {}",
                 started.elapsed().as_secs_f64(),
@@ -288,7 +303,7 @@ fn watch(
         }
         results.push(PhaseResult {
             phase: phase.name,
-            offered_per_s: phase.rate,
+            offered_per_s: rate,
             answered_per_s: all.per_second(),
             p50_ms: all.percentile_ms(0.5),
             p99_ms: all.percentile_ms(0.99),
