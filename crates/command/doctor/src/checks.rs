@@ -449,7 +449,7 @@ fn namespaces(host: &Host, purpose: &Purpose) -> Finding {
         let change = "run a kernel with CONFIG_NAMESPACES and these namespaces";
         return match purpose.engine {
             EngineDriver::Oci => Finding::fail(CHECK, found, change),
-            EngineDriver::Docker => Finding::warn(CHECK, found, change),
+            EngineDriver::Docker | EngineDriver::Swarm => Finding::warn(CHECK, found, change),
         };
     }
     if rustix::process::geteuid().is_root() {
@@ -495,7 +495,7 @@ fn docker(purpose: &Purpose) -> Finding {
     }
     let reason = reasons.swap_remove(0);
     match purpose.engine {
-        EngineDriver::Docker => Finding::fail(
+        EngineDriver::Docker | EngineDriver::Swarm => Finding::fail(
             CHECK,
             reason,
             "start Docker or Podman, correct host, or write driver = \"oci\"",

@@ -119,8 +119,11 @@ impl Purpose {
         let uplinks = &configuration.uplinks;
         let engines = configuration.engines();
         // The embedded engine asks more of a machine.
-        let find = |driver| engines.iter().map(|(_, of)| of).find(|of| of.driver == driver);
-        let docker = find(EngineDriver::Docker).unwrap_or(&configuration.engine);
+        let all = || engines.iter().map(|(_, of)| of);
+        let find = |driver| all().find(|of| of.driver == driver);
+        let docker = all()
+            .find(|of| of.driver.is_of_docker())
+            .unwrap_or(&configuration.engine);
         Purpose {
             engine: find(EngineDriver::Oci).map_or(docker.driver, |of| of.driver),
             docker_host: docker.host.clone(),

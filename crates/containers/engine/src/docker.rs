@@ -5,6 +5,8 @@
 //! On this machine slow API calls are replaced: a pidfd tells the end of a program, and CPU quotas are written to the
 //! control group. Containers run on while `dockerd` is stopped only with `live-restore`.
 
+mod swarm;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -84,6 +86,7 @@ pub struct DockerEngine {
     front: Front,
     groups: Groups,
     is_local: bool,
+    driver: &'static str,
 }
 
 impl DockerEngine {
@@ -98,6 +101,12 @@ impl DockerEngine {
             .build()
             .map_err(|error| EngineError::io("start", Path::new("engine thread"), &error))?;
         let (docker, is_podman) = runtime.block_on(connect(&config))?;
+        let node = if config.is_swarm {
+            Some(runtime.block_on(Service::node_of(&docker))?)
+        } else {
+            None
+        };
+        let driver = if config.is_swarm { "swarm" } else { "docker" };
         let hierarchy = if is_local {
             Some(Hierarchy::at(&config.cgroup_root)?)
         } else {
@@ -112,6 +121,8 @@ impl DockerEngine {
                 config,
                 docker,
                 is_podman,
+                node,
+                ids: RefCell::default(),
                 hierarchy,
                 events: told,
                 groups: shared,
@@ -162,6 +173,7 @@ impl DockerEngine {
             front: Front::start(Box::new(post), events, run)?,
             groups,
             is_local,
+            driver,
         })
     }
 }
@@ -353,7 +365,7 @@ fn refused(verb: &'static str, name: &str, error: Error) -> EngineError {
 
 impl Engine for DockerEngine {
     fn driver(&self) -> &'static str {
-        "docker"
+        self.driver
     }
 
     fn is_local(&self) -> bool {
@@ -421,6 +433,10 @@ struct Service {
     config: DockerConfig,
     docker: Docker,
     is_podman: bool,
+    /// With Swarm, the node that the engine is.
+    node: Option<String>,
+    /// With Swarm, the ids of containers by the names of their services.
+    ids: RefCell<HashMap<String, String>>,
     /// Where the containers run on this machine.
     hierarchy: Option<Hierarchy>,
     events: std::sync::mpsc::Sender<EngineEvent>,
@@ -582,6 +598,12 @@ impl Service {
         }
     }
 
+    /// What Docker knows a container by.
+    fn id(&self, name: &str) -> String {
+        let known = self.ids.borrow().get(name).cloned();
+        known.unwrap_or_else(|| name.to_owned())
+    }
+
     fn running(&self, name: &str) -> Result<Entry, EngineError> {
         match self.entries.borrow().get(name) {
             Some(entry) if !*entry.ended.borrow() => Ok(entry.clone()),
@@ -624,7 +646,9 @@ impl Service {
                 .borrow_mut()
                 .insert(name.clone(), of.source.clone());
         }
-        let made = if given.set_up().is_empty() {
+        let made = if let Some(node) = &self.node {
+            self.make_task(node, &spec, &given, image.as_ref(), limit).await
+        } else if given.set_up().is_empty() {
             self.make_and_start(&spec, &given, image.as_ref(), limit, "none".to_owned())
                 .await
         } else {
@@ -824,10 +848,17 @@ impl Service {
                 EngineError::Refused { name, reason, .. } => EngineError::Start { name, reason },
                 other => other,
             })?;
+        self.take_up(spec).await
+    }
+
+    /// Knows a container from now on whose program was just started.
+    async fn take_up(&self, spec: &ContainerSpec) -> Result<(u32, Nanos), EngineError> {
+        let name = &spec.name;
         let at = monotonic();
+        let id = self.id(name);
         let asked = self
             .docker
-            .inspect_container(name, None::<InspectContainerOptions>);
+            .inspect_container(&id, None::<InspectContainerOptions>);
         let inspected = self.ask("inspect", name, ANSWER, asked).await?;
         let (entry, told) = self.entry(&inspected);
         if let Some(quota) = spec.cpu {
@@ -910,11 +941,16 @@ impl Service {
             group.set_quota(None)?;
         }
         let asked = if frozen {
-            self.ask("pause", name, ANSWER, self.docker.pause_container(name))
+            self.ask("pause", name, ANSWER, self.docker.pause_container(&self.id(name)))
                 .await
         } else {
-            self.ask("resume", name, ANSWER, self.docker.unpause_container(name))
-                .await
+            self.ask(
+                "resume",
+                name,
+                ANSWER,
+                self.docker.unpause_container(&self.id(name)),
+            )
+            .await
         };
         if let Some((group, quota)) = group.zip(quota) {
             group.set_quota(Some(quota))?;
@@ -948,7 +984,7 @@ impl Service {
             "set the CPU quota of",
             name,
             ANSWER,
-            self.docker.update_container(name, change),
+            self.docker.update_container(&self.id(name), change),
         )
         .await
     }
@@ -967,7 +1003,7 @@ impl Service {
                 "stop",
                 name,
                 ANSWER,
-                self.docker.kill_container(name, Some(options)),
+                self.docker.kill_container(&self.id(name), Some(options)),
             )
             .await
         {
@@ -1030,8 +1066,12 @@ impl Service {
             ..RemoveContainerOptions::default()
         };
         let deadline = monotonic() + Nanos(KILL_LIMIT.as_nanos() as u64);
+        let id = self.id(name);
+        if self.node.is_some() {
+            self.remove_service(name).await?;
+        }
         loop {
-            let asked = self.docker.remove_container(name, Some(options.clone()));
+            let asked = self.docker.remove_container(&id, Some(options.clone()));
             match self.ask("remove", name, ANSWER, asked).await {
                 Ok(()) | Err(EngineError::NotFound { .. }) => break,
                 // Docker has not noticed the end yet, or is at it already.
@@ -1042,6 +1082,7 @@ impl Service {
             }
         }
         self.entries.borrow_mut().remove(name);
+        self.ids.borrow_mut().remove(name);
         let group = self
             .groups
             .lock()
@@ -1074,7 +1115,8 @@ impl Service {
             cmd: Some(command),
             ..CreateExecOptions::default()
         };
-        let made = self.docker.create_exec(name, options);
+        let container = self.id(name);
+        let made = self.docker.create_exec(&container, options);
         let id = self.ask(VERB, name, ANSWER, made).await?.id;
         let started = self.docker.start_exec(&id, None);
         let started = self.ask(VERB, name, ANSWER, started).await?;
@@ -1159,9 +1201,14 @@ impl Service {
     }
 
     async fn list(self: &Rc<Self>, label: &Label) -> Result<Vec<Container>, EngineError> {
-        self.remove_left_holders(label).await?;
+        let summaries = if self.node.is_some() {
+            self.services(label).await?
+        } else {
+            self.remove_left_holders(label).await?;
+            self.summaries(label).await?
+        };
         let mut containers = Vec::new();
-        for summary in self.summaries(label).await? {
+        for summary in summaries {
             let Some(name) = name_of(&summary) else {
                 continue;
             };
@@ -1207,9 +1254,10 @@ impl Service {
         labels: &BTreeMap<String, String>,
         created_ms: u64,
     ) -> Result<Option<Entry>, EngineError> {
+        let id = self.id(name);
         let asked = self
             .docker
-            .inspect_container(name, None::<InspectContainerOptions>);
+            .inspect_container(&id, None::<InspectContainerOptions>);
         let inspected = match self.ask("inspect", name, ANSWER, asked).await {
             Ok(inspected) => inspected,
             Err(EngineError::NotFound { .. }) => return Ok(None),
@@ -1238,7 +1286,8 @@ impl Service {
         self.config.logs.begin(name, labels);
         let service = Rc::clone(self);
         let name = name.to_owned();
-        let follower = Rc::clone(self).follow(name.clone(), entry.ended.clone());
+        let id = self.id(&name);
+        let follower = Rc::clone(self).follow(name.clone(), id.clone(), entry.ended.clone());
         tokio::task::spawn_local(follower);
         tokio::task::spawn_local(async move {
             match &entry.pidfd {
@@ -1253,7 +1302,7 @@ impl Service {
                 }
                 // It had ended before it could be looked at, on this machine.
                 None if service.hierarchy.is_some() => {}
-                None => service.wait_for_end(&name).await,
+                None => service.wait_for_end(&id).await,
             }
             let at = monotonic();
             let out_of_memory = entry
@@ -1270,7 +1319,7 @@ impl Service {
             } else {
                 limit
             };
-            let known = timeout(limit, service.last_words(&name)).await.ok().flatten();
+            let known = timeout(limit, service.last_words(&id)).await.ok().flatten();
             let (exit, output) = known.unwrap_or((by_us, String::new()));
             let exit = Exit {
                 out_of_memory: exit.out_of_memory || out_of_memory,
@@ -1288,7 +1337,7 @@ impl Service {
     }
 
     /// Keeps what a container writes, through whatever happens to the connection.
-    async fn follow(self: Rc<Self>, name: String, ended: watch::Receiver<bool>) {
+    async fn follow(self: Rc<Self>, name: String, id: String, ended: watch::Receiver<bool>) {
         // Docker's time of what was read last. It tells everything again, from the oldest that it has.
         let mut last = String::new();
         loop {
@@ -1300,7 +1349,7 @@ impl Service {
                 timestamps: true,
                 ..LogsOptions::default()
             };
-            let mut parts = std::pin::pin!(self.docker.logs(&name, Some(options)));
+            let mut parts = std::pin::pin!(self.docker.logs(&id, Some(options)));
             let mut read = 0;
             while let Some(Ok(part)) = parts.next().await {
                 let part = part.as_ref();

@@ -15,6 +15,8 @@ pub struct DockerConfig {
     pub host: String,
     /// Where `cert.pem`, `key.pem` and `ca.pem` are; needed for `tcp:`.
     pub certificates: Option<PathBuf>,
+    /// Whether each container is the task of a service of Swarm, whose manager the engine is.
+    pub is_swarm: bool,
     /// Images that Docker does not have are taken from here.
     pub images: Option<Store>,
     /// Where the output of its containers goes.
@@ -37,6 +39,7 @@ impl DockerConfig {
         DockerConfig {
             host: host.into(),
             certificates: None,
+            is_swarm: false,
             images: Some(Store::at(Store::default_dir())),
             logs: Logs::default(),
             cgroup_root: PathBuf::from(cgroup::ROOT),

@@ -1208,6 +1208,228 @@ mod docker {
     }
 }
 
+/// Docker's Swarm: a manager in a network of its own, whose only node it is.
+mod swarm {
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use engine::{DockerConfig, DockerEngine};
+
+    use super::*;
+    use crate::support::{Place, available};
+
+    /// How long the daemon may take to be there.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A daemon that ends with the test.
+    struct Daemon {
+        program: Child,
+        host: String,
+    }
+
+    impl Daemon {
+        /// In a network namespace of its own.
+        fn start(dir: &Path) -> Result<Daemon, String> {
+            let is_root = rustix::process::geteuid().is_root();
+            if !is_root {
+                return Err("this is not run as root".to_owned());
+            }
+            let host = format!("unix://{}", dir.join("docker.sock").display());
+            let network = "ip link set lo up && ip link add e0 type bridge && ip address add 10.77.0.1/24 dev e0 && ip link \
+                           set e0 up && exec dockerd \"$@\"";
+            let path = |name: &str| dir.join(name).display().to_string();
+            let log = std::fs::File::create(dir.join("dockerd.log")).map_err(|error| error.to_string())?;
+            let program = Command::new("setpriv")
+                .args([
+                    "--pdeathsig",
+                    "TERM",
+                    "unshare",
+                    "--net",
+                    "sh",
+                    "-c",
+                    network,
+                    "sh",
+                ])
+                .args([
+                    "--data-root",
+                    &path("data"),
+                    "--exec-root",
+                    &path("exec"),
+                    "--pidfile",
+                    &path("pid"),
+                ])
+                .args(["--host", &host, "--bridge", "none", "--iptables=false"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log)
+                .spawn()
+                .map_err(|error| error.to_string())?;
+            let daemon = Daemon { program, host };
+            let began = Instant::now();
+            while !daemon.docker(&["version"]).status.success() {
+                if began.elapsed() > PATIENCE {
+                    let log = std::fs::read_to_string(dir.join("dockerd.log")).unwrap_or_default();
+                    return Err(format!(
+                        "dockerd is not there: {}",
+                        log.lines().last().unwrap_or_default()
+                    ));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let made = daemon.docker(&["swarm", "init", "--advertise-addr", "10.77.0.1"]);
+            match made.status.success() {
+                true => Ok(daemon),
+                false => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
+            }
+        }
+
+        fn docker(&self, arguments: &[&str]) -> std::process::Output {
+            Command::new("docker")
+                .args(["--host", &self.host])
+                .args(arguments)
+                .output()
+                .unwrap()
+        }
+    }
+
+    impl Drop for Daemon {
+        fn drop(&mut self) {
+            // Its containers would outlive it.
+            self.docker(&["swarm", "leave", "--force"]);
+            let left = self.docker(&["ps", "--all", "--quiet"]).stdout;
+            for id in String::from_utf8_lossy(&left).lines() {
+                self.docker(&["rm", "--force", id]);
+            }
+            super::kill(self.program.id(), rustix::process::Signal::TERM);
+            let _ended = self.program.wait();
+        }
+    }
+
+    struct Swarm {
+        told: Option<Told>,
+        daemon: Daemon,
+        place: Place,
+        prefix: String,
+    }
+
+    fn engine(place: &Place, daemon: &Daemon) -> Result<Told, EngineError> {
+        let mut config = DockerConfig::at(daemon.host.clone());
+        config.is_swarm = true;
+        config.images = Some(place.store());
+        config.logs = place.logs.clone();
+        config.status_limit = Nanos::from_secs(10);
+        DockerEngine::start(config).map(|engine| Told::new(Box::new(engine)))
+    }
+
+    fn subject(test: &str) -> Option<Swarm> {
+        let place = Place::new();
+        let daemon = match Daemon::start(place.dir.path()) {
+            Ok(daemon) => daemon,
+            Err(error) => {
+                available("docker", Some(error));
+                return None;
+            }
+        };
+        let told = Some(engine(&place, &daemon).unwrap());
+        Some(Swarm {
+            told,
+            daemon,
+            place,
+            // Swarm's names have at most 63 characters.
+            prefix: format!("sw-{}-{:.24}", std::process::id(), test.replace('_', "-")),
+        })
+    }
+
+    impl Subject for Swarm {
+        fn told(&mut self) -> &mut Told {
+            self.told.as_mut().unwrap()
+        }
+        fn prefix(&self) -> String {
+            self.prefix.clone()
+        }
+        fn fake(&self) -> Option<FakeEngine> {
+            None
+        }
+        fn reopen(&mut self) {
+            self.told = None;
+            self.told = Some(engine(&self.place, &self.daemon).unwrap());
+        }
+        fn traces(&self, name: &str) -> Vec<String> {
+            let listed = self
+                .daemon
+                .docker(&["ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]);
+            let listed = String::from_utf8(listed.stdout).unwrap();
+            let ours = listed
+                .lines()
+                .filter_map(|line| line.split_once(' '))
+                .filter(|(_, own)| own.starts_with(&format!("{name}.")));
+            let traces = ours.flat_map(|(id, _)| traces_on_this_machine(name, id, &[]));
+            let services = self.daemon.docker(&["service", "ls", "--format", "{{.Name}}"]);
+            let services = String::from_utf8(services.stdout).unwrap();
+            let services = services.lines().filter(|of| *of == name).map(str::to_owned);
+            traces.chain(services).collect()
+        }
+    }
+
+    suite!(subject;
+        a_container_runs_ends_and_leaves_nothing_behind, what_cannot_be_is_refused_and_leaves_nothing, ends_are_reported_once_and_in_time,
+        a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
+        what_runs_is_adopted, twenty_in_a_row, commands_run_beside_the_program,
+        a_process_in_its_control_group_goes_with_the_container);
+
+    #[test]
+    fn output_is_kept_up_to_its_limit_and_after_the_end() {
+        if let Some(mut subject) = subject("output") {
+            let logs = subject.place.logs.clone();
+            super::output_is_kept_up_to_its_limit_and_after_the_end(&mut subject, &logs);
+        }
+    }
+
+    #[test]
+    fn limits_hold() {
+        if let Some(mut subject) = subject("limits") {
+            let dir = subject.place.dir.path().join("shared");
+            std::fs::create_dir(&dir).unwrap();
+            super::limits_hold(&mut subject, dir);
+        }
+    }
+
+    /// A Docker that is no manager says so, and what to do.
+    #[test]
+    fn a_docker_without_a_swarm_is_refused() {
+        let Some(subject) = subject("without") else {
+            return;
+        };
+        subject.daemon.docker(&["swarm", "leave", "--force"]);
+        let error = engine(&subject.place, &subject.daemon).err().unwrap().to_string();
+        assert!(error.contains("docker swarm init"), "{error}");
+    }
+
+    /// While the manager is away, what runs goes on, and its end is told.
+    #[test]
+    fn a_manager_that_is_away_stops_no_container() {
+        let Some(mut subject) = subject("away") else {
+            return;
+        };
+        let spec = labelled(&subject, "runs", &["sleep"]);
+        let pid = subject.told().create(&spec);
+        let daemon = subject.daemon.program.id();
+        super::kill(daemon, rustix::process::Signal::STOP);
+        let more = labelled(&subject, "more", &["sleep"]);
+        let error = refused(&mut subject, &more);
+        assert!(error.is_transient(), "{error}");
+        subject.kill(&spec.name, pid);
+        subject.told().exit_of(&spec.name);
+        super::kill(daemon, rustix::process::Signal::CONT);
+        let began = Instant::now();
+        while subject.told().remove(&spec.name).is_err() {
+            assert!(began.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+    }
+}
+
 /// The engines of two places as one: the second place has another `oci` engine, or Docker.
 mod places {
     use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -368,7 +368,10 @@ fn engine_of(
         return Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?));
     }
     let engine = configuration::Engine {
-        driver: EngineDriver::Docker,
+        driver: match record.driver == EngineDriver::Swarm.name() {
+            true => EngineDriver::Swarm,
+            false => EngineDriver::Docker,
+        },
         host: record.host.clone(),
         tls: record.tls.clone(),
         linger: Nanos::ZERO,

@@ -164,11 +164,17 @@ impl Facts for Machine {
                     "see `inco doctor`, or write driver = \"docker\"",
                 )),
             },
-            EngineDriver::Docker => DockerEngine::start(docker_config(engine))
+            EngineDriver::Docker | EngineDriver::Swarm => DockerEngine::start(docker_config(engine))
                 .map(drop)
                 .map_err(|error| {
                     // The key's own message says what to do.
                     let seen = match error {
+                        EngineError::Unavailable { reason } if reason.contains("swarm") => {
+                            return Unusable::new(
+                                format!("{}: {reason}", engine.host),
+                                "make it one, or write driver = \"docker\"",
+                            );
+                        }
                         EngineError::Unavailable { reason } => {
                             reason.split(": ").next().unwrap_or_default().to_owned()
                         }
@@ -184,7 +190,7 @@ impl Facts for Machine {
     }
 
     fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable> {
-        let is_docker = engine.driver == EngineDriver::Docker;
+        let is_docker = engine.driver.is_of_docker();
         if has_image(engine, image) {
             return Ok(());
         }
@@ -375,7 +381,7 @@ pub fn images_to_pull<'a>(
 fn has_image(engine: &Engine, image: &str) -> bool {
     let name = ImageRef::from(image);
     Store::at(Store::default_dir()).resolve(&name).is_ok()
-        || engine.driver == EngineDriver::Docker && docker_has(engine, &name.with_tag())
+        || engine.driver.is_of_docker() && docker_has(engine, &name.with_tag())
 }
 
 /// The image of another name that was probably meant. Another tag of the same image is no mistake.

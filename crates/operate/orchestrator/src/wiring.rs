@@ -103,6 +103,7 @@ pub(super) fn tcp(of: &ApiTcp) -> Tcp {
 pub(super) fn docker_config(engine: &configuration::Engine) -> DockerConfig {
     DockerConfig {
         certificates: engine.tls.clone(),
+        is_swarm: engine.driver == EngineDriver::Swarm,
         ..DockerConfig::at(engine.host.clone())
     }
 }
@@ -130,7 +131,7 @@ pub(super) fn engine(
                 }
                 None => Box::new(NoEngine::new()),
             },
-            EngineDriver::Docker => {
+            EngineDriver::Docker | EngineDriver::Swarm => {
                 let mut config = docker_config(&of);
                 config.logs = logs.clone();
                 Box::new(DockerEngine::start(config)?)

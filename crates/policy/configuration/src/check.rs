@@ -110,6 +110,12 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
         };
         reader.report(&key, ValueError::new(what, write));
     }
+    for service in configuration.services.iter().filter(|of| of.has_containers()) {
+        let mut engines = configuration.engines_of(service).into_iter();
+        if engines.any(|engine| engine.driver == EngineDriver::Swarm) {
+            check_swarm(reader, service);
+        }
+    }
     for service in &configuration.services {
         let mut engines = configuration.engines_of(service).into_iter();
         let Some(engine) = engines.find(|engine| !engine.is_local()) else {
@@ -137,6 +143,27 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
                 );
             }
         }
+    }
+}
+
+/// Checks what Swarm cannot give the containers of a service.
+fn check_swarm(reader: &mut Reader, service: &Service) {
+    let mut wrong = |key: &str, what: &str, write: &str| {
+        let key = format!("service.{}.{key}", service.name);
+        reader.report(&key, ValueError::new(what, write));
+    };
+    if service.port != PortKind::Memif {
+        let what = "Swarm connects containers to its own networks, and gives them no port of another kind";
+        wrong(
+            "port",
+            what,
+            "write port = \"memif\", or driver = \"docker\" in [engine]",
+        );
+    }
+    if service.exclusive || service.cpuset.is_some() {
+        let key = if service.exclusive { "cpus" } else { "cpuset" };
+        let what = "Swarm does not choose the CPUs of a container";
+        wrong(key, what, "remove it, or write driver = \"docker\" in [engine]");
     }
 }
 
@@ -184,7 +211,7 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
             known.push((device, place.clone()));
             let is_moved = !matches!(device.function, NetFunction::Pci { .. });
             let mut engines = configuration.engines_of(service).into_iter();
-            if is_moved && engines.any(|engine| engine.driver == EngineDriver::Docker) {
+            if is_moved && engines.any(|engine| engine.driver.is_of_docker()) {
                 let wrong = ValueError::new(
                     "Docker cannot move a network interface of the machine into a container",
                     "write pci = \"ADDRESS\" of a function that vfio-pci has, or driver = \"oci\" in [engine]",

@@ -135,7 +135,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         if answer.is_ok() {
             answering.push(engine);
         }
-        let key = if engine.driver == EngineDriver::Docker {
+        let key = if engine.driver.is_of_docker() {
             "host"
         } else {
             "driver"

@@ -943,7 +943,7 @@ tables! {
         name: text(place_name), [required], Restart,
             "name", "\"card\"", "Its name in services, tables, labels and events; neither `auto` nor `split`.";
         driver as "engine": word(EngineDriver::WORDS), [or "that of `[engine]`; with `host`, `\"docker\"`"], Restart,
-            "`\"oci\"` or `\"docker\"`", "\"docker\"", "What makes its containers.";
+            "`\"oci\"`, `\"docker\"` or `\"swarm\"`", "\"docker\"", "What makes its containers.";
         host: text(host), [or "that of `[engine]`"], Restart,
             "`unix:///...` or `tcp://HOST:PORT`", "\"tcp://192.168.100.2:2376\"",
             "Address of its Docker or Podman. Memif ports need an engine on this machine.";
@@ -1005,8 +1005,9 @@ tables! {
         "The container engine."
     {
         driver: word(EngineDriver::WORDS), [= "\"oci\""], Restart,
-            "`\"oci\"` or `\"docker\"`", "\"docker\"",
-            "`oci` is embedded and needs no daemon; `docker` uses Docker or Podman.";
+            "`\"oci\"`, `\"docker\"` or `\"swarm\"`", "\"docker\"",
+            "`oci` is embedded and needs no daemon; `docker` uses Docker or Podman; `swarm` makes a service of one replica \
+             for each container, by a manager of Docker's Swarm ([swarm](../tasks/swarm.md)).";
         host: text(host), [= "\"unix:///run/docker.sock\""], Restart,
             "`unix:///...` or `tcp://HOST:PORT`", "\"tcp://192.0.2.7:2376\"",
             "Address of Docker or Podman. Ports of kind `memif` need an engine on this machine.";

@@ -136,6 +136,8 @@ model::words! {
         Oci = "oci",
         /// Docker's or Podman's API.
         Docker = "docker",
+        /// Docker's Swarm: a service of one replica for each container.
+        Swarm = "swarm",
     }
 
     /// When an image comes from its registry.
@@ -181,6 +183,13 @@ pub struct Ebpf {
     /// Connections of a service that are half open before its SYN packets are no longer pinned. `None`: a quarter of
     /// the table.
     pub half_open: Option<u32>,
+}
+
+impl EngineDriver {
+    /// Whether containers are made by a daemon of Docker's API.
+    pub fn is_of_docker(self) -> bool {
+        matches!(self, EngineDriver::Docker | EngineDriver::Swarm)
+    }
 }
 
 impl OpenFlow {
@@ -542,7 +551,7 @@ impl Ring {
 pub struct Engine {
     /// Its driver.
     pub driver: EngineDriver,
-    /// The endpoint of Docker or Podman: `unix:///...` or `tcp://host:port`. Only for [`EngineDriver::Docker`].
+    /// The endpoint of Docker or Podman: `unix:///...` or `tcp://host:port`. Not for [`EngineDriver::Oci`].
     pub host: String,
     /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for a remote engine.
     pub tls: Option<PathBuf>,

@@ -2158,3 +2158,32 @@ fn what_servers_that_others_run_cannot_have_is_reported() {
         assert!(found, "{key}: {said}\n{problems}");
     }
 }
+
+#[test]
+fn what_swarm_cannot_give_a_container_is_reported() {
+    let swarm = "[engine]\ndriver = \"swarm\"\n";
+    assert!(
+        good(&format!("{}{swarm}", service_with("cpus = 0.5")))
+            .engine
+            .is_local()
+    );
+    for (lines, key, said) in [
+        ("cpuset = \"0-1\"", "service.a.cpuset", "does not choose the CPUs"),
+        (
+            "cpus = \"exclusive\"",
+            "service.a.cpus",
+            "does not choose the CPUs",
+        ),
+        (
+            "port = \"kernel\"\nvip = { address = \"10.0.0.100\", ports = 80 }",
+            "service.a.port",
+            "write port = \"memif\"",
+        ),
+    ] {
+        let problems = problems_of(&format!("{}{swarm}", service_with(lines))).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(key) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+}

@@ -7,7 +7,8 @@ use real_parts::is_full_length;
 use rustix::process::Signal;
 
 use crate::support::{
-    Engine, IMAGE, Inco, PATIENCE, Place, PrivateDockerd, assert_clean, eventually, kill, launcher_of,
+    Engine, IMAGE, Inco, PATIENCE, Place, PrivateDockerd, SwarmManager, assert_clean, eventually, kill,
+    launcher_of,
 };
 
 fn configuration(engine: &str) -> String {
@@ -158,6 +159,59 @@ fn with_docker_stopped_steering_continues_and_scaling_waits() {
         || dockerd.borrow_mut().pause(),
         || dockerd.borrow_mut().go_on(),
     );
+}
+
+/// Each instance is a service of one replica, and none is left in the end.
+#[test]
+fn with_a_hung_manager_of_a_swarm_steering_continues_and_scaling_waits() {
+    if !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let Some(manager) = SwarmManager::start(&place.path("swarm")) else {
+        return;
+    };
+    let two_services = || {
+        let services = manager.services();
+        let is_one = |of: &String| of.contains("forward-") && of.ends_with(" 1/1");
+        assert!(services.len() == 2 && services.iter().all(is_one), "{services:?}");
+    };
+    scaling_waits_and_steering_continues(
+        &place,
+        &manager.toml(),
+        || {
+            two_services();
+            manager.signal(Signal::STOP);
+        },
+        || manager.signal(Signal::CONT),
+    );
+    assert_eq!(manager.services(), Vec::<String>::new());
+}
+
+/// The next inco finds the services by their labels.
+#[test]
+fn services_of_a_swarm_are_adopted_after_a_kill_9_of_inco() {
+    if !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let Some(manager) = SwarmManager::start(&place.path("swarm")) else {
+        return;
+    };
+    let inco = place.run(&configuration(&manager.toml()));
+    let before: Vec<_> = inco.settled(2, 0).iter().map(|row| (row.id, row.pid)).collect();
+    let services = manager.services();
+    drop(inco.kill());
+    let inco = place.run(&configuration(&manager.toml()));
+    let after: Vec<_> = inco.settled(2, 0).iter().map(|row| (row.id, row.pid)).collect();
+    assert_eq!((after, manager.services()), (before, services));
+    place.must(&["scale", "forward", "3"]);
+    inco.settled(3, 0);
+    place.must(&["scale", "forward", "2"]);
+    inco.settled(2, 0);
+    assert_eq!(manager.services().len(), 2);
+    inco.stop(&place);
+    assert_eq!(manager.services(), Vec::<String>::new());
 }
 
 /// The launcher is killed: its containers run on, and the next launcher adopts them.

@@ -8,6 +8,7 @@ mod namespace;
 mod network;
 mod ovs;
 mod requests;
+mod swarm;
 mod systemd;
 mod turn;
 
@@ -31,6 +32,7 @@ pub(crate) use network::{Network, Session};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
 pub(crate) use requests::Load;
+pub(crate) use swarm::SwarmManager;
 pub(crate) use systemd::Systemd;
 use turn::Turn;
 
