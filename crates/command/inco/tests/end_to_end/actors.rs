@@ -153,6 +153,14 @@ impl Client {
         });
     }
 
+    /// From the first answer on each request was counted once, and answered once and in order.
+    fn counted_each_once(&self) {
+        let (first, counted) = self.answers[0];
+        for (answer, number) in self.answers.iter().zip(0..) {
+            assert_eq!(*answer, (first + number, counted + number));
+        }
+    }
+
     /// Requests one after the other. One that is lost, because the instance is being replaced, is followed by the
     /// next.
     fn ask(&mut self, mut meanwhile: impl FnMut()) {
@@ -466,11 +474,11 @@ fn actors_move_by_load_and_come_back() {
     both_run(&inco);
     inco.settled(2, 0);
     let mut client = Client::new(&network);
+    client.ask(|| ());
     is_on(&inco, ActorSide::Host, || client.turn());
     client.settle();
     is_on(&inco, ActorSide::Card, || ());
-    let expected: Vec<_> = (1..client.next).map(|number| (number, number)).collect();
-    assert!(client.answers == expected, "each once and in order");
+    client.counted_each_once();
     // Each decision has its inputs, and is made again from them.
     let decision = inco.events().into_iter().find(|event| {
         matches!(
@@ -522,11 +530,7 @@ fn an_actor_in_webassembly_moves_with_its_memory() {
         is_on(&inco, side, || client.turn());
     }
     client.settle();
-    // From the first answer on each request was counted once, and answered once and in order.
-    let (first, counted) = client.answers[0];
-    for (answer, number) in client.answers.iter().zip(0..) {
-        assert_eq!(*answer, (first + number, counted + number));
-    }
+    client.counted_each_once();
     assert!(client.answers.len() > 100);
     // The side that does not have it ends, and its memory is still there.
     let last = client.answers.last().unwrap().1;
