@@ -32,7 +32,7 @@ longest() {
   case $1 in
     images) echo 8192 ;; # archives consist of blocks of 512 bytes
     answers | http | manifests | openflow_message) echo 1024 ;;
-    captures | events | memif_messages | memif_rings | references | requests | signals | translation) echo 512 ;;
+    captures | events | load_reports | memif_messages | memif_rings | references | requests | signals | translation) echo 512 ;;
     offload | openflow_session | ovsdb | packets | table) echo 2048 ;;
     *) echo 4096 ;;
   esac
