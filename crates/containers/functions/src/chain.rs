@@ -24,6 +24,7 @@ pub(crate) trait AnyFunction: Send {
     fn reload(&mut self, configuration: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>>;
     fn metrics(&self, values: &mut [u64]);
     fn summary(&self) -> Summary;
+    fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool;
     fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved>;
     fn import(&mut self, flow: &Tuple, state: &[u8], now: Nanos) -> Result<(), NotMoved>;
     fn forget(&mut self, flow: &Tuple, now: Nanos);
@@ -60,6 +61,10 @@ impl<F: Function> AnyFunction for F {
 
     fn summary(&self) -> Summary {
         Function::summary(self)
+    }
+
+    fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool {
+        Function::record(self, since_1970, line)
     }
 
     fn export(&self, flow: &Tuple, state: &mut [u8], now: Nanos) -> Result<usize, NotMoved> {
@@ -266,6 +271,13 @@ impl Chain {
         let old = of.function.reload(compiled.0).ok_or(Error::Stage { stage })?;
         of.totals.reloads += 1;
         Ok(Compiled(old))
+    }
+
+    /// Writes the next record of a function behind `line`, and returns whether there was one: those of the first function
+    /// come first. See [`Function::record`].
+    pub fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool {
+        let mut stages = self.stages.iter_mut();
+        stages.any(|stage| stage.function.record(since_1970, line))
     }
 
     /// Writes what the functions know of a flow into `state`: how many functions there are, then for each the bytes of

@@ -86,6 +86,15 @@ pub trait Function: Send + Sized + 'static {
         Summary::default()
     }
 
+    /// Writes the next record of its log behind `line`, oldest first, without a line break, and drops its copy; returns
+    /// whether there was one. `since_1970` is what must be added to the monotonic clock to get the wall clock. It is called
+    /// between bursts, some records at a time, and may allocate. What waits meanwhile is bounded, and what finds no room is
+    /// counted.
+    fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool {
+        let _ = (since_1970, line);
+        false
+    }
+
     /// Writes what it knows of a flow into `state`, for the function of another instance with the same configuration,
     /// and returns how many bytes those are: 0 if it knows nothing of the flow. It keeps its copy: the flow goes on here
     /// if the other instance does not take it. `flow` is the flow in the direction of its first packet; its packets of

@@ -10,7 +10,8 @@
 //! 3. When the file of a configuration changes, or on SIGHUP, another thread reads and compiles it; the loop puts it
 //!    in place between two bursts.
 //! 4. When the switch leaves (restart, crash) it waits for the next one and keeps its counters.
-//! 5. On SIGTERM it exits with status 0 and removes its sockets.
+//! 5. Records of functions, such as alerts, are written by another thread.
+//! 6. On SIGTERM it exits with status 0 and removes its sockets.
 //!
 //! On the host, the same program is the manager of SmartLB: it watches how busy functions are, and sends signals through
 //! their ports (`manager.rs`, `sender.rs`).
@@ -23,6 +24,7 @@ mod options;
 mod pace;
 mod page;
 mod ports;
+mod records;
 mod reload;
 mod runner;
 mod sender;

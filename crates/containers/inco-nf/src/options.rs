@@ -259,6 +259,10 @@ pub(crate) struct Options {
     /// Socket on which the host offers the page of counters.
     #[arg(long, env = "INCO_PAGE", value_name = "PATH")]
     pub(crate) page: Option<PathBuf>,
+    /// The file behind which records of functions are written, such as the alerts of `ids` and the log of `nat`; default:
+    /// standard output. When it is moved away, another one is begun.
+    #[arg(long, env = "INCO_RECORDS", value_name = "FILE")]
+    pub(crate) records: Option<PathBuf>,
     /// Socket on which the host's manager hands over signals, which leave by the first data port.
     #[arg(long, env = "INCO_SIGNALS", value_name = "PATH")]
     pub(crate) signals: Option<PathBuf>,

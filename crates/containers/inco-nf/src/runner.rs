@@ -15,6 +15,7 @@ use crate::options::Run;
 use crate::pace::Pacer;
 use crate::page::{self, Pages};
 use crate::ports::{Ports, Received};
+use crate::records::Records;
 use crate::reload::{self, Reloads};
 
 /// Default time that rings are polled after the last packet, in ns: about the cost of a sleep and a wake-up.
@@ -25,6 +26,8 @@ const HOUSEKEEPING_NS: u64 = 5_000_000;
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// Retry interval while the switch does not listen, and the longest sleep meanwhile.
 const CONNECT_AGAIN: Duration = Duration::from_millis(10);
+/// Longest sleep while functions may have more records.
+const MORE_RECORDS: Duration = Duration::from_millis(1);
 /// Longest sleep otherwise.
 const SLEEP_LIMIT: Duration = Duration::from_secs(5);
 /// Default rest of a paced function, in us.
@@ -100,6 +103,7 @@ pub(crate) fn run(run: &Run) -> Result<()> {
         chain,
         burst: Burst::new(),
         reloads,
+        records: Records::start(options.records.as_ref())?,
         pages,
         signals,
         stop,
@@ -112,7 +116,9 @@ pub(crate) fn run(run: &Run) -> Result<()> {
         next_chores: 0,
         stopped: false,
     };
-    runner.work_until_stopped()
+    runner.work_until_stopped()?;
+    runner.records.end(&mut runner.chain);
+    Ok(())
 }
 
 /// A number that nobody guesses.
@@ -151,6 +157,7 @@ struct Runner {
     chain: Chain,
     burst: Burst,
     reloads: Option<Reloads>,
+    records: Records,
     pages: Option<Pages>,
     /// Where signals come from that leave by the first port.
     signals: Option<UnixDatagram>,
@@ -264,6 +271,9 @@ impl Runner {
         } else {
             SLEEP_LIMIT
         };
+        if self.records.take(&mut self.chain) {
+            longest = longest.min(MORE_RECORDS);
+        }
         if let Some(due) = self.chain.due() {
             longest = longest.min(Duration::from_nanos(due.since(Nanos(now)).0));
         }
@@ -299,6 +309,7 @@ impl Runner {
         if let Some(reloads) = &mut self.reloads {
             reloads.apply(&mut self.chain);
         }
+        self.records.take(&mut self.chain);
         if let Some(pages) = &mut self.pages {
             pages.accept(&self.chain);
         }

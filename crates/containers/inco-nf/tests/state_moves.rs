@@ -152,6 +152,8 @@ fn a_flow_moves_from_one_process_to_another() {
     // A copy stays until it is dropped.
     assert!((10..20).contains(&source.pass(30)));
     source.give(0, &[frame_of(Message::Forget(flow()))]);
+    // Messages have their turn behind the packets of their burst.
+    assert_eq!(source.pass(0), 0);
     assert_eq!(source.pass(45), 40);
     let answer = destination.ask(Message::Import(flow(), b"none"));
     assert_eq!(said(&answer), Message::Refused(NotMoved::Malformed));

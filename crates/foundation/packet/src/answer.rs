@@ -1,12 +1,14 @@
 //! Answers for an address that this machine serves and no network stack has: to ARP requests, neighbour solicitations
-//! and echo requests. A frame becomes its own answer.
+//! and echo requests. A frame becomes its own answer. Also which frames would answer so for somebody else.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use model::protocol;
 
 use crate::checksum;
 use crate::headers::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, TAG_LEN, ethertype};
+use crate::parse::Parsed;
 
 /// Bytes of an ARP packet, and of a neighbour message with one option.
 const ARP: usize = 28;
@@ -20,6 +22,8 @@ const ECHO_REPLY: u8 = 0;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REQUEST_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
+/// Solicitations and advertisements of routers and neighbours, and redirects: RFC 4861, section 4.
+const DISCOVERY: RangeInclusive<u8> = 133..=137;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// The flags of an advertisement.
@@ -61,6 +65,18 @@ pub fn answer(room: &mut [u8], len: usize, mac: [u8; 6], is_ours: impl Fn(IpAddr
     head.get_mut(..6)?.copy_from_slice(&asker);
     head.get_mut(6..12)?.copy_from_slice(&mac);
     Some(at + len)
+}
+
+/// Whether a frame is a message by which IPv6 discovers neighbours and routers, also behind extension headers or as the
+/// first fragment. Who sends it may speak for any address, whatever its source is.
+pub fn is_discovery(frame: &[u8]) -> bool {
+    let info = match crate::parse(frame) {
+        Parsed::Flow(info) => info,
+        Parsed::Fragment(fragment) if fragment.is_first() => fragment.info,
+        _ => return false,
+    };
+    let kind = frame.get(usize::from(info.l4_offset));
+    info.protocol == protocol::ICMPV6 && kind.is_some_and(|kind| DISCOVERY.contains(kind))
 }
 
 fn arp(packet: &mut [u8], len: usize, mac: [u8; 6], is_ours: impl Fn(IpAddr) -> bool) -> Option<usize> {
@@ -282,6 +298,42 @@ mod tests {
         let told = ask(0x86dd, false, &v6(255, [0; 16], group, &bare)).unwrap();
         assert_eq!((ends_v6(&told).unwrap().1, told[44]), (ALL_NODES, 0x20));
         assert!(is_whole_v6(&told));
+    }
+
+    #[test]
+    fn what_discovers_neighbours_is_known_wherever_it_stands() {
+        let (us, them) = (OURS_V6, [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+        let mut frame = vec![2; 12];
+        frame.extend_from_slice(&[0x86, 0xdd]);
+        let at = frame.len();
+        for (kind, expected) in [
+            (1, false),
+            (128, false),
+            (132, false),
+            (133, true),
+            (136, true),
+            (137, true),
+            (138, false),
+        ] {
+            // An error quotes a packet.
+            let message = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &v6(64, them, us, &[0; 8])].concat();
+            frame.truncate(at);
+            frame.extend_from_slice(&v6(255, us, them, &message));
+            assert_eq!(is_discovery(&frame), expected, "{kind}");
+            // Behind options for the receiver, and as the first of two fragments.
+            for header in [[60, 0, 1, 4, 0, 0, 0, 0], [44, 0, 0, 1, 0, 0, 0, 7]] {
+                let mut frame = frame.clone();
+                let next = std::mem::replace(&mut frame[at + 6], header[0]);
+                frame.splice(at + 40..at + 40, [&[next][..], &header[1..]].concat());
+                let payload = (message.len() + 8) as u16;
+                frame[at + 4..at + 6].copy_from_slice(&payload.to_be_bytes());
+                assert_eq!(is_discovery(&frame), expected, "{kind} behind {}", header[0]);
+                // A later fragment begins with anything.
+                frame[at + 43] |= 8;
+                assert_eq!(is_discovery(&frame), expected && header[0] == 60, "{kind}");
+            }
+        }
+        assert!(!is_discovery(&[]));
     }
 
     #[test]

@@ -248,6 +248,21 @@ impl<F> FragmentTracker<F> {
         }
     }
 
+    /// Whether a fragment is of a datagram whose first fragment was taken by this method, or is such a first one. None is
+    /// held: a later one that comes before the first is of no datagram. `now` must not go backwards.
+    ///
+    /// # Errors
+    /// `FragmentTimeout`: the first one is not known. Otherwise as in [`offer`](Self::offer).
+    pub fn follow(&mut self, fragment: &Fragment, now: Nanos) -> Result<(), DropReason> {
+        if fragment.is_first() {
+            return self.offer_first(fragment, now).map(|_| ());
+        }
+        match self.find(fragment, now) {
+            Some(_) => self.offer_later(fragment, now).map(|_| ()),
+            None => Err(DropReason::FragmentTimeout),
+        }
+    }
+
     /// The next waiting fragment that has been resolved, in order of arrival. Call it until `None` after each
     /// [`Offer::Resolved`]; otherwise packets of a flow are reordered.
     pub fn release(&mut self) -> Option<(F, PacketInfo)> {

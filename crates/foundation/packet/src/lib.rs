@@ -7,7 +7,8 @@
 //! carries). For generators and tests: [`build`]
 //! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices). For ports towards
 //! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping),
-//! [`Translation`] (addresses and ports that stand for others), [`Rewrite`] (the endpoints that a packet gets).
+//! [`Translation`] (addresses and ports that stand for others), [`Rewrite`] (the endpoints that a packet gets), [`vxlan`] (tunnels
+//! between machines).
 //!
 //! The life of a frame:
 //! 1. [`parse`] returns [`Parsed::Flow`] for a packet that is forwarded by its key, or [`Parsed::Other`] or
@@ -33,8 +34,9 @@ mod parse;
 mod rewrite;
 mod siphash;
 mod translate;
+pub mod vxlan;
 
-pub use answer::answer;
+pub use answer::{answer, is_discovery};
 pub use burst::{HeaderBurst, HeaderBytes};
 pub use columns::{BURST, Lengths, PacketColumns};
 pub use content::{as_association, association_key, association_of, header_ends, parse_content};

@@ -133,12 +133,12 @@ mod sealed {
 pub enum Level {
     /// The architecture's baseline.
     Every,
-    /// AVX2, BMI1 and BMI2 in addition (x86-64 since 2013).
+    /// AVX2, BMI1, BMI2 and POPCNT in addition (x86-64 since 2013).
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
 }
 
-/// Proof that this processor has AVX2, BMI1 and BMI2.
+/// Proof that this processor has AVX2, BMI1, BMI2 and POPCNT.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2 {
@@ -152,6 +152,7 @@ impl Level {
         if std::arch::is_x86_feature_detected!("avx2")
             && std::arch::is_x86_feature_detected!("bmi1")
             && std::arch::is_x86_feature_detected!("bmi2")
+            && std::arch::is_x86_feature_detected!("popcnt")
         {
             return Level::Avx2(Avx2 {
                 _only_from_detection: (),
@@ -349,8 +350,8 @@ mod x86_64 {
     }
 
     /// # Safety
-    /// The processor has AVX2, BMI1 and BMI2.
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    /// The processor has AVX2, BMI1, BMI2 and POPCNT.
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     pub(crate) unsafe fn run_avx2<K: super::Kernel>(kernel: K) -> K::Output {
         kernel.run::<Words>()
     }

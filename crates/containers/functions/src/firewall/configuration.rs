@@ -15,6 +15,9 @@ pub const RULES_LIMIT: usize = 1 << 15;
 /// Connections of each family, at most: 1 GB of memory for both.
 pub const CONNECTIONS_LIMIT: usize = 8 << 20;
 
+/// Seconds between two records of a rule's counts, at most: a day.
+const COUNT_INTERVAL_S_LIMIT: u64 = 86_400;
+
 /// What happens to a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -34,6 +37,7 @@ struct Text {
     other: Action,
     connections: usize,
     midstream: bool,
+    count_interval_s: u64,
     timeouts: TimeoutsText,
     rule: Vec<RuleText>,
     classbench: String,
@@ -47,6 +51,7 @@ impl Default for Text {
             other: Action::Allow,
             connections: 1 << 18,
             midstream: false,
+            count_interval_s: 0,
             timeouts: TimeoutsText::default(),
             rule: Vec::new(),
             classbench: String::new(),
@@ -159,6 +164,8 @@ pub struct Settings {
     pub connections: usize,
     /// Whether a TCP packet without SYN can open a connection.
     pub midstream: bool,
+    /// After how long the counts of rules are written again; none: never.
+    pub count_interval: Option<Nanos>,
     /// When connections end.
     pub timeouts: Timeouts,
     /// The rules.
@@ -180,11 +187,18 @@ impl Settings {
                 text.connections
             )));
         }
+        if text.count_interval_s > COUNT_INTERVAL_S_LIMIT {
+            return Err(Error::whole(format!(
+                "count_interval_s = {} is too long: at most {COUNT_INTERVAL_S_LIMIT}, a day; 0: never",
+                text.count_interval_s
+            )));
+        }
         let mut settings = Settings {
             default: text.default,
             other: text.other,
             connections: text.connections,
             midstream: text.midstream,
+            count_interval: (text.count_interval_s > 0).then(|| Nanos::from_secs(text.count_interval_s)),
             timeouts: timeouts(&text.timeouts)?,
             rules: Vec::new(),
             fields: Vec::new(),

@@ -9,6 +9,7 @@ pub mod synthetic;
 mod tests;
 mod verdicts;
 
+use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use model::{DropReason, FlowKey, Nanos, Tuple, key_bits, protocol};
@@ -50,6 +51,8 @@ pub struct Rules {
     v6: Classifier<u128>,
     verdicts: Verdicts,
     counts: Box<[Count]>,
+    /// The counts as they were in the records that were written last.
+    recorded: Box<[Count]>,
     connections: Option<Connections>,
 }
 
@@ -65,8 +68,27 @@ pub struct Firewall {
     late: Vec<Packet>,
     open: Open,
     due: Option<Nanos>,
+    records: Records,
     passed: Passed,
     opened: u64,
+}
+
+/// When the counts of rules are written.
+#[derive(Clone, Copy, Debug)]
+struct Records {
+    /// The next time; none without records.
+    due: Option<Nanos>,
+    /// The time that is being written, and the rule that is looked at next.
+    now: Option<(Nanos, usize)>,
+}
+
+impl Records {
+    fn new(settings: &Settings) -> Records {
+        Records {
+            due: settings.count_interval.map(|_| Nanos::ZERO),
+            now: None,
+        }
+    }
 }
 
 /// What passed because a rule had allowed its connection.
@@ -174,6 +196,7 @@ impl Function for Firewall {
             v6: Classifier::new(&fields).map_err(complex)?,
             verdicts: Verdicts::default(),
             counts: vec![Count::default(); settings.rules.len()].into_boxed_slice(),
+            recorded: vec![Count::default(); settings.rules.len()].into_boxed_slice(),
             connections,
             settings,
         })
@@ -182,6 +205,7 @@ impl Function for Firewall {
     fn new(rules: Rules, setup: &Setup) -> Firewall {
         Firewall {
             due: rules.connections.is_some().then_some(Nanos::ZERO),
+            records: Records::new(&rules.settings),
             rules,
             fragments: FragmentTracker::new([setup.seed, setup.seed.rotate_left(32) ^ 0x6669_7265_7761_6c6c]),
             asked: Vec::with_capacity(CAPACITY),
@@ -199,6 +223,7 @@ impl Function for Firewall {
             std::mem::swap(&mut self.rules.connections, new);
         }
         self.due = rules.connections.is_some().then_some(Nanos::ZERO);
+        self.records = Records::new(&rules.settings);
         std::mem::replace(&mut self.rules, rules)
     }
 
@@ -236,10 +261,21 @@ impl Function for Firewall {
     }
 
     fn due(&self) -> Option<Nanos> {
-        self.due
+        match (self.due, self.records.due) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
     }
 
     fn tick(&mut self, _burst: &mut Burst, now: Nanos) {
+        if let (Some(due), Some(interval)) = (self.records.due, self.rules.settings.count_interval)
+            && due <= now
+        {
+            self.records = Records {
+                due: Some(now + interval),
+                now: Some((now, 0)),
+            };
+        }
         if let Some(connections) = &mut self.rules.connections {
             let is_behind = connections.expire(now);
             self.due = Some(if is_behind {
@@ -263,6 +299,39 @@ impl Function for Firewall {
             known,
             unknown,
         ]);
+    }
+
+    /// What a rule has decided, if that has changed since its last record.
+    fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool {
+        let Some((at, first)) = self.records.now else {
+            return false;
+        };
+        let Rules {
+            settings,
+            counts,
+            recorded,
+            ..
+        } = &mut self.rules;
+        let mut rules = counts.iter().zip(recorded.iter_mut()).enumerate().skip(first);
+        let Some((number, (count, last))) = rules.find(|(_, (count, last))| **count != **last) else {
+            self.records.now = None;
+            return false;
+        };
+        *last = *count;
+        self.records.now = Some((at, number + 1));
+        let rule = &settings.rules[number];
+        let action = match rule.action {
+            Action::Allow => "allow",
+            Action::Deny => "deny",
+        };
+        let at = Nanos(at.0.saturating_add(since_1970.0)).as_secs_f64();
+        // Text always has room.
+        let _ = write!(
+            line,
+            "{at:.3} rule {action} {} packets {} bytes {:?}",
+            count.packets, count.bytes, rule.name
+        );
+        true
     }
 
     fn summary(&self) -> Summary {

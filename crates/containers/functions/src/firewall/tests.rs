@@ -381,3 +381,51 @@ proptest::proptest! {
         proptest::prop_assert_eq!(length > 0, taken.is_ok() && !state.is_empty());
     }
 }
+
+/// The records that there are, without their times.
+fn records(firewall: &mut Firewall) -> Vec<String> {
+    let mut next = || {
+        let mut line = String::new();
+        Function::record(firewall, Nanos::from_secs(1_000), &mut line).then_some(line)
+    };
+    std::iter::from_fn(&mut next).collect()
+}
+
+#[test]
+fn each_rule_has_its_counts_in_records() {
+    let text = "connections = 0\ncount_interval_s = 10\n\
+                [[rule]]\nname = \"web\"\naction = \"allow\"\nprotocol = \"udp\"\ndestination_ports = 80\n\
+                [[rule]]\naction = \"deny\"\nprotocol = \"udp\"\ndestination_ports = 53\n\
+                [[rule]]\nname = \"never\"\naction = \"deny\"\nprotocol = \"udp\"\ndestination_ports = 99\n";
+    let mut firewall = firewall(text);
+    let mut burst = Burst::new();
+    let frames = [
+        udp("10.0.0.1:1", "10.0.0.2:80"),
+        udp("10.0.0.1:1", "10.0.0.2:80"),
+        udp("10.0.0.1:1", "10.0.0.2:53"),
+    ];
+    let bytes = frames[0].len();
+    run(&mut firewall, &frames, Nanos::ZERO);
+    assert!(records(&mut firewall).is_empty(), "it is not time yet");
+    assert_eq!(firewall.due(), Some(Nanos::ZERO));
+    firewall.tick(&mut burst, Nanos::from_secs(1));
+    let expected = [
+        format!("1001.000 rule allow 2 packets {} bytes \"web\"", 2 * bytes),
+        format!("1001.000 rule deny 1 packets {bytes} bytes \"2\""),
+    ];
+    assert_eq!(records(&mut firewall), expected);
+    assert_eq!(firewall.due(), Some(Nanos::from_secs(11)));
+    // Only what has changed; counts are totals.
+    run(&mut firewall, &frames[2..], Nanos::from_secs(2));
+    firewall.tick(&mut burst, Nanos::from_secs(11));
+    let expected = format!("1011.000 rule deny 2 packets {} bytes \"2\"", 2 * bytes);
+    assert_eq!(records(&mut firewall), [expected]);
+    firewall.tick(&mut burst, Nanos::from_secs(21));
+    assert!(records(&mut firewall).is_empty());
+    // Without the key there are none.
+    let without = Firewall::compile(&text.replace("count_interval_s = 10", ""), &SETUP).unwrap();
+    firewall.reload(without);
+    run(&mut firewall, &frames, Nanos::from_secs(22));
+    assert_eq!(firewall.due(), None);
+    assert!(records(&mut firewall).is_empty());
+}

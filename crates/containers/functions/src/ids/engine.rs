@@ -7,7 +7,7 @@ use model::{Nanos, protocol};
 
 use super::alert::Alert;
 use super::configuration::Configuration;
-use super::flows::{Fate, Flow};
+use super::flows::{Fate, Marks};
 use super::matcher::{self, Buffer, Found, Prefilter};
 use super::rule::{Action, Flowbit, Header};
 use super::stream::{ACTIVE_RULES_LIMIT, Stream};
@@ -98,7 +98,7 @@ impl Engine {
         &mut self,
         header: Header,
         payload: &[u8],
-        flow: Option<&mut Flow>,
+        marks: Option<&mut Marks>,
         now: Nanos,
     ) -> Outcome {
         let is_tcp = header.protocol == protocol::TCP;
@@ -110,7 +110,7 @@ impl Engine {
         } else {
             self.candidates.collect(&configuration.datagrams, payload);
         }
-        self.compare(header, Buffer::whole(payload), payload, flow, now)
+        self.compare(header, Buffer::whole(payload), payload, marks, now)
     }
 
     /// Compares a segment, and what its stream has got.
@@ -120,7 +120,7 @@ impl Engine {
         payload: &[u8],
         stream: &mut Stream,
         fresh: usize,
-        flow: &mut Flow,
+        marks: &mut Marks,
         now: Nanos,
     ) -> Outcome {
         self.candidates.clear();
@@ -160,7 +160,7 @@ impl Engine {
         }
         self.candidates.collect(&configuration.segments, payload);
         let (bytes, base) = stream.kept();
-        self.compare(header, Buffer { bytes, base, seen }, payload, Some(flow), now)
+        self.compare(header, Buffer { bytes, base, seen }, payload, Some(marks), now)
     }
 
     /// Compares the candidates. Rules that look at packets by themselves get the payload, others the buffer.
@@ -169,7 +169,7 @@ impl Engine {
         header: Header,
         buffer: Buffer<'_>,
         payload: &[u8],
-        mut flow: Option<&mut Flow>,
+        mut marks: Option<&mut Marks>,
         now: Nanos,
     ) -> Outcome {
         self.candidates.rules.sort_unstable();
@@ -185,7 +185,9 @@ impl Engine {
             if !rule.has(&header) {
                 continue;
             }
-            let bits = flow.as_deref_mut().map_or(0, |flow| *flow.bits(self.generation));
+            let bits = marks
+                .as_deref_mut()
+                .map_or(0, |marks| *marks.bits(self.generation));
             let fits = rule.bits.iter().all(|bit| match bit {
                 Flowbit::IsSet(bit) => bits & bit != 0,
                 Flowbit::IsNotSet(bit) => bits & bit == 0,
@@ -209,8 +211,8 @@ impl Engine {
                 }
             }
             self.counters.matches += 1;
-            if let Some(flow) = flow.as_deref_mut() {
-                let bits = flow.bits(self.generation);
+            if let Some(marks) = marks.as_deref_mut() {
+                let bits = marks.bits(self.generation);
                 for bit in &rule.bits {
                     match bit {
                         Flowbit::Set(bit) => *bits |= bit,
@@ -220,8 +222,8 @@ impl Engine {
                     }
                 }
                 match rule.action {
-                    Action::Pass => flow.fate = Fate::Pass,
-                    Action::Drop => flow.fate = Fate::Drop,
+                    Action::Pass => marks.fate = Fate::Pass,
+                    Action::Drop => marks.fate = Fate::Drop,
                     Action::Alert => {}
                 }
             }

@@ -93,6 +93,26 @@ pub(super) enum Fate {
     Drop,
 }
 
+/// What rules have decided about a flow.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    pub(super) fate: Fate,
+    /// Valid for one set of rules.
+    bits: u64,
+    rules: u64,
+}
+
+impl Marks {
+    /// The bits, under the set of rules with that number.
+    pub(super) fn bits(&mut self, rules: u64) -> &mut u64 {
+        if self.rules != rules {
+            self.rules = rules;
+            self.bits = 0;
+        }
+        &mut self.bits
+    }
+}
+
 /// A flow.
 #[derive(Debug)]
 pub(super) struct Flow {
@@ -103,10 +123,7 @@ pub(super) struct Flow {
     pub(super) is_established: bool,
     has_syn: bool,
     is_closed: bool,
-    pub(super) fate: Fate,
-    /// The marks that rules have set; valid for one set of rules.
-    bits: u64,
-    rules: u64,
+    pub(super) marks: Marks,
     pub(super) streams: [Stream; 2],
 }
 
@@ -119,20 +136,9 @@ impl Flow {
             is_established: false,
             has_syn: false,
             is_closed: false,
-            fate: Fate::Inspect,
-            bits: 0,
-            rules: 0,
+            marks: Marks::default(),
             streams: [Stream::default(), Stream::default()],
         }
-    }
-
-    /// The marks, under the set of rules with that number.
-    pub(super) fn bits(&mut self, rules: u64) -> &mut u64 {
-        if self.rules != rules {
-            self.rules = rules;
-            self.bits = 0;
-        }
-        &mut self.bits
     }
 
     /// Learns from a packet which end is the client, and whether both talk to each other.

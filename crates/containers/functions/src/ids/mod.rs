@@ -23,13 +23,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use model::{Nanos, protocol};
 use packet::{PacketInfo, Parsed, checksum};
+use simd::Level;
 
 use crate::about::{About, Metric, Reason};
 use crate::burst::Burst;
 use crate::configuration::Error;
 use crate::function::{Function, Setup, Summary};
 use engine::{Candidates, Counters, Engine};
-use flows::{Fate, Flows};
+use flows::{Fate, Flow, Flows};
 use rule::Header;
 use threshold::Thresholds;
 
@@ -123,6 +124,7 @@ pub struct Ids {
     memory: usize,
     spare: Vec<Vec<u8>>,
     due: Option<Nanos>,
+    level: Level,
 }
 
 impl Ids {
@@ -150,7 +152,10 @@ impl Ids {
             return Outcome::Forward;
         };
         let is_tcp = header.protocol == protocol::TCP;
-        if is_tcp && self.engine.configuration.verify_checksums && !has_good_checksum(frame, &info) {
+        if is_tcp
+            && self.engine.configuration.verify_checksums
+            && !has_good_checksum(self.level, frame, &info)
+        {
             counters.bad_checksums += 1;
             return Outcome::Forward;
         }
@@ -168,7 +173,7 @@ impl Ids {
         let Some(flow) = flow else {
             return self.engine.by_itself(header, payload, None, now);
         };
-        match flow.fate {
+        match flow.marks.fate {
             Fate::Inspect => {}
             Fate::Pass => {
                 counters.passed += 1;
@@ -188,37 +193,35 @@ impl Ids {
             ..header
         };
         if !is_tcp {
-            return self.engine.by_itself(header, payload, Some(flow), now);
+            return self.engine.by_itself(header, payload, Some(&mut flow.marks), now);
         }
         let Some(sequence) = be32(frame, usize::from(info.l4_offset) + 4) else {
             return Outcome::Forward;
         };
-        let at = info.direction.index();
-        let mut stream = std::mem::take(&mut flow.streams[at]);
+        let Flow { streams, marks, .. } = flow;
+        let stream = &mut streams[info.direction.index()];
         let sequence = sequence.wrapping_add(u32::from(info.tcp_flags.syn()));
         if info.tcp_flags.syn() {
             stream.begin(sequence);
         }
-        let outcome = if payload.is_empty()
+        if payload.is_empty()
             || may_keep(
-                &mut stream,
+                stream,
                 payload.len(),
                 &self.engine.configuration,
                 &mut self.memory,
                 &mut self.spare,
-            ) {
+            )
+        {
             let before = stream.memory();
             let limits = self.engine.configuration.limits;
             let fresh = stream.push(sequence, payload, limits, &mut self.events);
             self.memory = self.memory + stream.memory() - before;
-            self.engine
-                .in_stream(header, payload, &mut stream, fresh, flow, now)
+            self.engine.in_stream(header, payload, stream, fresh, marks, now)
         } else {
             self.engine.counters.memory_over_limit += 1;
-            self.engine.by_itself(header, payload, Some(flow), now)
-        };
-        flow.streams[at] = stream;
-        outcome
+            self.engine.by_itself(header, payload, Some(marks), now)
+        }
     }
 }
 
@@ -287,7 +290,7 @@ fn header<'f>(frame: &'f [u8], info: &PacketInfo) -> Option<(Header, &'f [u8])> 
 }
 
 /// Whether the checksum of a TCP segment is right, so that its receiver takes it.
-fn has_good_checksum(frame: &[u8], info: &PacketInfo) -> bool {
+fn has_good_checksum(level: Level, frame: &[u8], info: &PacketInfo) -> bool {
     let (l3, l4) = (usize::from(info.l3_offset), usize::from(info.l4_offset));
     let Some(packet) = frame.get(l3..l3 + info.l3_len as usize) else {
         return false;
@@ -304,7 +307,7 @@ fn has_good_checksum(frame: &[u8], info: &PacketInfo) -> bool {
     let Ok(len) = u16::try_from(segment.len()) else {
         return false;
     };
-    let sum = checksum::add(checksum::add(pseudo, len), checksum::sum(segment));
+    let sum = checksum::add(checksum::add(pseudo, len), checksum::sum_with(level, segment));
     sum == u16::MAX
 }
 
@@ -347,6 +350,7 @@ impl Function for Ids {
             memory: 0,
             spare: Vec::with_capacity(SPARE_LIMIT),
             due: Some(Nanos::ZERO),
+            level: Level::detect(),
         }
     }
 
@@ -409,6 +413,15 @@ impl Function for Ids {
             self.engine.thresholds.over_limit,
             self.memory as u64,
         ]);
+    }
+
+    /// A line of EVE.
+    fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool {
+        let alert = self.next_alert();
+        if let Some(alert) = &alert {
+            line.push_str(&alert.to_json(since_1970));
+        }
+        alert.is_some()
     }
 
     fn summary(&self) -> Summary {

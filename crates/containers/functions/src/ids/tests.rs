@@ -370,9 +370,11 @@ fn flows_marks_and_drops() {
     assert!(!give(&mut ids, &tcp(false, 510, TcpFlags::ACK, b"ret")));
     // The rest of the flow is dropped, too.
     assert!(!give(&mut ids, &tcp(true, 106, TcpFlags::ACK, b"x")));
-    let alert = ids.next_alert().unwrap();
-    let record: serde_json::Value =
-        serde_json::from_str(&alert.to_json(Nanos::from_secs(1_700_000_000))).unwrap();
+    let mut line = String::new();
+    let since_1970 = Nanos::from_secs(1_700_000_000);
+    assert!(Function::record(&mut ids, since_1970, &mut line));
+    let record: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert!(!Function::record(&mut ids, since_1970, &mut line));
     assert_eq!(record["alert"]["action"], "blocked");
     assert_eq!(record["alert"]["signature_id"], 2);
     assert_eq!(

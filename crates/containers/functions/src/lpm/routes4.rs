@@ -8,6 +8,8 @@
 //! for Fast Routing Lookups", SIGCOMM 1997, and Asai and Ohara, "Poptrie", SIGCOMM 2015; the fixed depth spares their
 //! branches.
 
+use simd::{Kernel, Level, Words};
+
 use super::{NO_ROUTE, Range};
 
 /// Addresses of one lookup.
@@ -34,6 +36,8 @@ pub struct Routes4 {
     /// A node for each value of the upper 16 bits, then those for the last 8 bits.
     nodes: Vec<Node>,
     values: Vec<u32>,
+    /// With POPCNT the marks of a word are counted in one instruction, else in about twelve.
+    level: Level,
 }
 
 impl Routes4 {
@@ -48,6 +52,7 @@ impl Routes4 {
         let mut routes = Routes4 {
             nodes: Vec::with_capacity(1 << 16),
             values: Vec::new(),
+            level: Level::detect(),
         };
         let mut lasts = Vec::new();
         for upper in 0..1_u32 << 16 {
@@ -97,36 +102,62 @@ impl Routes4 {
     #[inline]
     pub fn lookup(&self, addresses: &[u32], values: &mut [u32]) {
         let len = addresses.len().min(values.len()).min(LOOKUPS_LIMIT);
-        let (addresses, values) = (&addresses[..len], &mut values[..len]);
-        for address in addresses {
-            simd::prefetch_at(&self.nodes, (address >> 16) as usize);
-        }
-        let mut positions = [0_usize; LOOKUPS_LIMIT];
-        for (address, position) in addresses.iter().zip(&mut positions) {
-            *position = self.position((address >> 16) as usize, address >> 8 & 0xff);
-            simd::prefetch_at(&self.values, *position);
-        }
-        for ((address, position), value) in addresses.iter().zip(positions).zip(values) {
-            let mut found = self.values[position];
-            // Longer prefixes than 24 bits are rare among routes, or on hosts' own networks.
-            if found & NODE != 0 && found != NO_ROUTE {
-                found = self.values[self.position((found & !NODE) as usize, address & 0xff)];
-            }
-            *value = found;
-        }
+        self.level.run(Lookup {
+            routes: self,
+            addresses: &addresses[..len],
+            values: &mut values[..len],
+        });
     }
 
     #[inline(always)]
-    fn position(&self, node: usize, place: u32) -> usize {
+    fn position(&self, node: usize, place: u32) -> u32 {
         let node = &self.nodes[node];
         let word = (place / 64) as usize;
         let marks = node.starts[word] & (u64::MAX >> (63 - place % 64));
-        node.before[word].wrapping_add(marks.count_ones()) as usize
+        node.before[word].wrapping_add(marks.count_ones())
     }
 
     /// Bytes of its tables.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.nodes) + size_of_val(&*self.values)
+    }
+}
+
+/// The values of at most [`LOOKUPS_LIMIT`] addresses.
+struct Lookup<'a> {
+    routes: &'a Routes4,
+    addresses: &'a [u32],
+    values: &'a mut [u32],
+}
+
+impl Kernel for Lookup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Words>(self) {
+        let Lookup {
+            routes,
+            addresses,
+            values,
+        } = self;
+        for address in addresses {
+            simd::prefetch_at(&routes.nodes, (address >> 16) as usize);
+        }
+        // First where each value is, then the value.
+        for (address, value) in addresses.iter().zip(&mut *values) {
+            let position = routes.position((address >> 16) as usize, address >> 8 & 0xff);
+            simd::prefetch_at(&routes.values, position as usize);
+            *value = position;
+        }
+        for (address, value) in addresses.iter().zip(values) {
+            let mut found = routes.values[*value as usize];
+            // Longer prefixes than 24 bits are rare among routes, or on hosts' own networks.
+            if found & NODE != 0 && found != NO_ROUTE {
+                let position = routes.position((found & !NODE) as usize, address & 0xff);
+                found = routes.values[position as usize];
+            }
+            *value = found;
+        }
     }
 }
 

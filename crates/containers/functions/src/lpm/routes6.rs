@@ -8,6 +8,8 @@
 //!
 //! Prefixes beyond 64 bits are rare: those of one upper half are searched by their lower halves.
 
+use simd::{Kernel, Level, Words};
+
 use super::routes4::LOOKUPS_LIMIT;
 use super::{NO_ROUTE, Range};
 
@@ -37,6 +39,7 @@ pub struct Routes6 {
     lists: Vec<(u32, u32)>,
     /// Lower halves where ranges start, in ascending order in each list, and their values.
     lower: Vec<(u64, u32)>,
+    level: Level,
 }
 
 impl Routes6 {
@@ -50,6 +53,7 @@ impl Routes6 {
             last: NO_ROUTE,
             lists: Vec::new(),
             lower: Vec::new(),
+            level: Level::detect(),
         };
         let mut keys: Vec<u64> = Vec::new();
         let mut value = NO_ROUTE;
@@ -138,37 +142,11 @@ impl Routes6 {
     #[inline]
     pub fn lookup(&self, addresses: &[u128], values: &mut [u32]) {
         let len = addresses.len().min(values.len()).min(LOOKUPS_LIMIT);
-        let (addresses, values) = (&addresses[..len], &mut values[..len]);
-        let mut places = [0_usize; LOOKUPS_LIMIT];
-        let mut levels = self.levels.iter().peekable();
-        while let Some(&level) = levels.next() {
-            let next = levels.peek().copied().copied();
-            for (address, place) in addresses.iter().zip(&mut places) {
-                let key = ((address >> 64) as u64).min(NOWHERE - 1);
-                let node = &self.nodes[level + *place].0;
-                let not_above: usize = node.iter().map(|&start| usize::from(start <= key)).sum();
-                match next {
-                    Some(next) => {
-                        *place = *place * (KEYS + 1) + not_above;
-                        simd::prefetch_at(&self.nodes, next + *place);
-                    }
-                    None => {
-                        *place = *place * KEYS + not_above;
-                        simd::prefetch_at(&self.values, *place);
-                    }
-                }
-            }
-        }
-        for ((address, place), value) in addresses.iter().zip(places).zip(values) {
-            let mut found = self.values[place];
-            if (address >> 64) as u64 == NOWHERE {
-                found = self.last;
-            }
-            if found & LIST != 0 && found != NO_ROUTE {
-                found = self.in_list(found & !LIST, *address as u64);
-            }
-            *value = found;
-        }
+        self.level.run(Lookup {
+            routes: self,
+            addresses: &addresses[..len],
+            values: &mut values[..len],
+        });
     }
 
     #[inline(never)]
@@ -185,5 +163,55 @@ impl Routes6 {
             + size_of_val(&*self.values)
             + size_of_val(&*self.lists)
             + size_of_val(&*self.lower)
+    }
+}
+
+/// The values of at most [`LOOKUPS_LIMIT`] addresses.
+struct Lookup<'a> {
+    routes: &'a Routes6,
+    addresses: &'a [u128],
+    values: &'a mut [u32],
+}
+
+impl Kernel for Lookup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Words>(self) {
+        let Lookup {
+            routes,
+            addresses,
+            values,
+        } = self;
+        let mut places = [0_usize; LOOKUPS_LIMIT];
+        let mut levels = routes.levels.iter().peekable();
+        while let Some(&level) = levels.next() {
+            let next = levels.peek().copied().copied();
+            for (address, place) in addresses.iter().zip(&mut places) {
+                let key = ((address >> 64) as u64).min(NOWHERE - 1);
+                let node = &routes.nodes[level + *place].0;
+                let not_above: usize = node.iter().map(|&start| usize::from(start <= key)).sum();
+                match next {
+                    Some(next) => {
+                        *place = *place * (KEYS + 1) + not_above;
+                        simd::prefetch_at(&routes.nodes, next + *place);
+                    }
+                    None => {
+                        *place = *place * KEYS + not_above;
+                        simd::prefetch_at(&routes.values, *place);
+                    }
+                }
+            }
+        }
+        for ((address, place), value) in addresses.iter().zip(places).zip(values) {
+            let mut found = routes.values[place];
+            if (address >> 64) as u64 == NOWHERE {
+                found = routes.last;
+            }
+            if found & LIST != 0 && found != NO_ROUTE {
+                found = routes.in_list(found & !LIST, *address as u64);
+            }
+            *value = found;
+        }
     }
 }

@@ -10,6 +10,7 @@ mod records;
 mod tcp;
 mod translator;
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddrV4};
 
 use model::{Direction, FlowKey, Nanos, PortBlock, Tuple, key_bits, mix, protocol};
@@ -511,6 +512,17 @@ impl Function for Nat {
         for (value, of) in values.iter_mut().zip(all) {
             *value = of;
         }
+    }
+
+    /// A line of the log.
+    fn record(&mut self, since_1970: Nanos, line: &mut String) -> bool {
+        let record = self.take_record();
+        if let Some(record) = record {
+            let at = Nanos(record.at.0.saturating_add(since_1970.0));
+            // Text always has room.
+            let _ = write!(line, "{}", Record { at, ..record });
+        }
+        record.is_some()
     }
 
     fn summary(&self) -> Summary {

@@ -1,4 +1,4 @@
-//! The log of a translator: who had which external ports when. The runner takes the records.
+//! The log of a translator: who had which external ports when.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum Log {
 /// A record of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When, on the monotonic clock.
+    /// When: on the monotonic clock, as the translator makes it; since 1970, as it is written.
     pub at: Nanos,
     /// What.
     pub event: Event,

@@ -367,6 +367,26 @@ fn limits_hold_and_are_counted() {
 }
 
 #[test]
+fn records_have_the_time_of_the_wall_clock() {
+    let mut nat = nat("");
+    external(&mut nat, "10.0.0.1:1000");
+    let mut line = String::new();
+    let since_1970 = Nanos::from_secs(1_700_000_000);
+    assert!(Function::record(&mut nat, since_1970, &mut line));
+    assert!(
+        line.starts_with("1700001000.000 block 10.0.0.1 192.0.2.1:"),
+        "{line}"
+    );
+    line.clear();
+    assert!(Function::record(&mut nat, since_1970, &mut line));
+    assert!(
+        line.starts_with("1700001000.000 mapping udp 10.0.0.1:1000 192.0.2.1:"),
+        "{line}"
+    );
+    assert!(!Function::record(&mut nat, since_1970, &mut line));
+}
+
+#[test]
 fn idle_mappings_end_and_their_ports_come_back() {
     let mut nat = nat("");
     for host in 0..200 {

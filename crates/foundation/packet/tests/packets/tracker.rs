@@ -67,6 +67,31 @@ fn later_fragments_follow_the_first() {
 }
 
 #[test]
+fn followed_fragments_are_of_a_first_one_and_none_waits() {
+    for v6 in [false, true] {
+        let of = |identification| datagram(v6, 4000, 300, identification);
+        let mut tracker: FragmentTracker<u32> = FragmentTracker::new(KEY);
+        let one = of(9);
+        assert_eq!(tracker.follow(&one[1], ms(0)), Err(DropReason::FragmentTimeout));
+        for fragment in &one {
+            assert_eq!(tracker.follow(fragment, ms(0)), Ok(()));
+        }
+        // It was complete.
+        assert_eq!(tracker.follow(&one[1], ms(0)), Err(DropReason::FragmentTimeout));
+        // More datagrams than there are places, with nobody who expires any: the oldest make room.
+        for identification in 0..DATAGRAM_LIMIT as u32 + 100 {
+            assert_eq!(tracker.follow(&of(identification)[0], ms(1)), Ok(()));
+        }
+        let last = of(DATAGRAM_LIMIT as u32 + 99);
+        assert_eq!(tracker.follow(&of(0)[1], ms(1)), Err(DropReason::FragmentTimeout));
+        assert_eq!(tracker.follow(&last[1], ms(1)), Ok(()));
+        let late = ms(1) + DATAGRAM_LIFETIME;
+        assert_eq!(tracker.follow(&last[2], late), Err(DropReason::FragmentTimeout));
+        assert_eq!(tracker.occupied(), 0);
+    }
+}
+
+#[test]
 fn early_fragments_wait_and_leave_in_order_of_arrival() {
     let fragments = datagram(false, 4000, 300, 9);
     let mut tracker = FragmentTracker::new(KEY);

@@ -239,9 +239,10 @@ pub enum TooComplex {
 pub struct Classifier<A: Address> {
     src: A::Classes,
     dst: A::Classes,
-    /// For each class of sources the shift of its row in each group.
+    /// For each class of sources the shift of its row in each group. Empty where there is one group and 16 bits are enough:
+    /// a class is then the shift or the column itself, which saves two reads.
     shifts: Vec<u32>,
-    /// For each class of destinations its column in each group.
+    /// For each class of destinations its column in each group, or empty as well.
     columns: Vec<u32>,
     groups: Vec<Pairs>,
     leaves: Leaves,
@@ -281,11 +282,28 @@ impl<A: Address> Classifier<A> {
             groups.push(pairs);
         }
         leaves.finish();
+        let direct = match (&*shifts, &*columns) {
+            ([shifts], [columns]) => {
+                let mut numbers = shifts.iter().chain(columns);
+                let fit = numbers.all(|&number| number <= u32::from(u16::MAX));
+                fit.then_some((shifts, columns))
+            }
+            _ => None,
+        };
+        let compile = |tree: &Tree, of_class: &dyn Fn(u16) -> u16| {
+            let classes = tree.classes().map(|(prefix, class)| (prefix, of_class(class)));
+            A::Classes::compile(&flatten(classes, of_class(0)))
+        };
+        let number = |of: &[u32], class: u16| of[usize::from(class)] as u16;
         Ok(Classifier {
-            src: A::Classes::compile(&flatten(src.classes(), 0)),
-            dst: A::Classes::compile(&flatten(dst.classes(), 0)),
-            shifts: side_by_side(&shifts),
-            columns: side_by_side(&columns),
+            src: compile(&src, &|class| {
+                direct.map_or(class, |(shifts, _)| number(shifts, class))
+            }),
+            dst: compile(&dst, &|class| {
+                direct.map_or(class, |(_, columns)| number(columns, class))
+            }),
+            shifts: direct.map_or_else(|| side_by_side(&shifts), |_| Vec::new()),
+            columns: direct.map_or_else(|| side_by_side(&columns), |_| Vec::new()),
             groups,
             leaves,
         })
@@ -314,6 +332,17 @@ impl<A: Address> Classifier<A> {
                 self.dst.second(header.dst, read.1),
             );
         }
+        let mut cells = [(0_u32, 0_u32); HEADERS_LIMIT];
+        if let ([pairs], true) = (&*self.groups, self.shifts.is_empty()) {
+            for ((header, read), cell) in headers.iter().zip(&reads).zip(&mut cells) {
+                let shift = u32::from(self.src.class(header.src, read.0));
+                let column = u32::from(self.dst.class(header.dst, read.1));
+                *cell = (shift, shift + column);
+                pairs.prefetch(cell.1);
+            }
+            self.find(pairs, headers, &cells, rules);
+            return;
+        }
         for ((header, read), classes) in headers.iter().zip(&reads).zip(&mut classes) {
             let src = self.src.class(header.src, read.0);
             let dst = self.dst.class(header.dst, read.1);
@@ -321,21 +350,32 @@ impl<A: Address> Classifier<A> {
             simd::prefetch_at(&self.shifts, classes.0);
             simd::prefetch_at(&self.columns, classes.1);
         }
-        let mut cells = [(0_u32, 0_u32); HEADERS_LIMIT];
-        let mut leaves = [0_u32; HEADERS_LIMIT];
         for (group, pairs) in self.groups.iter().enumerate() {
             for (&(src, dst), cell) in classes[..len].iter().zip(&mut cells) {
                 let shift = self.shifts[src + group];
                 *cell = (shift, shift + self.columns[dst + group]);
                 pairs.prefetch(cell.1);
             }
-            for (&(shift, at), leaf) in cells[..len].iter().zip(&mut leaves) {
-                *leaf = pairs.leaf(shift, at);
-                self.leaves.prefetch(*leaf);
-            }
-            for ((header, &leaf), rule) in headers.iter().zip(&leaves).zip(&mut *rules) {
-                *rule = (*rule).min(self.leaves.first(leaf, &header.values));
-            }
+            self.find(pairs, headers, &cells, rules);
+        }
+    }
+
+    /// Looks in the cells of a group, and keeps the first rule of each header.
+    #[inline(always)]
+    fn find(
+        &self,
+        pairs: &Pairs,
+        headers: &[Header<A>],
+        cells: &[(u32, u32); HEADERS_LIMIT],
+        rules: &mut [u32],
+    ) {
+        let mut leaves = [0_u32; HEADERS_LIMIT];
+        for (&(shift, at), leaf) in cells[..headers.len()].iter().zip(&mut leaves) {
+            *leaf = pairs.leaf(shift, at);
+            self.leaves.prefetch(*leaf);
+        }
+        for ((header, &leaf), rule) in headers.iter().zip(&leaves).zip(rules) {
+            *rule = (*rule).min(self.leaves.first(leaf, &header.values));
         }
     }
 
