@@ -7,8 +7,8 @@ mod network;
 use std::collections::BTreeMap;
 
 use actor_applications::analytics::{
-    Aggregator, Counter, CounterSettings, Filter, Ranked, Ranker, TOP, TUPLES, Topology, Tuple,
-    WINDOWS_LIMIT, WindowPart, encode_tuples,
+    ASK, Aggregator, Counter, CounterSettings, Filter, NUMBERED, Ranked, Ranker, TAKEN, TOP, TUPLES, Taken,
+    Topology, Tuple, WINDOWS_KEPT, WINDOWS_LIMIT, WindowPart, encode_numbered, encode_tuples,
 };
 use actor_runtime::{ActorId, Address};
 use model::Random;
@@ -47,7 +47,7 @@ fn machine(sources: u16, slots: u16, n: u16, keys: u32) -> Machine {
         let make = move || Ranker::new(n, actor(4)).unwrap();
         members.push(Member::new("ranker", make().region_bytes(), make));
     }
-    let make = move || Aggregator::new(n, vec![actor(2), actor(3)], SINK).unwrap();
+    let make = move || Aggregator::new(n, vec![actor(2), actor(3)], Some(SINK)).unwrap();
     members.push(Member::new("aggregator", make().region_bytes(), make));
     Machine::new(members)
 }
@@ -209,7 +209,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_stop_a_worker(body in prop::collection::vec(any::<u8>(), 0..200), kind in TUPLES..=TOP) {
+    fn no_bytes_stop_a_worker(body in prop::collection::vec(any::<u8>(), 0..200), kind in TUPLES..=ASK) {
         let mut random = Random::new(0);
         let mut machine = machine(1, 3, 5, 10);
         for actor in 0..machine.actors() {
@@ -324,4 +324,58 @@ fn a_window_of_many_messages_is_exact() {
         expected
     );
     assert!(found[0].rows.iter().all(|row| row.count == 2));
+}
+
+/// Messages with numbers may be lost, come twice or in another order: each is counted once, and a reader that asks gets
+/// each window.
+#[test]
+fn numbered_messages_are_counted_once_and_windows_are_read_in_order() {
+    let mut random = Random::new(7);
+    let mut machine = machine(1, 1, 5, 100);
+    let windows = 20_u64;
+    let message = |number: u64| {
+        let keys = [name((number % 3) as u8), name(9)];
+        let tuples: Vec<_> = (keys.iter())
+            .map(|key| Tuple {
+                time: (number - 1) * SLOT_TIME,
+                key,
+                text: PATTERN.as_bytes(),
+            })
+            .collect();
+        encode_numbered((1, number), 0, number * SLOT_TIME, &tuples)
+    };
+    let mut taken = [0_u64; 2];
+    while taken.iter().any(|last| *last < windows) {
+        // Any of the next few, so that most come early, and some twice.
+        let least = taken.iter().min().unwrap();
+        let number = (least + 1 + random.below(4)).min(windows);
+        machine.deliver(0, SOURCE, NUMBERED, message(number));
+        machine.settle(&mut random);
+        if random.happens(0.1) {
+            machine.move_away_and_in(1 + random.below(2) as usize, &mut random);
+        }
+        for sent in machine.take_sent().iter().filter(|sent| sent.kind == TAKEN) {
+            assert_eq!(sent.to, SOURCE);
+            let said = Taken::decode(&sent.body).unwrap();
+            assert_eq!((said.source, said.counters), (0, 2));
+            taken[usize::from(said.counter)] = said.last;
+        }
+    }
+    let mut ask = |after: u64| {
+        machine.deliver(5, SOURCE, ASK, after.to_le_bytes().to_vec());
+        machine.settle(&mut random);
+        let sent = machine.take_sent();
+        assert_eq!((sent.len(), sent[0].to, sent[0].kind), (1, SOURCE, TOP));
+        WindowPart::decode(&sent[0].body).unwrap()
+    };
+    let mut end = 0;
+    for number in 1..=windows {
+        let part = ask(end);
+        assert_eq!((part.end, part.is_inexact), (number * SLOT_TIME, false));
+        let counts: Vec<_> = part.rows.iter().map(|row| (row.count, row.key.clone())).collect();
+        assert_eq!(counts, [(1, name((number % 3) as u8)), (1, name(9))]);
+        end = part.end;
+    }
+    assert_eq!(ask(end).end, 0);
+    assert!(windows < WINDOWS_KEPT as u64);
 }

@@ -1,12 +1,10 @@
 //! The checkers find each kind of wrong history, and none in right ones.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-mod histories;
-
 use std::collections::BTreeMap;
 
-use histories::linearizability::{Action, Operation, is_linearizable};
-use histories::serialisability::{Transaction, Violation, check};
+use actor_histories::linearizability::{Action, Operation, is_linearizable};
+use actor_histories::serialisability::{Transaction, Violation, check};
 use model::Random;
 use proptest::prelude::*;
 

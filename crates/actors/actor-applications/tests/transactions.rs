@@ -2,7 +2,6 @@
 //! duplicates, reorders and divides. A seed decides all. What was committed is serialisable, in the order of real time.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-mod histories;
 mod network;
 
 use std::collections::BTreeMap;
@@ -12,8 +11,8 @@ use actor_applications::transactions::{
     read_log, read_segment,
 };
 use actor_applications::{Folder, Storage as _};
+use actor_histories::serialisability;
 use actor_runtime::{ActorId, Address};
-use histories::serialisability;
 use network::{DRIVER, Faults, Machine, Member, Packet, World, address};
 use proptest::prelude::*;
 
@@ -124,6 +123,7 @@ impl Cluster {
         let client = &mut self.clients[number];
         client.id += 1;
         let request = Transaction {
+            client: number as u64,
             id: client.id,
             reads,
             writes,
@@ -218,7 +218,12 @@ impl Cluster {
             let id = self.clients[0].id + 1;
             self.clients[0].id = id;
             let (reads, writes) = (vec![key.clone()], Vec::new());
-            let request = Transaction { id, reads, writes };
+            let request = Transaction {
+                client: 0,
+                id,
+                reads,
+                writes,
+            };
             let begin = self.world.now();
             self.clients[0].request = Some((request, begin));
             self.send(0);
@@ -299,7 +304,7 @@ fn faults_happen_while_transactions_are_committed() {
         crashes: 1,
         divisions: 1,
     };
-    let cluster = run(1, faults, 40_000, 12).unwrap();
+    let cluster = run(1, faults, 50_000, 12).unwrap();
     let happened = cluster.world.happened;
     let committed = cluster.history.len();
     assert!(

@@ -58,6 +58,8 @@ pub(crate) struct Machine {
     wire: Wire,
     /// Whether its process runs.
     pub(crate) is_up: bool,
+    /// Actors that handle nothing any more.
+    lost: Vec<usize>,
 }
 
 fn runtime(actors: usize, wire: &Wire) -> Runtime {
@@ -96,6 +98,7 @@ impl Machine {
             runtime,
             wire,
             is_up: true,
+            lost: Vec::new(),
         }
     }
 
@@ -116,7 +119,7 @@ impl Machine {
     /// Has one actor handle what waits for it. The others are paused, so that the order does not depend on how long
     /// messages take.
     pub(crate) fn serve(&mut self, actor: usize) -> usize {
-        if !self.is_up {
+        if !self.is_up || self.lost.contains(&actor) {
             return 0;
         }
         self.runtime.resume(number(actor)).unwrap();
@@ -187,6 +190,11 @@ impl Machine {
     pub(crate) fn with_objects<R>(&self, actor: usize, read: impl FnOnce(&Objects) -> R) -> R {
         let file = self.regions[actor].as_ref().unwrap();
         read(&Objects::open(file.as_fd()).unwrap())
+    }
+
+    /// An actor is lost for good: nobody handles its messages from now on.
+    pub(crate) fn lose(&mut self, actor: usize) {
+        self.lost.push(actor);
     }
 
     /// Ends the process between two messages: what waits in mailboxes is lost.

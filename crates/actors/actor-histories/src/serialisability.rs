@@ -9,34 +9,58 @@ use std::collections::BTreeMap;
 
 /// A committed transaction.
 #[derive(Clone, Debug)]
-pub(crate) struct Transaction {
-    pub(crate) begin: u64,
-    pub(crate) end: u64,
+pub struct Transaction {
+    /// When its client began it.
+    pub begin: u64,
+    /// When its client had the outcome.
+    pub end: u64,
     /// Keys with the value that was read; 0: none was written before.
-    pub(crate) reads: BTreeMap<u64, u64>,
+    pub reads: BTreeMap<u64, u64>,
     /// Keys with the new value.
-    pub(crate) writes: BTreeMap<u64, u64>,
+    pub writes: BTreeMap<u64, u64>,
 }
 
 /// Why a history is not serialisable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Violation {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
     /// A value was read that no committed transaction wrote.
-    NotWritten { key: u64, value: u64 },
+    #[error("key {key}: value {value} was read, and no committed transaction wrote it")]
+    NotWritten {
+        /// The key.
+        key: u64,
+        /// The value.
+        value: u64,
+    },
     /// Two transactions replaced the same value.
-    LostUpdate { key: u64, value: u64 },
-    /// These transactions depend on each other.
+    #[error("key {key}: two transactions replaced value {value}")]
+    LostUpdate {
+        /// The key.
+        key: u64,
+        /// The value.
+        value: u64,
+    },
+    /// A transaction writes a key that it does not read, so that nobody knows what it replaced.
+    #[error("key {key} is written and not read")]
+    NotRead {
+        /// The key.
+        key: u64,
+    },
+    /// These transactions, by their places in the history, depend on each other.
+    #[error("transactions {0:?} depend on each other")]
     Cycle(Vec<usize>),
 }
 
-/// Checks a history.
-pub(crate) fn check(history: &[Transaction]) -> Result<(), Violation> {
+/// Checks a history. Each transaction reads all keys that it writes, and each written value is another one.
+///
+/// # Errors
+/// [`Violation`]: there is no order that explains the history.
+pub fn check(history: &[Transaction]) -> Result<(), Violation> {
     let mut writer = BTreeMap::new();
     let mut replaced = BTreeMap::new();
     for (number, transaction) in history.iter().enumerate() {
         for (&key, &value) in &transaction.writes {
             writer.insert((key, value), number);
-            let value = transaction.reads[&key];
+            let value = *transaction.reads.get(&key).ok_or(Violation::NotRead { key })?;
             if replaced.insert((key, value), number).is_some() {
                 return Err(Violation::LostUpdate { key, value });
             }
@@ -54,13 +78,27 @@ pub(crate) fn check(history: &[Transaction]) -> Result<(), Violation> {
                 after[number].push(to);
             }
         }
-        for (later, other) in history.iter().enumerate() {
-            if transaction.end < other.begin {
-                after[number].push(later);
+    }
+    add_real_time(history, &mut after);
+    cycle(&after).map_or(Ok(()), |cycle| Err(Violation::Cycle(cycle)))
+}
+
+/// Adds edges from each transaction to those that began after its end. Of these, the ones that began before the first of
+/// them ended are enough: to the others leads a path.
+fn add_real_time(history: &[Transaction], after: &mut [Vec<usize>]) {
+    let mut by_begin: Vec<usize> = (0..history.len()).collect();
+    by_begin.sort_by_key(|number| history[*number].begin);
+    for (number, transaction) in history.iter().enumerate() {
+        let first = by_begin.partition_point(|of| history[*of].begin <= transaction.end);
+        let mut first_end = u64::MAX;
+        for &later in &by_begin[first..] {
+            if history[later].begin > first_end {
+                break;
             }
+            first_end = first_end.min(history[later].end);
+            after[number].push(later);
         }
     }
-    cycle(&after).map_or(Ok(()), |cycle| Err(Violation::Cycle(cycle)))
 }
 
 /// A cycle of the graph, by a search in depth that keeps its path.

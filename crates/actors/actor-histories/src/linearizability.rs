@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 /// What an operation did; a value is a number, and no value is that of a deleted key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     /// It returned this.
     Read(Option<u64>),
     /// It wrote this.
@@ -18,11 +18,13 @@ pub(crate) enum Action {
 
 /// An operation on the key. All times of a history differ.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
-    pub(crate) call: u64,
-    /// [`None`]: nobody knows whether it took effect, or will.
-    pub(crate) end: Option<u64>,
-    pub(crate) action: Action,
+pub struct Operation {
+    /// When it began.
+    pub call: u64,
+    /// When its answer came; [`None`]: nobody knows whether it took effect, or will.
+    pub end: Option<u64>,
+    /// What it did.
+    pub action: Action,
 }
 
 /// A doubly linked list of calls and ends, in the order of time, from which an operation can be lifted and to which it
@@ -85,16 +87,40 @@ impl Events {
 }
 
 /// Whether there is an order that explains the history; the key has no value before it.
-pub(crate) fn is_linearizable(history: &[Operation]) -> bool {
+///
+/// The history is divided after each operation that overlaps no other one: what the key has then is known. So a long
+/// history costs as much as its parts.
+pub fn is_linearizable(history: &[Operation]) -> bool {
     // A read without an answer explains nothing and breaks nothing.
-    let history: Vec<_> = (history.iter().copied())
+    let mut history: Vec<_> = (history.iter().copied())
         .filter(|of| of.end.is_some() || matches!(of.action, Action::Write(_)))
         .collect();
-    let mut events = Events::new(&history);
+    history.sort_by_key(|of| of.call);
+    let (mut first, mut value, mut ended) = (0, None, 0);
+    for (place, of) in history.iter().enumerate() {
+        let end = of.end.unwrap_or(u64::MAX);
+        let is_last = history.get(place + 1).is_none_or(|next| next.call > end);
+        if of.call > ended && is_last {
+            if !is_explained(&history[first..=place], value) {
+                return false;
+            }
+            first = place + 1;
+            value = match of.action {
+                Action::Read(read) => read,
+                Action::Write(written) => written,
+            };
+        }
+        ended = ended.max(end);
+    }
+    is_explained(&history[first..], value)
+}
+
+/// The same of a key that has this value before.
+fn is_explained(history: &[Operation], mut value: Option<u64>) -> bool {
+    let mut events = Events::new(history);
     let mut taken = vec![0_u64; history.len().div_ceil(64)];
     let mut seen: HashSet<(Vec<u64>, Option<u64>)> = HashSet::new();
     let mut path = Vec::new();
-    let mut value = None;
     let mut place = events.after[0];
     while events.after[0] != events.last() {
         let (number, is_call) = events.of[place];
