@@ -116,7 +116,27 @@ impl Objects {
     /// [`RegionError`], if it is no region, if it is damaged, or if a message was under way.
     pub fn open(file: BorrowedFd<'_>) -> Result<Objects, RegionError> {
         let mut objects = Objects::empty(Region::open(file)?);
+        objects.refresh()?;
+        Ok(objects)
+    }
+
+    /// Looks at the table again, which another process that has the region has changed between two messages. Everything
+    /// is checked. It takes as long as there are objects.
+    ///
+    /// # Errors
+    /// [`RegionError::Table`], if it is damaged; then there are no objects any more.
+    pub fn refresh(&mut self) -> Result<(), RegionError> {
+        let looked = self.look();
+        if looked.is_err() {
+            self.clear();
+        }
+        looked
+    }
+
+    fn look(&mut self) -> Result<(), RegionError> {
+        let objects = self;
         let units = objects.region.units();
+        (objects.fresh, objects.used_bytes) = (0, 0);
         let mut taken = Vec::new();
         for (place, row) in (0_u32..).zip(objects.region.parts().0) {
             if row.generation.get() > 0 {
@@ -155,7 +175,7 @@ impl Objects {
             end = at + length;
         }
         objects.free.give(end, units - end);
-        Ok(objects)
+        Ok(())
     }
 
     /// The limits of the region.

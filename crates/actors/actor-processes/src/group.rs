@@ -58,6 +58,17 @@ impl Member {
     }
 }
 
+/// A member whose region somebody else has made.
+#[derive(Debug)]
+pub struct Placed {
+    /// The member; its limits are those of the region.
+    pub member: Member,
+    /// The region. No other process changes it from now on.
+    pub region: OwnedFd,
+    /// Whether its state is there already: then the actor is not asked to prepare it.
+    pub is_prepared: bool,
+}
+
 /// Why an actor was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -144,31 +155,55 @@ impl Group {
         budget: Nanos,
         members: Vec<Member>,
     ) -> Result<Group, Error> {
-        let mut numbers: Vec<ActorId> = members.iter().map(|member| member.actor).collect();
+        let placed = (members.into_iter())
+            .map(|member| {
+                // Only the file is kept: the supervisor does not map it.
+                let (region, _) = Objects::create(member.limits)?;
+                Ok(Placed {
+                    member,
+                    region,
+                    is_prepared: false,
+                })
+            })
+            .collect::<Result<_, Error>>()?;
+        Group::start_placed(command, budget, placed)
+    }
+
+    /// The same with actors whose regions somebody else has made, and has.
+    ///
+    /// # Errors
+    /// Too many actors; the kernel's.
+    pub fn start_placed(
+        command: impl Fn() -> Command + Send + 'static,
+        budget: Nanos,
+        members: Vec<Placed>,
+    ) -> Result<Group, Error> {
+        let mut numbers: Vec<ActorId> = members.iter().map(|of| of.member.actor).collect();
         numbers.sort_unstable();
         numbers.dedup();
         if members.len() > ACTORS_LIMIT || numbers.len() != members.len() {
             return Err(Error::Members);
         }
-        let actors = (members.into_iter().enumerate())
-            .map(|(slot, member)| {
-                // Only the file is kept: the supervisor does not map it.
-                let (region, _) = Objects::create(member.limits)?;
-                Ok(Held {
-                    member,
-                    slot,
-                    region,
-                    waiting: VecDeque::new(),
-                    given: 0,
-                    counts: Counts::default(),
-                })
-            })
-            .collect::<Result<_, Error>>()?;
+        let page = Page::create().map_err(Error::system("make the page"))?;
+        let mut actors = Vec::with_capacity(members.len());
+        for (slot, placed) in members.into_iter().enumerate() {
+            if placed.is_prepared {
+                page.1.prepared(slot);
+            }
+            actors.push(Held {
+                member: placed.member,
+                slot,
+                region: placed.region,
+                waiting: VecDeque::new(),
+                given: 0,
+                counts: Counts::default(),
+            });
+        }
         let mut group = Group {
             command: Box::new(command),
             budget,
             actors,
-            page: Page::create().map_err(Error::system("make the page"))?,
+            page,
             process: None,
             sent: Vec::new(),
             ends: 0,
@@ -284,6 +319,12 @@ impl Group {
     /// The actors that are served.
     pub fn actors(&self) -> impl Iterator<Item = ActorId> {
         self.actors.iter().map(|held| held.member.actor)
+    }
+
+    /// Whether an actor has prepared its state; nothing of one that was stopped.
+    pub fn is_prepared(&self, actor: ActorId) -> Option<bool> {
+        let held = self.actors.iter().find(|held| held.member.actor == actor)?;
+        Some(self.page.1.is_prepared(held.slot))
     }
 
     /// What was counted of an actor; nothing of one that was stopped.

@@ -34,7 +34,7 @@ mod wire;
 
 use actor_objects::RegionError;
 
-pub use group::{Counts, Event, Group, LIMITS, Member, Why};
+pub use group::{Counts, Event, Group, LIMITS, Member, Placed, Why};
 pub use process::{Make, Served, serve};
 
 /// Actors of a group, at most: a region of each goes with the first packet, which has room for 253.

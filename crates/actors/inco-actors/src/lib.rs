@@ -10,12 +10,18 @@
 //! 4. If inco goes, all goes on; the next run of inco connects again. On SIGTERM the process ends after what its
 //!    cores have in hand.
 //!
+//! **Processes.** An actor whose kind has the option `process=NAME` runs in a process of its own, with those of the same
+//! name: this program once more.
+//!
 //! **The network.** The payload of a UDP packet is the body of a message, of the kind 0, for the service's entry actor.
 //! What an actor sends to a client leaves as a packet with addresses and ports swapped. Clients are known by numbers,
-//! up to 65,536 at a time; a number means nobody else later, also after a restart.
+//! up to 65,536 at a time; a number means nobody else later, also after a restart. Where the entry actor is a function,
+//! whole frames are its messages, and its clients are the ports of the network.
 #![forbid(unsafe_code)]
 
 mod clients;
+mod function;
+mod isolated;
 pub mod kinds;
 mod network;
 mod options;
@@ -65,6 +71,9 @@ pub fn main(make: Make) -> ExitCode {
 
 /// The same, with the arguments given, of which the first one is the program's name.
 pub fn run(make: Make, arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    if let Some(status) = isolated::serve(make) {
+        return status;
+    }
     let options = match Options::try_parse_from(arguments) {
         Ok(options) => options,
         Err(error) => {

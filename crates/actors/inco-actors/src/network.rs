@@ -25,8 +25,10 @@ const TAKEN: usize = 32;
 const FRAME_BYTES: usize = memif::MAX_PACKET_BYTES;
 /// Queue pairs of the port.
 const QUEUES_LIMIT: u16 = 4;
-/// Free slots that the way out needs before a packet is taken, so that its answer has room.
-const SLOTS_FREE_MIN: u32 = 64;
+/// Free slots that each way out needs before packets are taken, so that their answers have room: those of all queues.
+const SLOTS_FREE_MIN: u32 = 256;
+/// Data ports, at most.
+const PORTS: usize = 2;
 /// Bytes of a UDP header.
 const UDP_BYTES: usize = 8;
 /// Bytes before the IP header, at most: addresses, type, and four tags.
@@ -42,9 +44,10 @@ pub(crate) struct NetworkCounts {
     pub(crate) unsent: u64,
 }
 
-/// A client behind the switch: the head of its frames, and the two ends.
+/// A client behind the switch: the port where its frames come and leave, their head, and the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Peer {
+    port: u8,
     link: [u8; LINK_BYTES],
     link_bytes: u8,
     client: SocketAddr,
@@ -53,7 +56,7 @@ struct Peer {
 
 impl Peer {
     /// Who has sent a frame, and what it says; nothing unless it is a whole UDP packet with a right checksum.
-    fn of(frame: &[u8]) -> Option<(Peer, &[u8])> {
+    fn of(frame: &[u8], port: u8) -> Option<(Peer, &[u8])> {
         let Parsed::Flow(info) = packet::parse(frame) else {
             return None;
         };
@@ -66,6 +69,7 @@ impl Peer {
         let mut link = [0; LINK_BYTES];
         link.get_mut(..head.len())?.copy_from_slice(head);
         let peer = Peer {
+            port,
             link,
             link_bytes: head.len() as u8,
             client: SocketAddr::new(from.src, from.src_port),
@@ -112,7 +116,12 @@ fn payload<'f>(frame: &'f [u8], info: &PacketInfo, src: IpAddr, dst: IpAddr) -> 
 /// Packets through inco's switch.
 struct MemifPort {
     listener: Listener,
-    link: Option<Link>,
+    /// By data port.
+    links: [Option<Link>; PORTS],
+    /// Whether frames are messages as they are.
+    takes_frames: bool,
+    /// The bits of all numbers of this network.
+    base: u64,
     clients: Clients<Peer>,
     frame: Box<[u8]>,
 }
@@ -167,7 +176,8 @@ impl Network {
     }
 
     /// Who gets what comes, to which ports other actors, and which process of its side this is.
-    pub(crate) fn begin(&self, entry: ActorId, routes: &[(u16, u32)], incarnation: u32) {
+    /// Whether it takes frames as they are: a port says so only of a network through the switch.
+    pub(crate) fn begin(&self, entry: ActorId, routes: &[(u16, u32)], incarnation: u32, takes_frames: bool) {
         self.with(|state| {
             state.entry = entry;
             state.routes = routes
@@ -179,7 +189,10 @@ impl Network {
                 Side::Host => HOST_NETWORK,
             };
             match &mut state.port {
-                Port::Memif(port) => port.clients = Clients::new(incarnation, base),
+                Port::Memif(port) => {
+                    port.clients = Clients::new(incarnation, base);
+                    (port.takes_frames, port.base) = (takes_frames, base);
+                }
                 Port::Udp(port) => port.clients = Clients::new(incarnation, base),
             }
         });
@@ -201,13 +214,15 @@ impl Network {
 
 fn memif(path: &Path) -> Result<Port> {
     let mut config = ServerConfig::new("inco-actors");
-    config.interface_ids = Some([0].into());
+    config.interface_ids = Some((0..PORTS as u32).collect());
     config.max_queues = QUEUES_LIMIT;
     let listener =
         Listener::bind(path, config).with_context(|| format!("cannot listen on {}", path.display()))?;
     Ok(Port::Memif(Box::new(MemifPort {
         listener,
-        link: None,
+        links: [None, None],
+        takes_frames: false,
+        base: 0,
         clients: Clients::new(0, 0),
         frame: vec![0; FRAME_BYTES].into_boxed_slice(),
     })))
@@ -228,64 +243,88 @@ fn udp(address: SocketAddr) -> Result<Port> {
 impl MemifPort {
     /// Ends a link whose peer has left or has violated the protocol, and takes new ones.
     fn link(&mut self) -> Result<()> {
-        if let Some(of) = &mut self.link {
+        for link in &mut self.links {
+            let Some(of) = link else { continue };
             let is_violated = of
                 .queues
                 .iter()
                 .any(|pair| pair.tx.is_violated() || pair.rx.is_violated());
             if is_violated || !matches!(of.control.poll(), Ok(ControlEvent::None)) {
-                self.link = None;
+                *link = None;
             }
         }
         while let Some(new) = self.listener.accept(Duration::ZERO)? {
-            self.link = Some(new);
+            if let Some(link) = self.links.get_mut(new.interface_id as usize) {
+                *link = Some(new);
+            }
         }
         Ok(())
     }
 
-    /// Gives payloads with their senders; how many packets were none of a client.
+    /// Whether each way out has room for the answers of a few packets.
+    fn has_room(&mut self) -> bool {
+        let mut pairs = self.links.iter_mut().flatten().flat_map(|link| &mut link.queues);
+        pairs.all(|pair| pair.tx.free() >= SLOTS_FREE_MIN.min(pair.tx.slots() / 2))
+    }
+
+    /// Gives payloads, or frames, with their senders; how many packets were none of a client.
     fn receive(&mut self, mut request: impl FnMut(u64, u16, &[u8])) -> u64 {
         let mut malformed = 0;
-        for pair in self.link.iter_mut().flat_map(|link| &mut link.queues) {
-            let least = SLOTS_FREE_MIN.min(pair.tx.slots() / 2);
-            for _ in 0..TAKEN {
-                // What has no room for its answer stays in the ring, where the switch sees it.
-                if pair.tx.free() < least {
-                    break;
-                }
-                let length = match pair.rx.pop(&mut self.frame) {
-                    Some(Ok(length)) => length,
-                    Some(Err(_)) => {
-                        malformed += 1;
+        // What has no room for its answer stays in the ring, where the switch sees it.
+        if !self.has_room() {
+            return 0;
+        }
+        for (port, link) in (0..).zip(&mut self.links) {
+            for pair in link.iter_mut().flat_map(|link| &mut link.queues) {
+                for _ in 0..TAKEN {
+                    let length = match pair.rx.pop(&mut self.frame) {
+                        Some(Ok(length)) => length,
+                        Some(Err(_)) => {
+                            malformed += 1;
+                            continue;
+                        }
+                        None => break,
+                    };
+                    let frame = &self.frame[..length];
+                    if self.takes_frames {
+                        request(self.base | u64::from(port), 0, frame);
                         continue;
                     }
-                    None => break,
-                };
-                match Peer::of(&self.frame[..length]) {
-                    Some((peer, payload)) => {
-                        request(self.clients.number_of(peer), peer.own.port(), payload);
+                    match Peer::of(frame, port) {
+                        Some((peer, payload)) => {
+                            request(self.clients.number_of(peer), peer.own.port(), payload);
+                        }
+                        None => malformed += 1,
                     }
-                    None => malformed += 1,
                 }
+                pair.rx.release();
             }
-            pair.rx.release();
         }
         malformed
     }
 
     /// Sends an answer; nothing for a client that is not known any more, else whether there was room.
     fn send(&mut self, number: u64, payload: &[u8]) -> Option<bool> {
+        if self.takes_frames {
+            let port = (number & !self.base) as usize;
+            return Some(self.push(port, payload.len(), Some(payload)));
+        }
         let peer = self.clients.client(number)?;
         let length = peer.answer(payload, &mut self.frame);
-        let queue = self.link.as_mut().and_then(|link| link.queues.first_mut());
-        let (Some(length), Some(queue)) = (length, queue) else {
-            return Some(false);
+        Some(length.is_some_and(|length| self.push(usize::from(peer.port), length, None)))
+    }
+
+    /// Sends a frame, or what lies in the buffer, by a port. Whether there was room.
+    fn push(&mut self, port: usize, length: usize, frame: Option<&[u8]>) -> bool {
+        let link = self.links.get_mut(port).and_then(Option::as_mut);
+        let Some(queue) = link.and_then(|link| link.queues.first_mut()) else {
+            return false;
         };
-        Some(queue.tx.push(&self.frame[..length]).is_ok())
+        queue.tx.push(frame.unwrap_or(&self.frame[..length])).is_ok()
     }
 
     fn flush(&mut self) {
-        for pair in self.link.iter_mut().flat_map(|link| &mut link.queues) {
+        for pair in self.links.iter_mut().flatten().flat_map(|link| &mut link.queues) {
             pair.tx.flush();
         }
     }
@@ -380,7 +419,7 @@ mod tests {
                 };
                 let (dst_mac, src_mac) = (request.dst_mac, request.src_mac);
                 let request = request.to_vec().unwrap();
-                let (peer, payload) = Peer::of(&request).unwrap();
+                let (peer, payload) = Peer::of(&request, 1).unwrap();
                 assert_eq!(payload, b"request");
                 let mut frame = [0; 200];
                 let length = peer.answer(b"the answer", &mut frame).unwrap();
@@ -403,17 +442,17 @@ mod tests {
             "198.51.100.1:7000".parse().unwrap(),
         );
         let right = Frame::udp(client, own, b"request").unwrap().to_vec().unwrap();
-        assert!(Peer::of(&right).is_some());
+        assert!(Peer::of(&right, 0).is_some());
         let mut changed = right.clone();
         *changed.last_mut().unwrap() ^= 1;
-        assert!(Peer::of(&changed).is_none(), "its checksum is wrong");
+        assert!(Peer::of(&changed, 0).is_none(), "its checksum is wrong");
         for longer in [0_u16, 7, 16] {
             let mut changed = right.clone();
             changed[38..40].copy_from_slice(&longer.to_be_bytes());
-            assert!(Peer::of(&changed).is_none(), "its length is {longer}");
+            assert!(Peer::of(&changed, 0).is_none(), "its length is {longer}");
         }
         let tcp = Frame::tcp(client, own, packet::TcpFlags::default(), b"x").unwrap();
-        assert!(Peer::of(&tcp.to_vec().unwrap()).is_none());
-        (0..right.len()).for_each(|length| assert!(Peer::of(&right[..length]).is_none()));
+        assert!(Peer::of(&tcp.to_vec().unwrap(), 0).is_none());
+        (0..right.len()).for_each(|length| assert!(Peer::of(&right[..length], 0).is_none()));
     }
 }

@@ -34,9 +34,12 @@ impl<'k> Options<'k> {
         }
     }
 
-    /// Numbers with commas.
-    pub(crate) fn numbers<T: FromStr>(&self, name: &str) -> Option<impl Iterator<Item = Option<T>>> {
-        Some(self.text(name)?.split(',').map(|part| part.parse().ok()))
+    /// Numbers of actors, with commas.
+    pub(crate) fn actors(&self, name: &str) -> Option<Vec<Address>> {
+        let numbers = self.text(name)?.split(',');
+        numbers
+            .map(|part| Some(Address::Actor(ActorId(part.parse().ok()?))))
+            .collect()
     }
 
     pub(crate) fn actor(&self, name: &str) -> Option<Address> {
@@ -53,8 +56,10 @@ mod tests {
         let (name, options) = Options::of("store me=2 replicas=0,4,x tick=20").unwrap();
         assert_eq!((name, options.number::<u8>("me")), ("store", Some(2)));
         assert_eq!(options.number::<u8>("tick"), Some(20));
-        let replicas: Vec<Option<u32>> = options.numbers("replicas").unwrap().collect();
-        assert_eq!(replicas, [Some(0), Some(4), None]);
+        assert_eq!(options.actors("replicas"), None, "x is no number");
+        let (_, all) = Options::of("store replicas=0,4").unwrap();
+        let number = |of| Address::Actor(ActorId(of));
+        assert_eq!(all.actors("replicas"), Some(vec![number(0), number(4)]));
         assert_eq!(
             (options.number_or("seed", 7_u64), options.number::<u8>("seed")),
             (Some(7), None)

@@ -17,7 +17,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use model::Nanos;
 
 use crate::Make;
-use crate::kinds::TICKS;
+use crate::isolated::Isolated;
+use crate::kinds::{self, TICKS};
 use crate::network::Network;
 use crate::options::Options;
 
@@ -79,8 +80,17 @@ impl Declarations {
                 ns => Idle::Sleep(Duration::from_nanos(ns)),
             },
         };
-        network.begin(ActorId(settings.entry), &settings.routes, settings.incarnation);
-        let made = move |kind: &str, actor: ActorId| make(kind, actor.0);
+        let entry = self.actors.iter().find(|(of, ..)| of.actor == settings.entry);
+        let takes_frames = entry.is_some_and(|(of, ..)| kinds::takes_frames(&of.kind));
+        network.begin(
+            ActorId(settings.entry),
+            &settings.routes,
+            settings.incarnation,
+            takes_frames,
+        );
+        let isolated = Isolated::new(make);
+        let of_side = isolated.clone();
+        let made = move |kind: &str, actor: ActorId| of_side.make(kind, actor);
         let channel_side = match side {
             Side::Card => actor_channel::Side::Card,
             Side::Host => actor_channel::Side::Host,
@@ -97,6 +107,7 @@ impl Declarations {
                     due: Nanos::ZERO,
                 });
             }
+            isolated.region(&of.kind, ActorId(of.actor), &region)?;
             let objects =
                 Objects::open(region.as_fd()).with_context(|| format!("actor {}: its region", of.actor))?;
             let member = Member {

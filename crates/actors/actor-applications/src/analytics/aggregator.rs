@@ -10,11 +10,15 @@ use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::analytics::ranker::Row;
-use crate::analytics::{TOP, WindowPart};
+use crate::analytics::{ASK, TOP, WindowPart};
+use crate::codec::Reader;
 use crate::state::{self, Failure, Outbox};
 
 /// Windows that wait for a ranker, at most. If there are more, the oldest is sent as it is, and says that it is not exact.
 pub const WINDOWS_LIMIT: usize = 64;
+
+/// Windows that were sent and are kept for readers, at most: of more, those that end first are forgotten.
+pub const WINDOWS_KEPT: usize = 64;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -23,6 +27,10 @@ struct Root {
     rankers: U64,
     /// The end of the last window that was sent.
     sent: U64,
+    /// A ring of the ids of kept windows, each as the body of its message.
+    kept: U64,
+    /// How many were put into it.
+    kept_next: U64,
     malformed: U64,
 }
 
@@ -43,12 +51,13 @@ struct Window {
 pub struct Aggregator {
     n: usize,
     rankers: Vec<Address>,
-    sink: Address,
+    sink: Option<Address>,
 }
 
 impl Aggregator {
-    /// Merges the `n` greatest counts of these rankers; `n` is 1 to 500.
-    pub fn new(n: u16, rankers: Vec<Address>, sink: Address) -> Option<Aggregator> {
+    /// Merges the `n` greatest counts of these rankers; `n` is 1 to 500. Each window goes to the sink, where there is one,
+    /// and is kept for readers.
+    pub fn new(n: u16, rankers: Vec<Address>, sink: Option<Address>) -> Option<Aggregator> {
         ((1..=500).contains(&n) && !rankers.is_empty()).then_some(Aggregator {
             n: usize::from(n),
             rankers,
@@ -59,6 +68,7 @@ impl Aggregator {
     /// Bytes of the region that it needs.
     pub fn region_bytes(&self) -> usize {
         (WINDOWS_LIMIT + 1) * (2 * self.n * size_of::<Row>() + size_of::<Window>())
+            + WINDOWS_KEPT * (8 + 2 * (64 + self.n * size_of::<Row>()))
             + self.rankers.len() * 8
             + 1024
     }
@@ -68,7 +78,9 @@ impl Aggregator {
         state::create_root(objects, &root)?;
         let windows = objects.allocate((WINDOWS_LIMIT + 1) * size_of::<Window>())?;
         let rankers = objects.allocate(self.rankers.len() * 8)?;
+        let kept = objects.allocate(WINDOWS_KEPT * 8)?;
         let root = Root {
+            kept: kept.to_bits().into(),
             windows: windows.to_bits().into(),
             rankers: rankers.to_bits().into(),
             ..root
@@ -94,6 +106,51 @@ impl Aggregator {
         let complete = ends.iter().map(|end| end.get()).min().unwrap_or(0);
         self.send_until(complete, &mut root, objects, outbox)?;
         state::set_root(objects, &root)
+    }
+
+    /// The next window after the one that ends then; one that ends at 0, if there is none yet.
+    fn ask(&self, message: &Message, objects: &mut Objects, outbox: &mut Outbox) -> Result<(), Failure> {
+        let mut root: Root = state::root(objects)?;
+        let mut reader = Reader(&message.body);
+        let Some(after) = reader.u64().and_then(|after| reader.end(after)) else {
+            root.malformed += 1;
+            return state::set_root(objects, &root);
+        };
+        let mut next: Option<(u64, ObjectId)> = None;
+        for id in state::rows::<U64>(objects, ObjectId::from_bits(root.kept.get()))? {
+            if *id == U64::ZERO {
+                continue;
+            }
+            let id = ObjectId::from_bits(id.get());
+            let end = Reader(objects.get(id)?).u64().ok_or(Failure::Layout)?;
+            if end > after && next.is_none_or(|(other, _)| end < other) {
+                next = Some((end, id));
+            }
+        }
+        let body = match next {
+            Some((_, id)) => objects.get(id)?.to_vec(),
+            None => WindowPart {
+                is_last: true,
+                ..WindowPart::default()
+            }
+            .encode(),
+        };
+        outbox.send(message.from, TOP, body);
+        Ok(())
+    }
+
+    /// Keeps a window that was sent, in the place of the oldest one.
+    fn keep(&self, body: &[u8], root: &mut Root, objects: &mut Objects) -> Result<(), Failure> {
+        let ring = ObjectId::from_bits(root.kept.get());
+        let place = root.kept_next.get() as usize % WINDOWS_KEPT;
+        let old = state::rows::<U64>(objects, ring)?[place].get();
+        if old != 0 {
+            objects.free(ObjectId::from_bits(old))?;
+        }
+        let id = state::allocate(objects, body)?;
+        state::rows_mut::<U64>(objects, ring)?[place].set(id.to_bits());
+        root.kept_next += 1;
+        Ok(())
     }
 
     /// Merges rows into those of their window.
@@ -154,8 +211,12 @@ impl Aggregator {
                 is_inexact: window.is_inexact != U64::ZERO || !is_complete,
                 rows: used.iter().map(Row::ranked).collect(),
             };
-            outbox.send(self.sink, TOP, part.encode());
+            let body = part.encode();
             objects.free(rows)?;
+            self.keep(&body, root, objects)?;
+            if let Some(sink) = self.sink {
+                outbox.send(sink, TOP, body);
+            }
             root.sent.set(window.end.get());
             state::rows_mut::<Window>(objects, table)?[place] = Window::new_zeroed();
         }
@@ -168,8 +229,10 @@ impl Actor for Aggregator {
     }
 
     fn exec(&mut self, message: &mut Message, context: &mut Context<'_>) -> Progress {
-        if message.kind == TOP {
-            state::step(context, |objects, outbox| self.take(message, objects, outbox));
+        match message.kind {
+            TOP => state::step(context, |objects, outbox| self.take(message, objects, outbox)),
+            ASK => state::step(context, |objects, outbox| self.ask(message, objects, outbox)),
+            _ => {}
         }
         Progress::Done
     }

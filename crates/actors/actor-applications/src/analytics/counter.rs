@@ -9,7 +9,8 @@ use actor_runtime::{Actor, Address, Context, Message, Progress};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::analytics::{COUNTS, KEY_BYTES, KEYS, Ranked, WindowPart};
+use crate::analytics::numbered::{Head, Taken};
+use crate::analytics::{COUNTS, KEY_BYTES, KEYS, NUMBERED_KEYS, Ranked, TAKEN, WindowPart};
 use crate::codec::Reader;
 use crate::state::{self, Failure, Outbox};
 
@@ -36,6 +37,8 @@ pub struct CounterSettings {
 struct Root {
     table: U64,
     watermarks: U64,
+    /// Of each source the session, and the last message of it that was counted.
+    sequences: U64,
     /// The slot that is counted, by its number since time 0: all before have ended.
     slot: U64,
     /// Keys in the table.
@@ -77,7 +80,7 @@ impl Counter {
 
     /// Bytes of the region that it needs: the table, and the next one while rows are taken over.
     pub fn region_bytes(&self) -> usize {
-        2 * self.rows() * size_of::<Row>() + usize::from(self.0.sources) * 8 + 1024
+        2 * self.rows() * size_of::<Row>() + usize::from(self.0.sources) * 24 + 1024
     }
 
     /// Rows of the table: a third stay free, so that a probe is short.
@@ -90,12 +93,49 @@ impl Counter {
         state::create_root(objects, &root)?;
         let table = objects.allocate(self.rows() * size_of::<Row>())?;
         let watermarks = objects.allocate(usize::from(self.0.sources) * 8)?;
+        let sequences = objects.allocate(usize::from(self.0.sources) * size_of::<[U64; 2]>())?;
         let root = Root {
+            sequences: sequences.to_bits().into(),
             table: table.to_bits().into(),
             watermarks: watermarks.to_bits().into(),
             ..root
         };
         state::set_root(objects, &root)
+    }
+
+    /// Counts a message with a number, if it is the next one of its source, and says how far it has got.
+    fn take_numbered(&self, body: &[u8], objects: &mut Objects, outbox: &mut Outbox) -> Result<(), Failure> {
+        let mut root: Root = state::root(objects)?;
+        let mut reader = Reader(body);
+        let head = Head::read(&mut reader).zip(Reader(reader.0).u16());
+        let Some((head, source)) = head.filter(|(_, source)| *source < self.0.sources) else {
+            root.malformed += 1;
+            return state::set_root(objects, &root);
+        };
+        let sequences = ObjectId::from_bits(root.sequences.get());
+        let place = usize::from(source);
+        let [session, mut last] = state::rows::<[U64; 2]>(objects, sequences)?[place].map(U64::get);
+        if head.session < session {
+            // A source that has begun anew since.
+            return Ok(());
+        }
+        if head.session > session {
+            last = 0;
+        }
+        if head.sequence == last + 1 {
+            self.take(reader.0, objects, outbox)?;
+            last = head.sequence;
+            state::rows_mut::<[U64; 2]>(objects, sequences)?[place] = [head.session, last].map(U64::new);
+        }
+        let taken = Taken {
+            session: head.session,
+            source,
+            counter: head.counter,
+            counters: head.counters,
+            last,
+        };
+        outbox.send(Address::Outside(head.source), TAKEN, taken.encode());
+        Ok(())
     }
 
     fn take(&self, body: &[u8], objects: &mut Objects, outbox: &mut Outbox) -> Result<(), Failure> {
@@ -248,10 +288,14 @@ impl Actor for Counter {
     }
 
     fn exec(&mut self, message: &mut Message, context: &mut Context<'_>) -> Progress {
-        if message.kind == KEYS {
-            state::step(context, |objects, outbox| {
+        match message.kind {
+            KEYS => state::step(context, |objects, outbox| {
                 self.take(&message.body, objects, outbox)
-            });
+            }),
+            NUMBERED_KEYS => state::step(context, |objects, outbox| {
+                self.take_numbered(&message.body, objects, outbox)
+            }),
+            _ => {}
         }
         Progress::Done
     }

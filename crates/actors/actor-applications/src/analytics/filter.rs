@@ -3,7 +3,8 @@
 use actor_runtime::{Actor, Address, Context, Message, Progress};
 use aho_corasick::{AhoCorasick, BuildError};
 
-use crate::analytics::{KEY_BYTES, KEYS, TUPLES};
+use crate::analytics::numbered::Head;
+use crate::analytics::{KEY_BYTES, KEYS, NUMBERED, NUMBERED_KEYS, TUPLES};
 use crate::codec::{Reader, Write as _};
 
 /// Which worker is next for a key.
@@ -56,6 +57,20 @@ pub fn encode_tuples(source: u16, watermark: u64, tuples: &[Tuple<'_>]) -> Vec<u
     body
 }
 
+/// The same with a number: the first message of a source's session has 1, and each later one the next. A later session
+/// has a greater number, which is at least 1.
+pub fn encode_numbered(
+    (session, sequence): (u64, u64),
+    source: u16,
+    watermark: u64,
+    tuples: &[Tuple<'_>],
+) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.put_u64(session).put_u64(sequence);
+    body.extend(encode_tuples(source, watermark, tuples));
+    body
+}
+
 /// The first worker. It has no state, so several instances can run at a time
 /// ([`Registration::parallel`](actor_runtime::Registration::parallel)) if the order within a source does not matter:
 /// a watermark that overtakes its tuples makes them late.
@@ -99,12 +114,38 @@ impl Filter {
 
 impl Actor for Filter {
     fn exec(&mut self, message: &mut Message, context: &mut Context<'_>) -> Progress {
-        if message.kind == TUPLES
-            && let Some(bodies) = self.divide(&message.body)
-        {
-            for (counter, body) in self.counters.0.iter().zip(bodies) {
-                context.send(*counter, KEYS, body);
+        match (message.kind, message.from) {
+            (TUPLES, _) => {
+                for (counter, body) in self
+                    .counters
+                    .0
+                    .iter()
+                    .zip(self.divide(&message.body).unwrap_or_default())
+                {
+                    context.send(*counter, KEYS, body);
+                }
             }
+            (NUMBERED, Address::Outside(source)) => {
+                let mut reader = Reader(&message.body);
+                let Some((session, sequence)) = reader.u64().zip(reader.u64()) else {
+                    return Progress::Done;
+                };
+                let bodies = self.divide(reader.0).unwrap_or_default();
+                for ((counter, to), body) in (0..).zip(&self.counters.0).zip(bodies) {
+                    let head = Head {
+                        session,
+                        sequence,
+                        source,
+                        counter,
+                        counters: self.counters.0.len() as u16,
+                    };
+                    let mut numbered = Vec::with_capacity(28 + body.len());
+                    head.write(&mut numbered);
+                    numbered.extend(body);
+                    context.send(*to, NUMBERED_KEYS, numbered);
+                }
+            }
+            _ => {}
         }
         Progress::Done
     }

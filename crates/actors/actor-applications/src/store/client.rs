@@ -17,6 +17,8 @@ pub enum Operation {
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
+    /// The client: a number that it has drawn at random once, the same for all replicas.
+    pub client: u64,
     /// Greater than that of the client's last request.
     pub id: u64,
     /// The key.
@@ -46,7 +48,7 @@ impl Request {
     /// The body of the message. [`None`] if key or value are longer than their limits, or the key is empty.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut body = Vec::new();
-        body.put_u64(self.id);
+        body.put_u64(self.client).put_u64(self.id);
         let (code, value) = match &self.operation {
             Operation::Get => (1, None),
             Operation::Put(value) => (2, Some(value)),
@@ -66,7 +68,8 @@ impl Request {
     /// What a body says; [`None`] for another form.
     pub fn decode(body: &[u8]) -> Option<Request> {
         let mut reader = Reader(body);
-        let (id, code, key) = (reader.u64()?, reader.u8()?, reader.short()?);
+        let (client, id) = (reader.u64()?, reader.u64()?);
+        let (code, key) = (reader.u8()?, reader.short()?);
         let operation = match code {
             1 => Operation::Get,
             2 => Operation::Put(reader.long().filter(|value| value.len() <= VALUE_BYTES)?.to_vec()),
@@ -75,6 +78,7 @@ impl Request {
         };
         let is_key = (1..=KEY_BYTES).contains(&key.len());
         let request = Request {
+            client,
             id,
             key: key.to_vec(),
             operation,
@@ -116,15 +120,16 @@ impl Answer {
     }
 }
 
-/// A command of the log: a request and its client. Without one it fills a gap and changes nothing.
+/// A command of the log: a request, and the address outside where it came from. Without one it fills a gap and changes
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Command(pub(crate) Option<(u64, Request)>);
 
 impl Command {
     /// The command of a request, whose body is read already.
-    pub(crate) fn encode(client: u64, body: &[u8]) -> Vec<u8> {
+    pub(crate) fn encode(from: u64, body: &[u8]) -> Vec<u8> {
         let mut command = Vec::with_capacity(8 + body.len());
-        command.put_u64(client);
+        command.put_u64(from);
         command.extend(body);
         command
     }
@@ -134,13 +139,13 @@ impl Command {
             return Some(Command(None));
         }
         let mut reader = Reader(bytes);
-        let client = reader.u64()?;
-        Some(Command(Some((client, Request::decode(reader.0)?))))
+        let from = reader.u64()?;
+        Some(Command(Some((from, Request::decode(reader.0)?))))
     }
 }
 
-/// Bytes of a command, at most: client, id, operation, key and value with their lengths.
-pub(crate) const COMMAND_BYTES: usize = 8 + 8 + 1 + 1 + KEY_BYTES + 2 + VALUE_BYTES;
+/// Bytes of a command, at most: address, client, id, operation, key and value with their lengths.
+pub(crate) const COMMAND_BYTES: usize = 8 + 8 + 8 + 1 + 1 + KEY_BYTES + 2 + VALUE_BYTES;
 
 #[cfg(test)]
 mod tests {
@@ -161,6 +166,7 @@ mod tests {
 
         #[test]
         fn each_request_is_read_as_written(
+            client in any::<u64>(),
             id in any::<u64>(),
             key in prop::collection::vec(any::<u8>(), 0..300),
             operation in prop_oneof![
@@ -169,7 +175,7 @@ mod tests {
                 prop::collection::vec(any::<u8>(), 0..1_200).prop_map(Operation::Put),
             ],
         ) {
-            let request = Request { id, key, operation };
+            let request = Request { client, id, key, operation };
             if let Some(body) = request.encode() {
                 prop_assert!(body.len() + 8 <= COMMAND_BYTES);
                 prop_assert_eq!(Request::decode(&body), Some(request));

@@ -4,14 +4,20 @@
 //! messages of the step leave.
 //!
 //! - **Election.** A replica that hears no leader for a random number of ticks takes a higher ballot and asks for
-//!   promises. A replica that knows more chosen slots does not promise; it sends these slots instead. So a new leader
-//!   knows all slots that its majority knows to be chosen. It proposes the accepted command with the highest ballot in
+//!   promises. A replica that knows more chosen slots does not promise; it sends these slots instead, and is asked again
+//!   then. So a new leader knows all slots that its majority knows to be chosen. It proposes the accepted command with the highest ballot in
 //!   each later slot again, and a command without a request in a gap.
+//! - **Who is named.** A replica sends clients to the leader that it follows, but to none of which it has heard nothing for
+//!   two heartbeats: a leader that has ended is named to nobody for long.
+//! - **Who leads** can apply what is chosen. A tick goes on from here to the memtable and the tables, and comes back. A
+//!   replica to which none has come back for twice as long as others wait for a leader is no candidate: its memtable or its
+//!   tables are lost. If it leads, it leads no more, and has the next one be elected. It goes on as a part of majorities.
 //! - **Choice.** A command is chosen when a majority has accepted it in one ballot. The leader's next message tells the
 //!   last chosen slot. A replica takes a slot as chosen if it has accepted it in the ballot of that leader; what it has
 //!   not, it asks for.
 //! - **Reads** do not go through the log: see `reads.rs`. Only if a leader does not know yet what was chosen before it, or
 //!   too many reads wait, a read is a command.
+//! - **Snapshots.** A replica that needs slots which no log has any more takes a snapshot: see `snapshot.rs`.
 //! - **Application.** Chosen commands go to the memtable in order. Until it says that it has applied them, they are sent
 //!   again with the ticks.
 
@@ -27,7 +33,10 @@ use crate::store::log::{CHOSEN, Log};
 use crate::store::peer::Peer;
 use crate::store::reads::{READS_LIMIT, Reads};
 use crate::store::settings::ConsensusSettings;
-use crate::store::{ANSWER, APPLIED, APPLY, GET, KEY_BYTES, PROPOSED_LIMIT, REQUEST, TICK};
+use crate::store::snapshot::Installed;
+use crate::store::{
+    ANSWER, APPLIED, APPLY, GET, INSTALL, INSTALLED, KEY_BYTES, PROPOSED_LIMIT, REQUEST, SNAP, SNAPPED, TICK,
+};
 
 /// Slots behind the chosen ones that a replica accepts. All of them fit into a promise.
 const ACCEPTED_LIMIT: u64 = PROPOSED_LIMIT + 8;
@@ -36,6 +45,13 @@ const APPLYING_LIMIT: u64 = 32;
 /// Bytes of commands in one message of chosen ones.
 const LEARN_BYTES: usize = 48 << 10;
 const _: () = assert!(ACCEPTED_LIMIT as usize * (COMMAND_BYTES + 18) + 8 <= actor_runtime::BODY_BYTES_LIMIT);
+
+/// No log gets so far.
+const SLOTS_LIMIT: u64 = 1 << 60;
+/// Of a snapshot of another replica: none comes; its head is asked for; its entries come.
+const NONE: u64 = 0;
+const HEAD: u64 = 1;
+const COMES: u64 = 2;
 
 const FOLLOWER: u64 = 0;
 const CANDIDATE: u64 = 1;
@@ -65,11 +81,23 @@ struct Root {
     reads: Reads,
     /// Ticks until an election, or a heartbeat.
     ticks: U64,
+    /// Ticks since the leader of the promised ballot was heard.
+    unheard: U64,
+    /// Ticks since one has come back from memtable and tables.
+    unserved: U64,
     draws: U64,
     /// Messages of another form, or of a sender that must not send them.
     malformed: U64,
     /// Replicas asked for slots that the log does not have any more.
     left_behind: U64,
+    /// The snapshot that comes: how far it has got, its slot, the replica that is asked, whether something was forgotten
+    /// for one that has not come as a whole.
+    install: U64,
+    install_slot: U64,
+    source: U64,
+    has_forgotten: U64,
+    /// Ticks since it has got further.
+    install_ticks: U64,
 }
 
 /// The consensus actor of a replica.
@@ -149,16 +177,25 @@ impl Step<'_> {
         let peer = replicas.iter().position(|replica| *replica == message.from);
         let peer = peer.filter(|index| *index != usize::from(self.settings.me));
         match (message.kind, peer) {
+            (TICK, None) if message.from == self.settings.memtable => {
+                self.root.unserved = U64::ZERO;
+                Ok(())
+            }
             (TICK, None) => self.tick(),
             (REQUEST, None) => self.request(message.from, &message.body),
             (APPLIED, None) if message.from == self.settings.memtable => {
                 if let Some(slot) = Reader(&message.body).u64() {
                     self.root.applied.set(slot.max(self.root.applied.get()));
                     self.root.sent.set(self.root.sent.get().max(slot));
+                    // After the head of a snapshot.
+                    self.root.chosen.set(slot.max(self.root.chosen.get()));
+                    self.root.next.set(self.root.next.get().max(slot + 1));
                 }
                 self.apply()?;
                 self.answer_reads()
             }
+            (SNAPPED, None) if message.from == self.settings.memtable => self.snapped(&message.body),
+            (INSTALLED, None) if message.from == self.settings.memtable => self.installed(&message.body),
             (kind, Some(peer)) => match Peer::decode(kind, &message.body) {
                 Some(said) => self.peer(peer as u8, said),
                 None => self.refuse(),
@@ -212,13 +249,33 @@ impl Step<'_> {
             self.apply()?;
         }
         self.root.applied_before = self.root.applied;
+        if self.root.install != NONE {
+            self.root.install_ticks += 1;
+            if self.root.install_ticks.get() > u64::from(self.settings.heartbeat_ticks) {
+                self.install_again()?;
+            }
+        }
         self.root.ticks.set(self.root.ticks.get().saturating_sub(1));
+        self.root.unheard.set(self.root.unheard.get().saturating_add(1));
+        self.root.unserved.set(self.root.unserved.get().saturating_add(1));
+        if self.root.role == LEADER && !self.can_apply() {
+            // The others hear no leader from now on.
+            self.root.role.set(FOLLOWER);
+            self.wait();
+            let ballot = self.root.promised.get();
+            self.send_others(&Peer::Yield { ballot });
+        }
         if self.root.ticks > U64::ZERO {
             return Ok(());
         }
         if self.root.role == LEADER {
             self.root.ticks.set(u64::from(self.settings.heartbeat_ticks));
             return self.remind();
+        }
+        if self.root.install != NONE || !self.can_apply() {
+            // It may be a part of a majority, and must not lead.
+            self.wait();
+            return Ok(());
         }
         let round = (self.root.promised.get() >> 8) + 1;
         self.root.promised.set(round << 8 | u64::from(self.settings.me));
@@ -228,6 +285,19 @@ impl Step<'_> {
         let (ballot, chosen) = (self.root.promised.get(), self.root.chosen.get());
         self.send_others(&Peer::Prepare { ballot, chosen });
         self.lead_if_elected()
+    }
+
+    /// Whether memtable and tables have not been silent for long. A machine that is busy is not taken for one that has lost
+    /// them.
+    fn can_apply(&self) -> bool {
+        self.root.unserved.get() <= 2 * u64::from(self.settings.election_ticks)
+    }
+
+    /// The leader that clients are to ask: another replica, heard within two heartbeats.
+    fn named_leader(&self) -> Option<u8> {
+        let leader = owner(self.root.promised.get());
+        let is_heard = self.root.unheard.get() <= 2 * u64::from(self.settings.heartbeat_ticks);
+        (leader != self.settings.me && self.root.role == FOLLOWER && is_heard).then_some(leader)
     }
 
     fn send_heartbeat(&mut self) {
@@ -259,17 +329,16 @@ impl Step<'_> {
     }
 
     fn request(&mut self, from: Address, body: &[u8]) -> Result<(), Failure> {
-        let id = Reader(body).u64().unwrap_or(0);
+        let mut head = Reader(body);
+        let id = head.u64().and_then(|_| head.u64()).unwrap_or(0);
         let (Address::Outside(client), Some(request)) = (from, Request::decode(body)) else {
             self.outbox.send(from, ANSWER, Answer::Refused.encode(id));
             return self.refuse();
         };
         let next = self.root.next.get();
         if self.root.role != LEADER {
-            let leader = Some(owner(self.root.promised.get()));
-            let leader = leader.filter(|leader| *leader != self.settings.me && self.root.role == FOLLOWER);
-            self.outbox
-                .send(from, ANSWER, Answer::NotLeader(leader).encode(id));
+            let answer = Answer::NotLeader(self.named_leader());
+            self.outbox.send(from, ANSWER, answer.encode(id));
         } else if request.operation == Operation::Get
             && self.root.chosen >= self.root.elected
             && self.root.reads.has_room()
@@ -406,6 +475,40 @@ impl Step<'_> {
                 }
                 Ok(())
             }
+            Peer::Yield { ballot } => {
+                let next = (usize::from(from) + 1) % self.settings.replicas.len();
+                let is_followed = ballot == self.root.promised.get() && self.root.role == FOLLOWER;
+                if is_followed && owner(ballot) == from && next == usize::from(self.settings.me) {
+                    self.root.ticks.set(1);
+                }
+                Ok(())
+            }
+            Peer::Behind { slot } => {
+                if slot > self.root.chosen.get() {
+                    self.root.install.set(HEAD);
+                    self.root.source.set(u64::from(from));
+                    self.root.role.set(FOLLOWER);
+                    self.want();
+                }
+                Ok(())
+            }
+            Peer::Want { slot, after } => {
+                if self.root.install == NONE && slot <= self.root.applied.get() {
+                    let mut body = vec![from];
+                    body.put_u64(slot).put_short(after);
+                    self.outbox.send(self.settings.memtable, SNAP, body);
+                }
+                Ok(())
+            }
+            Peer::Head { slot, clients } => self.head(slot, clients),
+            Peer::Entries { slot, part } => {
+                if self.root.install == COMES && self.root.install_slot == slot {
+                    let mut body = vec![1];
+                    body.put_u64(slot).extend(part);
+                    self.outbox.send(self.settings.memtable, INSTALL, body);
+                }
+                Ok(())
+            }
             Peer::Ask { first } => self.tell(from, first),
             Peer::Learn { first, commands } => self.learn(first, &commands),
         }
@@ -415,6 +518,7 @@ impl Step<'_> {
     fn follow(&mut self, ballot: u64) {
         self.root.promised.set(ballot);
         self.root.role.set(FOLLOWER);
+        self.root.unheard = U64::ZERO;
         self.wait();
     }
 
@@ -548,6 +652,10 @@ impl Step<'_> {
         if commands.is_empty() {
             if first <= self.root.chosen.get() {
                 self.root.left_behind += 1;
+                if self.root.install == NONE {
+                    let slot = self.root.applied.get();
+                    self.send(to, &Peer::Behind { slot });
+                }
             }
             return Ok(());
         }
@@ -558,7 +666,95 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Asks for the head of a snapshot.
+    fn want(&mut self) {
+        self.send(self.root.source.get() as u8, &Peer::Want { slot: 0, after: &[] });
+    }
+
+    /// Asks again, of another replica: what was under way may be lost.
+    fn install_again(&mut self) -> Result<(), Failure> {
+        self.root.install_ticks = U64::ZERO;
+        let replicas = self.settings.replicas.len() as u64;
+        let others = 1..=replicas;
+        let mut next = others.map(|step| (self.root.source.get() + step) % replicas);
+        if let Some(source) = next.find(|of| *of != u64::from(self.settings.me)) {
+            self.root.source.set(source);
+        }
+        if self.root.install == HEAD {
+            self.want();
+        }
+        // The tables tell how far they have got.
+        self.outbox.send(self.settings.memtable, INSTALL, vec![2]);
+        Ok(())
+    }
+
+    /// The head of a snapshot has come.
+    fn head(&mut self, slot: u64, clients: &[u8]) -> Result<(), Failure> {
+        if self.root.install != HEAD || slot >= SLOTS_LIMIT {
+            return Ok(());
+        }
+        if slot <= self.root.chosen.get() {
+            // The log has caught up meanwhile.
+            if self.root.has_forgotten == U64::ZERO {
+                self.root.install.set(NONE);
+            }
+            return Ok(());
+        }
+        self.root.install.set(COMES);
+        self.root.install_slot.set(slot);
+        self.root.has_forgotten.set(1);
+        let mut body = vec![0];
+        body.put_u64(slot).extend(clients);
+        self.outbox.send(self.settings.memtable, INSTALL, body);
+        Ok(())
+    }
+
+    /// A part of a snapshot for another replica.
+    fn snapped(&mut self, body: &[u8]) -> Result<(), Failure> {
+        let mut reader = Reader(body);
+        let head = reader.u8().zip(reader.u8()).zip(reader.u64());
+        let ((to, kind), slot) = head.ok_or(Failure::Layout)?;
+        let said = match kind {
+            0 => Peer::Head {
+                slot,
+                clients: reader.0,
+            },
+            _ => Peer::Entries { slot, part: reader.0 },
+        };
+        let (kind, body) = said.encode();
+        if let Some(address) = self.settings.replicas.get(usize::from(to)) {
+            self.outbox.send(*address, kind, body);
+        }
+        Ok(())
+    }
+
+    /// The tables tell how far a snapshot has got.
+    fn installed(&mut self, body: &[u8]) -> Result<(), Failure> {
+        let of = Installed::decode(body).ok_or(Failure::Layout)?;
+        if self.root.install == NONE {
+            return Ok(());
+        }
+        if !of.is_done {
+            self.root.install.set(COMES);
+            self.root.install_slot.set(of.slot);
+            self.root.install_ticks = U64::ZERO;
+            let after = &of.until[..];
+            self.send(self.root.source.get() as u8, &Peer::Want { slot: of.slot, after });
+        } else if self.root.install == COMES && self.root.install_slot == of.slot {
+            // Its entries may be newer than what the log has brought so far.
+            if self.root.applied.get() >= of.highest {
+                self.root.install.set(NONE);
+                self.root.has_forgotten = U64::ZERO;
+            }
+        } else if self.root.install == COMES {
+            // The head did not arrive.
+            self.root.install.set(HEAD);
+        }
+        Ok(())
+    }
+
     fn learn(&mut self, first: u64, commands: &[&[u8]]) -> Result<(), Failure> {
+        let before = self.root.chosen;
         for (slot, command) in (first..).zip(commands) {
             if slot == self.root.chosen.get() + 1 && self.has_room(slot) {
                 self.log.put(self.objects, slot, CHOSEN, 0, command)?;
@@ -568,6 +764,11 @@ impl Step<'_> {
         self.root
             .next
             .set(self.root.next.get().max(self.root.chosen.get() + 1));
+        if self.root.role == CANDIDATE && self.root.chosen > before {
+            // Who has told it did not promise, because it knew more.
+            let (ballot, chosen) = (self.root.promised.get(), self.root.chosen.get());
+            self.send_others(&Peer::Prepare { ballot, chosen });
+        }
         self.apply()
     }
 }

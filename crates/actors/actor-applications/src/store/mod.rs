@@ -22,7 +22,7 @@
 //!
 //! | kind | body |
 //! | --- | --- |
-//! | [`REQUEST`] | id (8), operation (1: 1 get, 2 put, 3 delete), key (1 and bytes), of a put: value (2 and bytes) |
+//! | [`REQUEST`] | client (8), id (8), operation (1: 1 get, 2 put, 3 delete), key (1 and bytes), of a put: value (2 and bytes) |
 //! | [`ANSWER`] | id (8), status (1), of a found value: value (2 and bytes), of another leader: its index (1; 255: unknown) |
 //!
 //! | status | meaning |
@@ -32,16 +32,17 @@
 //! | 4 | too many commands wait: ask later |
 //! | 5 | refused: it has another form, or there are too many clients |
 //!
-//! A client is the number of its address outside. Its ids grow, and it has one request at a time. It repeats a request,
-//! with its id and at any replica, until it has an answer; a repeated one is not executed again. A request with a
-//! smaller id than its last is ignored.
+//! A client is a number that it draws at random, whatever address its requests come from. Its ids grow, and it has one
+//! request at a time. It repeats a request, with its id and at any replica, until it has an answer; a repeated one is not
+//! executed again. A request with a smaller id than its last is ignored. The answer goes to where the request came from.
 //!
 //! # Limits
 //! A key has 1 to [`KEY_BYTES`] bytes, a value up to [`VALUE_BYTES`]. There are 1 to [`REPLICAS_LIMIT`] replicas. The
 //! leader has up to [`PROPOSED_LIMIT`] commands under way. A replica that was away for longer than the log of the others
-//! reaches back ([`ConsensusSettings::log_slots`]) cannot catch up, and one without its region must not come back: it
-//! has forgotten what it promised.
+//! reaches back ([`ConsensusSettings::log_slots`]) catches up with a snapshot. One without its region must not come back: it
+//! has forgotten what it promised. A store has up to [`CLIENTS_LIMIT`] clients.
 
+mod cache;
 mod client;
 mod compaction;
 mod consensus;
@@ -52,6 +53,7 @@ mod peer;
 mod reads;
 mod settings;
 mod skip_list;
+mod snapshot;
 mod table;
 mod tables;
 
@@ -66,13 +68,16 @@ pub use tables::Tables;
 pub const REQUEST: u32 = 0x200;
 /// Kind of an answer to a client.
 pub const ANSWER: u32 = 0x201;
-/// Kind of a message that says that time has passed; to the consensus actor, without a body. It passes it on.
+/// Kind of a message that says that time has passed; to the consensus actor, without a body. It passes it on to memtable and
+/// tables, from which it comes back.
 pub const TICK: u32 = 0x202;
 
 /// Bytes of a key, at most.
 pub const KEY_BYTES: usize = 250;
 /// Bytes of a value, at most.
 pub const VALUE_BYTES: usize = 1_024;
+/// Clients, at most: they are one message of a snapshot.
+pub const CLIENTS_LIMIT: u32 = 3_000;
 /// Replicas, at most.
 pub const REPLICAS_LIMIT: usize = 7;
 /// Commands that are proposed and not chosen, at most.
@@ -88,9 +93,19 @@ const FLUSH: u32 = 0x212;
 const WRITTEN: u32 = 0x213;
 /// It is served: sequence (8).
 const STORED: u32 = 0x214;
-/// A key that the memtable has not: client (8), id (8), key.
+/// A key that the memtable has not: address (8), id (8), key.
 const READ: u32 = 0x215;
-/// From consensus: a key to be read: client (8), id (8), key.
+/// From consensus, for another replica: its index (1), the slot (8; 0: the head), the key (1 and bytes). From the memtable to
+/// the tables: the same, 1 if its entries are all, and these.
+const SNAP: u32 = 0x219;
+/// The answer: index of the replica (1), 0: the head, 1: a part; the slot (8), and what follows in the message to it.
+const SNAPPED: u32 = 0x21a;
+/// A snapshot of another replica: 0: the head, with its slot (8) and clients, to the tables with the slot and the sequence of
+/// memtables (8); 1: a part, with the slot (8); 2: how far it has got is to be told.
+const INSTALL: u32 = 0x21b;
+/// How far it has got.
+const INSTALLED: u32 = 0x21c;
+/// From consensus: a key to be read: address (8), id (8), key.
 const GET: u32 = 0x218;
 /// Tables to be merged: number of the new one (8), whether it is the last level (1), numbers of tables (8 each).
 const MERGE: u32 = 0x216;

@@ -10,6 +10,11 @@
 //! | 0x225 heartbeat | ballot (8), chosen (8), round of questions (8) |
 //! | 0x226 ask | the first slot that the sender has not (8) |
 //! | 0x227 learn | the first slot (8), chosen commands in order (2 and bytes each) |
+//! | 0x229 behind | the log does not reach back so far; the last slot that the sender has applied (8) |
+//! | 0x22a want | a part of a snapshot: the slot that it is at least of (8; 0: its head), keys behind this one (1 and bytes) |
+//! | 0x22b head | the slot of a snapshot (8), the last request of each client there: client (8), id (8) |
+//! | 0x22c entries | the slot (8), 1: the last part, behind which key (1 and bytes), until which key (1 and bytes), entries |
+//! | 0x22d yield | ballot (8): its leader leads no more, and the replica behind it is to be elected now |
 //! | 0x228 follows | ballot (8), the round of the heartbeat (8) |
 //!
 //! A ballot is a round times 256 plus the index of its replica. Chosen: the last slot up to which the sender knows all.
@@ -56,6 +61,24 @@ pub(crate) enum Peer<'a> {
     Follows {
         ballot: u64,
         round: u64,
+    },
+    Behind {
+        slot: u64,
+    },
+    Yield {
+        ballot: u64,
+    },
+    Want {
+        slot: u64,
+        after: &'a [u8],
+    },
+    Head {
+        slot: u64,
+        clients: &'a [u8],
+    },
+    Entries {
+        slot: u64,
+        part: &'a [u8],
     },
 }
 
@@ -108,6 +131,26 @@ impl<'a> Peer<'a> {
             Peer::Follows { ballot, round } => {
                 body.put_u64(*ballot).put_u64(*round);
                 8
+            }
+            Peer::Behind { slot } => {
+                body.put_u64(*slot);
+                9
+            }
+            Peer::Yield { ballot } => {
+                body.put_u64(*ballot);
+                13
+            }
+            Peer::Want { slot, after } => {
+                body.put_u64(*slot).put_short(after);
+                10
+            }
+            Peer::Head { slot, clients } => {
+                body.put_u64(*slot).extend(*clients);
+                11
+            }
+            Peer::Entries { slot, part } => {
+                body.put_u64(*slot).extend(*part);
+                12
             }
             Peer::Ask { first } => {
                 body.put_u64(*first);
@@ -164,6 +207,26 @@ impl<'a> Peer<'a> {
                 ballot: number,
                 round: reader.u64()?,
             },
+            9 => Peer::Behind { slot: number },
+            13 => Peer::Yield { ballot: number },
+            10 => Peer::Want {
+                slot: number,
+                after: reader.short()?,
+            },
+            // Their receivers read the rest.
+            11 | 12 => {
+                let rest = std::mem::take(&mut reader.0);
+                match kind - FIRST_KIND {
+                    11 => Peer::Head {
+                        slot: number,
+                        clients: rest,
+                    },
+                    _ => Peer::Entries {
+                        slot: number,
+                        part: rest,
+                    },
+                }
+            }
             6 => Peer::Ask { first: number },
             7 => {
                 let mut commands = Vec::new();
@@ -190,7 +253,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_read_is_what_was_written(
-            kind in FIRST_KIND..FIRST_KIND + 10,
+            kind in FIRST_KIND..FIRST_KIND + 14,
             body in prop::collection::vec(prop_oneof![3 => Just(0_u8), 1 => any::<u8>()], 0..80),
         ) {
             if let Some(peer) = Peer::decode(kind, &body) {

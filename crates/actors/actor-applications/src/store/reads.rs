@@ -6,7 +6,7 @@
 //! (Ongaro, "Consensus: bridging theory and practice", 2014, section 6.4); it needs no clock. One round of questions
 //! serves all reads that came before it.
 //!
-//! Reads wait in a ring of ids. Each is an object: round (8), slot (8), client (8), id (8), key.
+//! Reads wait in a ring of ids. Each is an object: round (8), slot (8), address (8), id (8), key.
 
 use actor_objects::{ObjectId, Objects};
 use zerocopy::byteorder::little_endian::U64;
@@ -99,7 +99,7 @@ impl Reads {
         Ok(Reader(objects.get(last)?).u64() > Some(self.round.get()))
     }
 
-    /// Takes the next read that may be answered: client (8), id (8), key.
+    /// Takes the next read that may be answered: address (8), id (8), key.
     pub(crate) fn take(&mut self, objects: &mut Objects, applied: u64) -> Result<Option<Vec<u8>>, Failure> {
         if self.first == self.next {
             return Ok(None);

@@ -16,7 +16,7 @@ pub struct ConsensusSettings {
     pub election_ticks: u32,
     /// Ticks between two heartbeats of a leader.
     pub heartbeat_ticks: u32,
-    /// Slots of the log that are kept, at least 128. A replica that lags more cannot catch up.
+    /// Slots of the log that are kept, at least 128. A replica that lags more catches up with a snapshot.
     pub log_slots: u32,
     /// What the random number of ticks is drawn from.
     pub seed: u64,

@@ -138,6 +138,28 @@ impl SkipList {
         Ok(())
     }
 
+    /// Entries behind a key, in the order of their keys, until they have so many bytes; and whether those are all.
+    pub(crate) fn after<'a>(
+        self,
+        objects: &'a Objects,
+        key: &[u8],
+        bytes: usize,
+    ) -> Result<(Vec<Entry<'a>>, bool), Failure> {
+        let (before, found) = self.search(objects, key)?;
+        let mut node = next(objects, found.unwrap_or(before[0]), 0)?;
+        let (mut entries, mut used) = (Vec::new(), 0);
+        while let Some(of) = node {
+            if used >= bytes {
+                return Ok((entries, false));
+            }
+            let entry = entry(objects, of)?;
+            used += entry.bytes();
+            entries.push(entry);
+            node = next(objects, of, 0)?;
+        }
+        Ok((entries, true))
+    }
+
     /// Frees the list with its nodes.
     pub(crate) fn free(self, objects: &mut Objects) -> Result<(), Failure> {
         let mut node = Some(self.0);
@@ -179,6 +201,10 @@ mod tests {
                 entry.write(&mut expected);
             }
             prop_assert_eq!(list.get(&objects, &[99]).unwrap(), None);
+            let (behind, is_all) = list.after(&objects, &[20], usize::MAX).unwrap();
+            let keys: Vec<_> = behind.iter().map(|entry| entry.key.to_vec()).collect();
+            let expected_keys: Vec<_> = map.keys().filter(|key| key[0] > 20).cloned().collect();
+            prop_assert_eq!((keys, is_all), (expected_keys, true));
             let mut all = Vec::new();
             list.write_all(&objects, &mut all).unwrap();
             prop_assert_eq!(list.bytes(&objects).unwrap(), all.len());

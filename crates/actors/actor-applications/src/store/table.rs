@@ -52,7 +52,7 @@ fn checked(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// The index of a table: for each block where it begins, its bytes, its first key.
-fn index(storage: &dyn Storage, table: u64) -> Result<Vec<(u64, u32, Vec<u8>)>, StorageError> {
+pub(crate) fn index(storage: &dyn Storage, table: u64) -> Result<Vec<(u64, u32, Vec<u8>)>, StorageError> {
     let damaged = || StorageError::Damaged(table);
     let at = storage
         .bytes(table)?
@@ -77,7 +77,13 @@ fn index(storage: &dyn Storage, table: u64) -> Result<Vec<(u64, u32, Vec<u8>)>, 
     Ok(blocks)
 }
 
-fn block(storage: &dyn Storage, table: u64, begin: u64, bytes: u32) -> Result<Vec<u8>, StorageError> {
+/// The entries of a block, whose checksum is right.
+pub(crate) fn block(
+    storage: &dyn Storage,
+    table: u64,
+    begin: u64,
+    bytes: u32,
+) -> Result<Vec<u8>, StorageError> {
     let mut block = storage.read(table, begin, bytes as usize + 4)?;
     if checked(&block).is_none() {
         return Err(StorageError::Damaged(table));
@@ -86,21 +92,27 @@ fn block(storage: &dyn Storage, table: u64, begin: u64, bytes: u32) -> Result<Ve
     Ok(block)
 }
 
-/// What a table has of a key: [`None`] without an entry, and an entry without a value where the key was deleted.
-pub(crate) fn get(
+/// The bytes of entries of a table from some key on that is not behind this one, until they have so many bytes; and whether
+/// those are all.
+pub(crate) fn after(
     storage: &dyn Storage,
     table: u64,
     key: &[u8],
-) -> Result<Option<Option<Vec<u8>>>, StorageError> {
+    bytes: usize,
+) -> Result<(Vec<u8>, bool), StorageError> {
     let blocks = index(storage, table)?;
-    let after = blocks.partition_point(|(_, _, first)| &first[..] <= key);
-    let Some((begin, bytes, _)) = after.checked_sub(1).map(|place| &blocks[place]) else {
-        return Ok(None);
-    };
-    let block = block(storage, table, *begin, *bytes)?;
-    let entries = Entry::read_all(&block).ok_or(StorageError::Damaged(table))?;
-    let found = entries.into_iter().find(|entry| entry.key == key);
-    Ok(found.map(|entry| entry.value.map(<[u8]>::to_vec)))
+    let first = blocks
+        .partition_point(|(_, _, first)| &first[..] <= key)
+        .saturating_sub(1);
+    let mut entries = Vec::new();
+    for (place, (begin, length, _)) in blocks.iter().enumerate().skip(first) {
+        // The first block may have nothing behind the key.
+        if place > first + 1 && entries.len() >= bytes {
+            return Ok((entries, false));
+        }
+        entries.extend(block(storage, table, *begin, *length)?);
+    }
+    Ok((entries, true))
 }
 
 /// The bytes of all entries of a table.
@@ -118,6 +130,7 @@ mod tests {
 
     use super::*;
     use crate::storage::Folder;
+    use crate::store::cache::Cache;
 
     fn entries(keys: &[Vec<u8>]) -> Vec<Entry<'_>> {
         (1..)
@@ -145,11 +158,12 @@ mod tests {
             let entries = entries(&keys);
             let mut bytes = encode(&entries);
             storage.write(7, &bytes).unwrap();
+            let mut cache = Cache::new(1 << 20);
             for entry in &entries {
-                let found = get(&storage, 7, entry.key).unwrap();
+                let found = cache.get(&storage, 7, entry.key).unwrap();
                 prop_assert_eq!(found, Some(entry.value.map(<[u8]>::to_vec)));
             }
-            prop_assert_eq!(get(&storage, 7, &[0; 201]).unwrap(), None);
+            prop_assert_eq!(cache.get(&storage, 7, &[0; 201]).unwrap(), None);
             let all = read_all(&storage, 7).unwrap();
             prop_assert_eq!(Entry::read_all(&all).unwrap(), entries);
             // A changed bit is found by whoever reads all; a cut is, too.

@@ -11,9 +11,14 @@ use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Una
 
 use crate::codec::{Reader, Write as _};
 use crate::state::{self, Failure, Outbox};
-use crate::storage::Storage;
+use crate::storage::{Storage, StorageError};
+use crate::store::cache::{CACHE_BYTES, Cache};
 use crate::store::client::Answer;
-use crate::store::{ANSWER, KEY_BYTES, MERGE, MERGED, READ, STORED, TICK, WRITTEN, table};
+use crate::store::entry::Entry;
+use crate::store::snapshot::{Installed, PART_BYTES, Part, Run};
+use crate::store::{
+    ANSWER, INSTALL, INSTALLED, KEY_BYTES, MERGE, MERGED, READ, SNAP, SNAPPED, STORED, TICK, WRITTEN, table,
+};
 
 /// Tables of level 0 that are merged together.
 const LEVEL_0_TABLES: usize = 4;
@@ -21,6 +26,18 @@ const LEVEL_0_TABLES: usize = 4;
 const LEVEL_0_LIMIT: usize = 16;
 /// Levels behind level 0.
 const LEVELS: u64 = 5;
+/// Parts of a snapshot, at most: each is a table until they are merged.
+const PARTS_LIMIT: u64 = 8_000;
+/// Bytes of the object with the key until which a snapshot is here: its length, and the key.
+const UNTIL_BYTES: usize = 1 + KEY_BYTES;
+
+/// Of a snapshot: nothing comes.
+const NONE: u64 = 0;
+/// Its parts come.
+const COMES: u64 = 1;
+/// They are merged.
+const MERGES: u64 = 2;
+
 /// How much more a level may have than the one before.
 const LEVEL_FACTOR: u64 = 8;
 
@@ -37,6 +54,16 @@ struct Root {
     merging_to: U64,
     /// Of level 0, how many tables the merge has: the oldest.
     merging: U64,
+    /// The last snapshot: its slot, how far it has got, and its parts.
+    install_slot: U64,
+    install: U64,
+    parts: U64,
+    /// The highest slot of its entries.
+    highest: U64,
+    /// The object with the key until which it is here.
+    until: U64,
+    /// The last memtable of before.
+    forgotten: U64,
     malformed: U64,
 }
 
@@ -59,9 +86,20 @@ fn merged_table(merge: u64) -> u64 {
     merge * 2 + 1
 }
 
+/// The number of the table of a part of a snapshot.
+fn part_table(part: u64) -> u64 {
+    1 << 63 | part
+}
+
+/// The number of the table of all parts.
+fn snapshot_table(slot: u64) -> u64 {
+    1 << 62 | slot
+}
+
 /// The actor of tables of a replica.
 pub struct Tables {
     storage: Box<dyn Storage>,
+    cache: Cache,
     memtable: Address,
     compaction: Address,
     level_bytes: u64,
@@ -84,6 +122,7 @@ impl Tables {
     ) -> Tables {
         Tables {
             storage,
+            cache: Cache::new(CACHE_BYTES),
             memtable,
             compaction,
             level_bytes,
@@ -100,7 +139,8 @@ impl Tables {
         state::create_root(objects, &root)?;
         let rows = LEVEL_0_LIMIT + LEVELS as usize;
         let list = objects.allocate(rows * size_of::<Row>())?.to_bits().into();
-        state::set_root(objects, &Root { list, ..root })
+        let until = objects.allocate(UNTIL_BYTES)?.to_bits().into();
+        state::set_root(objects, &Root { list, until, ..root })
     }
 
     fn take(&mut self, message: &Message, objects: &mut Objects, outbox: &mut Outbox) -> Result<(), Failure> {
@@ -124,17 +164,38 @@ impl Tables {
                     self.add(sequence, bytes, &mut root, &mut rows, outbox);
                 }
             }
+            SNAP if message.from == self.memtable => self.snap(&message.body, &root, &rows, outbox)?,
+            INSTALL if message.from == self.memtable => {
+                self.install(&message.body, &mut root, &mut rows, objects, outbox)?;
+            }
+            MERGED
+                if message.from == self.compaction
+                    && root.install == MERGES
+                    && reader.u64() == Some(snapshot_table(root.install_slot.get())) =>
+            {
+                let bytes = reader.u64().ok_or(Failure::Layout)?;
+                self.end_install(bytes, &mut root, &mut rows)?;
+                self.tell_installed(&root, objects, outbox)?;
+            }
             MERGED if message.from == self.compaction => {
+                reader = Reader(&message.body);
                 if let Some((output, bytes)) = reader.u64().zip(reader.u64()) {
                     self.replace(output, bytes, &mut root, &mut rows)?;
                 }
             }
-            TICK if message.from == self.memtable => {}
+            TICK if message.from == self.memtable => outbox.send(self.memtable, TICK, Vec::new()),
             _ => root.malformed += 1,
         }
         // With a tick, a merge whose message is lost goes on.
+        if message.kind == TICK && root.install == MERGES {
+            self.merge_parts(&root, outbox);
+        }
         if matches!(message.kind, WRITTEN | MERGED | TICK) {
             self.merge(message.kind == TICK, &mut root, &rows, outbox);
+        }
+        if matches!(message.kind, INSTALL | MERGED) {
+            self.cache
+                .retain(|table| rows.iter().any(|row| row.table.get() == table));
         }
         root.used.set(rows.len() as u64);
         let into = state::rows_mut::<Row>(objects, list)?;
@@ -145,14 +206,14 @@ impl Tables {
     }
 
     /// What the tables have of a key, from level 0 on, the newest first.
-    fn read(&self, key: &[u8], rows: &[Row]) -> Result<Answer, Failure> {
+    fn read(&mut self, key: &[u8], rows: &[Row]) -> Result<Answer, Failure> {
         if key.is_empty() || key.len() > KEY_BYTES {
             return Ok(Answer::Refused);
         }
         let mut order: Vec<_> = rows.iter().rev().collect();
         order.sort_by_key(|row| row.level.get());
         for row in order {
-            if let Some(found) = table::get(self.storage.as_ref(), row.table.get(), key)? {
+            if let Some(found) = self.cache.get(self.storage.as_ref(), row.table.get(), key)? {
                 return Ok(found.map_or(Answer::NotFound, Answer::Found));
             }
         }
@@ -169,6 +230,10 @@ impl Tables {
                 bytes: bytes.into(),
             });
             root.stored.set(sequence);
+        }
+        if sequence <= root.forgotten.get() {
+            // A memtable of before a snapshot: nobody waits for it.
+            return;
         }
         if sequence <= root.stored.get() {
             let mut body = Vec::new();
@@ -196,7 +261,9 @@ impl Tables {
             };
             let is_full = |row: &&Row| {
                 let level = row.level.get();
-                (1..LEVELS).contains(&level) && row.bytes.get() > limit(level)
+                // The last level is that of a snapshot, as long as one comes.
+                let levels = if root.install == NONE { LEVELS } else { LEVELS - 1 };
+                (1..levels).contains(&level) && row.bytes.get() > limit(level)
             };
             let full = rows.iter().filter(is_full).map(|row| row.level.get()).min();
             match full {
@@ -210,7 +277,7 @@ impl Tables {
             return;
         }
         let to = root.merging_to.get();
-        let is_last = rows.iter().all(|row| row.level.get() <= to);
+        let is_last = root.install == NONE && rows.iter().all(|row| row.level.get() <= to);
         let mut body = Vec::new();
         body.put_u64(merged_table(root.merges.get()))
             .put_u8(u8::from(is_last));
@@ -218,6 +285,152 @@ impl Tables {
             body.put_u64(row.table.get());
         }
         outbox.send(self.compaction, MERGE, body);
+    }
+
+    /// Adds to a part of a snapshot for another replica what the tables have.
+    fn snap(&self, body: &[u8], root: &Root, rows: &[Row], outbox: &mut Outbox) -> Result<(), Failure> {
+        let mut reader = Reader(body);
+        let asked = reader.u8().zip(reader.u64()).zip(reader.short()).zip(reader.u8());
+        let own = Entry::read_all(reader.0);
+        let Some(((((to, slot), after), is_all), mut own)) = asked.zip(own).filter(|_| root.install == NONE)
+        else {
+            return Ok(());
+        };
+        own.sort_by(|a, b| a.key.cmp(b.key));
+        let mut bytes = Vec::new();
+        for row in rows {
+            let table = row.table.get();
+            bytes.push((
+                table,
+                table::after(self.storage.as_ref(), table, after, PART_BYTES)?,
+            ));
+        }
+        let mut runs = vec![Run {
+            entries: own,
+            is_all: is_all == 1,
+        }];
+        for (table, (bytes, is_all)) in &bytes {
+            let entries = Entry::read_all(bytes).ok_or(StorageError::Damaged(*table))?;
+            runs.push(Run {
+                entries: entries.into_iter().filter(|entry| entry.key > after).collect(),
+                is_all: *is_all,
+            });
+        }
+        let mut body = vec![to];
+        body.put_u8(1).put_u64(slot);
+        Part::of(after, runs).write(&mut body);
+        outbox.send(self.memtable, SNAPPED, body);
+        Ok(())
+    }
+
+    /// Takes a part of a snapshot of another replica.
+    fn install(
+        &mut self,
+        body: &[u8],
+        root: &mut Root,
+        rows: &mut Vec<Row>,
+        objects: &mut Objects,
+        outbox: &mut Outbox,
+    ) -> Result<(), Failure> {
+        let mut reader = Reader(body);
+        match (reader.u8(), reader.u64()) {
+            (Some(0), Some(slot)) if slot > root.install_slot.get() => {
+                let sequence = reader.u64().ok_or(Failure::Layout)?;
+                for row in rows.drain(..) {
+                    self.storage.remove(row.table.get())?;
+                }
+                for part in 0..root.parts.get() {
+                    self.storage.remove(part_table(part))?;
+                }
+                // A merge under way ends for nobody.
+                root.merging_to = U64::ZERO;
+                root.merges += 1;
+                root.stored.set(sequence);
+                root.forgotten.set(sequence);
+                root.install_slot.set(slot);
+                root.install.set(COMES);
+                (root.parts, root.highest) = (U64::ZERO, U64::ZERO);
+                objects.set(ObjectId::from_bits(root.until.get()), 0..UNTIL_BYTES, 0)?;
+            }
+            (Some(1), Some(slot)) if root.install_slot == slot && root.install == COMES => {
+                let until = Tables::until(root, objects)?;
+                if let Some(part) = Part::read(reader.0).filter(|part| part.after == until) {
+                    self.add_part(&part, root, objects, outbox)?;
+                }
+            }
+            _ => {}
+        }
+        self.tell_installed(root, objects, outbox)
+    }
+
+    fn until(root: &Root, objects: &Objects) -> Result<Vec<u8>, Failure> {
+        let mut reader = Reader(objects.get(ObjectId::from_bits(root.until.get()))?);
+        Ok(reader.short().ok_or(Failure::Layout)?.to_vec())
+    }
+
+    fn add_part(
+        &mut self,
+        part: &Part,
+        root: &mut Root,
+        objects: &mut Objects,
+        outbox: &mut Outbox,
+    ) -> Result<(), Failure> {
+        let entries = Entry::read_all(&part.entries).ok_or(Failure::Layout)?;
+        if root.parts.get() >= PARTS_LIMIT {
+            return Err(Failure::Layout);
+        }
+        if let Some(highest) = entries.iter().map(|entry| entry.slot).max() {
+            root.highest.set(highest.max(root.highest.get()));
+            self.storage
+                .write(part_table(root.parts.get()), &table::encode(&entries))?;
+            root.parts += 1;
+        }
+        let mut until = Vec::new();
+        until.put_short(&part.until);
+        objects.write(ObjectId::from_bits(root.until.get()), 0, &until)?;
+        if part.is_last {
+            root.install
+                .set(if root.parts == U64::ZERO { NONE } else { MERGES });
+            self.merge_parts(root, outbox);
+        }
+        Ok(())
+    }
+
+    /// Has the parts of a snapshot merged into one table.
+    fn merge_parts(&self, root: &Root, outbox: &mut Outbox) {
+        if root.install == MERGES {
+            let mut body = Vec::new();
+            body.put_u64(snapshot_table(root.install_slot.get())).put_u8(1);
+            for part in 0..root.parts.get() {
+                body.put_u64(part_table(part));
+            }
+            outbox.send(self.compaction, MERGE, body);
+        }
+    }
+
+    /// The snapshot is a table now.
+    fn end_install(&mut self, bytes: u64, root: &mut Root, rows: &mut Vec<Row>) -> Result<(), Failure> {
+        rows.push(Row {
+            table: snapshot_table(root.install_slot.get()).into(),
+            level: LEVELS.into(),
+            bytes: bytes.into(),
+        });
+        for part in 0..root.parts.get() {
+            self.storage.remove(part_table(part))?;
+        }
+        (root.install, root.parts) = (U64::ZERO, U64::ZERO);
+        Ok(())
+    }
+
+    fn tell_installed(&self, root: &Root, objects: &Objects, outbox: &mut Outbox) -> Result<(), Failure> {
+        let installed = Installed {
+            slot: root.install_slot.get(),
+            is_done: root.install == NONE,
+            highest: root.highest.get(),
+            until: Tables::until(root, objects)?,
+        };
+        outbox.send(self.memtable, INSTALLED, installed.encode());
+        Ok(())
     }
 
     /// Puts the table of the merge under way in place of those that it was made of.

@@ -8,6 +8,8 @@ use crate::transactions::{KEY_BYTES, KEYS_LIMIT, VALUE_BYTES};
 /// A transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
+    /// The client: a number that it has drawn at random once.
+    pub client: u64,
     /// Greater than that of the client's last one.
     pub id: u64,
     /// The keys that it reads.
@@ -53,7 +55,8 @@ impl Transaction {
             && read.len().max(written.len()) <= KEYS_LIMIT
             && read.len() + written.len() > 0;
         let mut body = Vec::new();
-        body.put_u64(self.id)
+        body.put_u64(self.client)
+            .put_u64(self.id)
             .put_u8(self.reads.len() as u8)
             .put_u8(self.writes.len() as u8);
         if is_valid {
@@ -70,8 +73,10 @@ impl Transaction {
     /// What a body says; [`None`] for another form.
     pub fn decode(body: &[u8]) -> Option<Transaction> {
         let mut reader = Reader(body);
-        let (id, reads, writes) = (reader.u64()?, reader.u8()?, reader.u8()?);
+        let (client, id) = (reader.u64()?, reader.u64()?);
+        let (reads, writes) = (reader.u8()?, reader.u8()?);
         let mut transaction = Transaction {
+            client,
             id,
             reads: Vec::new(),
             writes: Vec::new(),

@@ -17,7 +17,7 @@ use crate::transactions::{
 /// Bytes of a record, at most.
 const RECORD_BYTES: usize = 9 + KEYS_LIMIT * (KEY_BYTES + 11 + VALUE_BYTES);
 /// Bytes of a transaction under way as an object, at most: its request, what it reads, versions.
-const RUNNING_BYTES: usize = 64 + KEYS_LIMIT * (KEY_BYTES + 1 + KEY_BYTES + 3 + 2 * VALUE_BYTES + 18);
+const RUNNING_BYTES: usize = 72 + KEYS_LIMIT * (KEY_BYTES + 1 + KEY_BYTES + 3 + 2 * VALUE_BYTES + 18);
 /// Bytes of an outcome, at most.
 const OUTCOME_BYTES: usize = 9 + KEYS_LIMIT * (10 + VALUE_BYTES);
 /// The longest segment: it is one message.
@@ -222,11 +222,13 @@ impl Step<'_> {
     }
 
     fn request(&mut self, from: Address, body: &[u8]) -> Result<(), Failure> {
-        let (Address::Outside(number), Some(request)) = (from, Transaction::decode(body)) else {
-            let id = Reader(body).u64().unwrap_or(0);
+        let (Address::Outside(address), Some(request)) = (from, Transaction::decode(body)) else {
+            let mut head = Reader(body);
+            let id = head.u64().and_then(|_| head.u64()).unwrap_or(0);
             self.outbox.send(from, OUTCOME, Outcome::Refused.encode(id));
             return self.refuse();
         };
+        let number = request.client;
         let found = self.client(number)?;
         let known = found.filter(|(_, client)| client.is_used != U64::ZERO);
         if let Some((_, client)) = known.filter(|(_, client)| request.id <= client.id.get()) {
@@ -261,7 +263,7 @@ impl Step<'_> {
         self.set_client(place, client)?;
         let running = Running::new(
             self.root.next.get(),
-            number,
+            address,
             request,
             self.settings.participants.len(),
         );
@@ -371,12 +373,12 @@ impl Step<'_> {
             _ => Outcome::Aborted,
         };
         let body = outcome.encode(running.request.id);
-        if let Some((place, client)) = self.client(running.client)?
+        if let Some((place, client)) = self.client(running.request.client)?
             && client.id == running.request.id
         {
             let outcome = state::allocate(self.objects, &body)?.to_bits().into();
             self.set_client(place, Client { outcome, ..client })?;
-            self.outbox.send(Address::Outside(running.client), OUTCOME, body);
+            self.outbox.send(Address::Outside(running.from), OUTCOME, body);
         }
         if let Some(id) = self.id(running.number)? {
             self.objects.free(id)?;

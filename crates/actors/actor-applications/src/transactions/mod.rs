@@ -26,7 +26,7 @@
 //!
 //! | kind | body |
 //! | --- | --- |
-//! | [`TRANSACTION`] | id (8), keys that are read (1), keys that are written (1); for each read its key (1 and bytes); for each write key (1 and bytes) and value (2 and bytes) |
+//! | [`TRANSACTION`] | client (8), id (8), keys that are read (1), keys that are written (1); for each read its key (1 and bytes); for each write key (1 and bytes) and value (2 and bytes) |
 //! | [`OUTCOME`] | id (8), status (1); if committed, for each read in order: version (8), value (2 and bytes) |
 //!
 //! | status | meaning |
@@ -36,8 +36,8 @@
 //! | 2 | as many transactions are under way as may, or as many clients known: ask later |
 //! | 3 | refused: the request has another form |
 //!
-//! A client is the number of its address outside. Its ids grow, and it has one transaction at a time. It repeats it until
-//! it has an outcome. The last outcome of each client is kept, so a repeated transaction is not executed again.
+//! A client is a number that it draws at random, whatever address its messages come from. Its ids grow, and it has one
+//! transaction at a time. It repeats it until it has an outcome, which goes to where the message came from. The last outcome of each client is kept, so a repeated transaction is not executed again.
 //!
 //! # Limits
 //! Keys of 1 to [`KEY_BYTES`] bytes, values of up to [`VALUE_BYTES`], [`KEYS_LIMIT`] keys in each set, each once;

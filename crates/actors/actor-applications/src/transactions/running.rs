@@ -2,7 +2,7 @@
 //!
 //! | bytes | what |
 //! | --- | --- |
-//! | 8, 8 | number, client |
+//! | 8, 8 | number, address outside where it came from |
 //! | 1 | phase: 0 lock, 1 validate, 2 commit, 3 abort |
 //! | 4 | a bit for each participant whose answer is missing |
 //! | 2 and bytes | the request |
@@ -26,7 +26,7 @@ const PHASES: [Phase; 4] = [Phase::Lock, Phase::Validate, Phase::Commit, Phase::
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Running {
     pub(crate) number: u64,
-    pub(crate) client: u64,
+    pub(crate) from: u64,
     pub(crate) phase: Phase,
     pub(crate) missing: u32,
     pub(crate) request: Transaction,
@@ -36,10 +36,10 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn new(number: u64, client: u64, request: Transaction, participants: usize) -> Running {
+    pub(crate) fn new(number: u64, from: u64, request: Transaction, participants: usize) -> Running {
         let mut running = Running {
             number,
-            client,
+            from,
             phase: Phase::Lock,
             missing: 0,
             reads: vec![Read::default(); request.reads.len()],
@@ -119,7 +119,7 @@ impl Running {
         let phase = PHASES.iter().position(|phase| *phase == self.phase)?;
         bytes
             .put_u64(self.number)
-            .put_u64(self.client)
+            .put_u64(self.from)
             .put_u8(phase as u8)
             .put_u32(self.missing);
         bytes.put_long(&self.request.encode()?);
@@ -134,7 +134,7 @@ impl Running {
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Running> {
         let mut reader = Reader(bytes);
-        let (number, client, phase) = (reader.u64()?, reader.u64()?, reader.u8()?);
+        let (number, from, phase) = (reader.u64()?, reader.u64()?, reader.u8()?);
         let missing = reader.u32()?;
         let request = Transaction::decode(reader.long()?)?;
         let mut reads = Vec::new();
@@ -150,7 +150,7 @@ impl Running {
         let phase = *PHASES.get(usize::from(phase))?;
         reader.end(Running {
             number,
-            client,
+            from,
             phase,
             missing,
             request,

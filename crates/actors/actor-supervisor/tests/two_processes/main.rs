@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod hostile;
+mod isolated;
 mod memif_port;
 mod world;
 
@@ -23,7 +24,7 @@ const KILLS: u64 = 40;
 fn process() {
     let arguments = std::env::var("ARGUMENTS").unwrap();
     let arguments = arguments.split(' ').map(Into::into);
-    assert_eq!(inco_actors::run(inco_actors::kinds::make, arguments), 0);
+    assert_eq!(inco_actors::run(isolated::make, arguments), 0);
 }
 
 /// Numbers that look random, the same in each run.
