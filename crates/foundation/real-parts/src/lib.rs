@@ -12,7 +12,9 @@
 
 mod corpora;
 mod downloads;
+mod kubernetes;
 mod namespaces;
+mod swarm;
 mod talks;
 
 use std::io::Write as _;
@@ -20,7 +22,9 @@ use std::path::{Path, PathBuf};
 
 pub use corpora::fuzz_inputs;
 pub use downloads::{fetch, serve};
+pub use kubernetes::{ApiServer, has_kubernetes, has_kubernetes_node};
 pub use namespaces::{Namespace, run};
+pub use swarm::{Swarm, has_swarm};
 pub use talks::{echo, echoes, finds_a_narrow_path, opens_its_own, refuses};
 
 /// Whether `INCO_REQUIRE` names the part.
