@@ -121,6 +121,8 @@ pub(crate) fn config(
         hugepages: _,
         // It is there already.
         place: _,
+        // For an orchestrator.
+        task: _,
         // Before and after it is made: the image's files, its ids, its quota, its devices, what it is listed by.
         image: _,
         user_namespace: _,

@@ -3,16 +3,23 @@
 //!
 //! The root directory is an argument: `/sys/fs/cgroup`, or a tree of files in a test. The version is detected.
 
-use std::fs;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{CpuQuota, EngineError, Usage};
+use crate::{CpuQuota, EngineError, EngineEvent, Usage};
 
 /// Where the kernel's control groups are mounted on every common distribution.
 pub const ROOT: &str = "/sys/fs/cgroup";
+
+/// Bytes of the longest file of a control group's usage: lines with a word and a number each.
+const USAGE_BYTES: usize = 4096;
 
 /// Which of the two interfaces the kernel offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,13 +169,15 @@ impl Cgroup {
         self.freezer.is_dir()
     }
 
-    /// Sets the CPU weight of this group to one program per container. By default a group has the weight of one
-    /// program, however many containers it holds; on a busy machine they would share that and stay far below their
-    /// quotas. Does nothing without the CPU controller.
-    pub fn raise_weight(&self) {
+    /// Gives this group the CPU weight of so many programs: one for each container in it. By default a group has the
+    /// weight of one program, however many containers it holds; on a busy machine they would share that and stay far
+    /// below their quotas. With more weight, containers without a quota would leave nothing to those who steer to them.
+    /// Does nothing without the CPU controller.
+    pub fn weigh(&self, programs: usize) {
+        let programs = programs.clamp(1, 100);
         let _ = match self.version {
-            Version::V1 => write(&self.cpu.join("cpu.shares"), "65536"),
-            Version::V2 => write(&self.cpu.join("cpu.weight"), "6400"),
+            Version::V1 => write(&self.cpu.join("cpu.shares"), &(1_024 * programs).to_string()),
+            Version::V2 => write(&self.cpu.join("cpu.weight"), &(100 * programs).to_string()),
         };
     }
 
@@ -312,24 +321,7 @@ impl Cgroup {
     /// # Errors
     /// [`EngineError::Io`] where the group does not exist.
     pub fn usage(&self) -> Result<Usage, EngineError> {
-        let stat = read(&self.cpu.join("cpu.stat"))?;
-        let usage = match self.version {
-            Version::V1 => Usage {
-                cpu_ns: number(&self.cpu_account.join("cpuacct.usage")),
-                throttled_ns: figure(&stat, "throttled_time"),
-                throttled_periods: figure(&stat, "nr_throttled"),
-                periods: figure(&stat, "nr_periods"),
-                memory_bytes: number(&self.memory.join("memory.usage_in_bytes")),
-            },
-            Version::V2 => Usage {
-                cpu_ns: figure(&stat, "usage_usec").saturating_mul(1_000),
-                throttled_ns: figure(&stat, "throttled_usec").saturating_mul(1_000),
-                throttled_periods: figure(&stat, "nr_throttled"),
-                periods: figure(&stat, "nr_periods"),
-                memory_bytes: number(&self.memory.join("memory.current")),
-            },
-        };
-        Ok(usage)
+        UsageFiles::open(self)?.read()
     }
 
     /// How many of its processes the kernel killed because its memory was used up.
@@ -342,20 +334,128 @@ impl Cgroup {
     }
 }
 
+/// The files that tell the usage of a control group, open: finding them takes longer than reading them.
+#[derive(Debug)]
+struct UsageFiles {
+    version: Version,
+    stat: File,
+    /// The path of `stat`, for errors.
+    path: PathBuf,
+    /// Version 1 has the CPU time in a file of its own.
+    cpu: Option<File>,
+    memory: Option<File>,
+}
+
+impl UsageFiles {
+    fn open(group: &Cgroup) -> Result<UsageFiles, EngineError> {
+        let path = group.cpu.join("cpu.stat");
+        let stat = File::open(&path).map_err(|error| EngineError::io("open", &path, &error))?;
+        let (cpu, memory) = match group.version {
+            Version::V1 => (
+                File::open(group.cpu_account.join("cpuacct.usage")).ok(),
+                group.memory.join("memory.usage_in_bytes"),
+            ),
+            Version::V2 => (None, group.memory.join("memory.current")),
+        };
+        Ok(UsageFiles {
+            version: group.version,
+            stat,
+            path,
+            cpu,
+            memory: File::open(memory).ok(),
+        })
+    }
+
+    /// What its processes have used so far.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`] where the group does not exist any more.
+    fn read(&self) -> Result<Usage, EngineError> {
+        let mut room = [0; USAGE_BYTES];
+        let stat =
+            text(&self.stat, &mut room).map_err(|error| EngineError::io("read", &self.path, &error))?;
+        let (time, unit) = match self.version {
+            Version::V1 => ("throttled_time", 1),
+            Version::V2 => ("throttled_usec", 1_000),
+        };
+        let mut usage = Usage {
+            cpu_ns: figure(stat, "usage_usec").saturating_mul(1_000),
+            throttled_ns: figure(stat, time).saturating_mul(unit),
+            throttled_periods: figure(stat, "nr_throttled"),
+            periods: figure(stat, "nr_periods"),
+            memory_bytes: 0,
+        };
+        let mut number = |file: &Option<File>| {
+            let text = text(file.as_ref()?, &mut room).ok()?;
+            text.trim().parse().ok()
+        };
+        usage.memory_bytes = number(&self.memory).unwrap_or(0);
+        if self.version == Version::V1 {
+            usage.cpu_ns = number(&self.cpu).unwrap_or(0);
+        }
+        Ok(usage)
+    }
+}
+
+/// Reads the usage of containers again and again, and keeps the files of each open meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct UsageReader(RefCell<HashMap<String, UsageFiles>>);
+
+impl UsageReader {
+    /// What the processes of a container have used so far. `group` gives its control group where it is not known.
+    ///
+    /// # Errors
+    /// Those of `group`; [`EngineError::NotFound`] where the control group does not exist; [`EngineError::Io`].
+    pub(crate) fn usage(
+        &self,
+        name: &str,
+        group: impl FnOnce() -> Result<Cgroup, EngineError>,
+    ) -> Result<Usage, EngineError> {
+        let mut files = self.0.borrow_mut();
+        // One that is gone may be there again under this name.
+        if let Some(usage) = files.get(name).and_then(|known| known.read().ok()) {
+            return Ok(usage);
+        }
+        files.remove(name);
+        let read = || {
+            let opened = UsageFiles::open(&group()?)?;
+            let usage = opened.read()?;
+            files.insert(name.to_owned(), opened);
+            Ok(usage)
+        };
+        read().map_err(|error| match error {
+            EngineError::Io {
+                errno: Errno::NOENT | Errno::NODEV,
+                ..
+            } => EngineError::NotFound {
+                name: name.to_owned(),
+            },
+            other => other,
+        })
+    }
+
+    /// Closes the files of containers that have ended.
+    pub(crate) fn close_ended(&self, events: &[EngineEvent]) {
+        for event in events {
+            if let EngineEvent::Exited { name, .. } = event {
+                self.0.borrow_mut().remove(name);
+            }
+        }
+    }
+}
+
+/// A file of a control group, from its start.
+fn text<'a>(file: &File, room: &'a mut [u8]) -> io::Result<&'a str> {
+    let len = file.read_at(room, 0)?;
+    std::str::from_utf8(&room[..len]).map_err(io::Error::other)
+}
+
 fn read(path: &Path) -> Result<String, EngineError> {
     fs::read_to_string(path).map_err(|error| EngineError::io("read", path, &error))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), EngineError> {
     fs::write(path, text).map_err(|error| EngineError::io("write", path, &error))
-}
-
-/// A file that holds one number; 0 where there is none.
-fn number(path: &Path) -> u64 {
-    fs::read_to_string(path)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0)
 }
 
 /// The number after this word in lines of "word number"; 0 where there is none.
@@ -399,9 +499,11 @@ mod tests {
     #[test]
     fn version_2_on_a_fake_tree() {
         let (dir, group) = fake_v2();
-        group.raise_weight();
-        let weight = fs::read_to_string(dir.path().join("inco/inco-a-1/cpu.weight")).unwrap();
-        assert!(weight.parse::<u32>().unwrap() > 100, "more than one program has");
+        for (programs, weight) in [(0, "100"), (3, "300"), (1_000, "10000")] {
+            group.weigh(programs);
+            let set = fs::read_to_string(dir.path().join("inco/inco-a-1/cpu.weight")).unwrap();
+            assert_eq!(set, weight, "{programs} programs");
+        }
         let own = dir.path().join("inco/inco-a-1");
         assert_eq!(group.quota().unwrap(), None);
         let quota = CpuQuota {

@@ -1,8 +1,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use model::{CAPABILITIES, Mount, Nanos, NetFunction};
+use model::{CAPABILITIES, Mount, Nanos, NetFunction, PodOptions, TaskOptions};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -229,6 +230,32 @@ pub struct ContainerSpec {
     pub functions: Vec<NetFunction>,
     /// The capabilities of its program, of [`CAPABILITIES`]; `None` for the usual ones.
     pub capabilities: Option<Vec<String>>,
+    /// What an orchestrator of several machines is asked beside; other engines have no use for it.
+    #[serde(skip)]
+    pub task: Option<Box<Task>>,
+}
+
+/// A container that an orchestrator of several machines places, such as [`SwarmEngine`](crate::SwarmEngine) and
+/// [`KubernetesEngine`](crate::KubernetesEngine).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Arguments in place of the image's own; [`ContainerSpec::command`] is in place of its entry point.
+    pub args: Vec<String>,
+    /// The port at which its program listens.
+    pub port: u16,
+    /// Time between its stop signal and SIGKILL.
+    pub grace: Nanos,
+    /// What the orchestrator is asked beside.
+    pub ask: TaskAsk,
+}
+
+/// What an orchestrator is asked about each task of a service.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskAsk {
+    /// A swarm of Docker's.
+    Swarm(TaskOptions),
+    /// Kubernetes.
+    Kubernetes(PodOptions),
 }
 
 /// The longest name of a container, in bytes.
@@ -258,6 +285,7 @@ impl ContainerSpec {
             hugepages: false,
             functions: Vec::new(),
             capabilities: None,
+            task: None,
         }
     }
 
@@ -438,6 +466,8 @@ pub struct Container {
     pub state: ContainerState,
     /// When its program was started, in milliseconds since 1970.
     pub started_unix_ms: u64,
+    /// Where its program is reached over the network, if an orchestrator placed it.
+    pub address: Option<SocketAddr>,
 }
 
 /// How a program ended. Status and signal are both `None` if unknown: an adopted container is no child of this

@@ -38,11 +38,13 @@ use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 use crate::bundle::{MASKED_PATHS, READ_ONLY_PATHS, open_files};
-use crate::cgroup::{Cgroup, Hierarchy};
+use crate::cgroup::{Cgroup, Hierarchy, UsageReader};
 use crate::container::{check_command, signal_number, stop_signal};
 use crate::docker_config::DockerConfig;
+use crate::fate::exit_of;
 use crate::front::{Command, Front, LIST_LIMIT, shorten_slice};
 use crate::image::{Image, Store};
+use crate::link::{ClientError, Link};
 use crate::seccomp::Calls;
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Executed,
@@ -55,7 +57,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long it may take to say that it is there.
 const PING_LIMIT: Duration = Duration::from_secs(2);
 /// The same at first, when it may have to be woken: Podman's first answer takes about 2 s.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How often it is asked.
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// Time limit for the exit status of a container that was stopped on request; callers wait for it.
@@ -71,6 +73,9 @@ const EXCHANGE_LABEL: &str = "inco.exchange";
 ///
 /// [`Logs`]: crate::logs::Logs
 const LOG_FILES: (&str, &str) = ("2", "1m");
+/// For how long Docker may be wrong about whether a container is paused. Its own events of a pause and of a resume come
+/// after its answers, and each sets what it believes back for a moment.
+const STALE_LIMIT: Duration = Duration::from_secs(1);
 /// How much of a container's output is read at once, in bytes.
 const READ_BYTES: usize = 64 * 1024;
 /// The time between two such reads: Docker drops what a container writes faster than that.
@@ -83,6 +88,7 @@ type Groups = Arc<Mutex<HashMap<String, Cgroup>>>;
 pub struct DockerEngine {
     front: Front,
     groups: Groups,
+    usages: UsageReader,
     is_local: bool,
 }
 
@@ -113,7 +119,7 @@ impl DockerEngine {
                 docker,
                 is_podman,
                 hierarchy,
-                events: told,
+                link: Link::new(told),
                 groups: shared,
                 entries: RefCell::default(),
                 exchanges: RefCell::default(),
@@ -121,7 +127,6 @@ impl DockerEngine {
                 holders: RefCell::default(),
                 tellers: RefCell::default(),
                 queues: RefCell::default(),
-                down_since: RefCell::new(None),
             });
             let tasks = LocalSet::new();
             tasks.spawn_local(Rc::clone(&service).keep_asking());
@@ -161,6 +166,7 @@ impl DockerEngine {
         Ok(DockerEngine {
             front: Front::start(Box::new(post), events, run)?,
             groups,
+            usages: UsageReader::default(),
             is_local,
         })
     }
@@ -182,7 +188,7 @@ pub fn import_into_docker(config: &DockerConfig, store: &Store, name: &ImageRef)
 }
 
 /// A connection, and whether it leads to Podman.
-async fn connect(config: &DockerConfig) -> Result<(Docker, bool), EngineError> {
+pub(crate) async fn connect(config: &DockerConfig) -> Result<(Docker, bool), EngineError> {
     let seconds = ANSWER.as_secs().max(config.create_timeout.0 / 1_000_000_000);
     let version = bollard::API_DEFAULT_VERSION;
     let host = config.host.as_str();
@@ -238,28 +244,53 @@ fn connect_tls(host: &str, dir: &Path, seconds: u64) -> Result<Docker, EngineErr
     })
 }
 
-fn silent(after: Duration) -> EngineError {
+pub(crate) fn silent(after: Duration) -> EngineError {
     EngineError::Unavailable {
         reason: format!("it did not answer within {} s", after.as_secs()),
     }
 }
 
-fn unavailable(error: &Error) -> EngineError {
+pub(crate) fn unavailable(error: &Error) -> EngineError {
     EngineError::Unavailable {
         reason: error.to_string(),
     }
 }
 
-/// Whether the engine itself is what failed, and not what it was asked.
-fn is_connection(error: &Error) -> bool {
-    !matches!(
-        error,
-        Error::DockerResponseServerError { .. }
-            | Error::JsonDataError { .. }
-            | Error::JsonSerdeError { .. }
-            | Error::DockerStreamError { .. }
-            | Error::DockerContainerWaitError { .. }
-    )
+/// Whether the engine, or what stands before it, wants to be asked less often.
+pub(crate) fn is_throttled(error: &Error) -> bool {
+    matches!(error, Error::DockerResponseServerError { status_code: 429, .. })
+}
+
+/// Whether the managers of a swarm have no leader at the moment.
+fn is_leaderless(error: &Error) -> bool {
+    match error {
+        Error::DockerResponseServerError {
+            status_code: 500 | 503,
+            message,
+        } => message.contains("leader"),
+        _ => false,
+    }
+}
+
+impl ClientError for Error {
+    fn is_connection(&self) -> bool {
+        !matches!(
+            self,
+            Error::DockerResponseServerError { .. }
+                | Error::JsonDataError { .. }
+                | Error::JsonSerdeError { .. }
+                | Error::DockerStreamError { .. }
+                | Error::DockerContainerWaitError { .. }
+        )
+    }
+
+    fn is_passing(&self) -> bool {
+        is_throttled(self) || is_leaderless(self)
+    }
+
+    fn refused(self, verb: &'static str, name: &str) -> EngineError {
+        refused(verb, name, self)
+    }
 }
 
 async fn import(docker: &Docker, store: &Store, name: &ImageRef) -> Result<(), EngineError> {
@@ -316,6 +347,22 @@ fn changes(image: &Image) -> Vec<String> {
     changes
 }
 
+/// Asks again while the engine refuses for a reason that is not so any more, within [`STALE_LIMIT`].
+async fn past_stale<T, F: Future<Output = Result<T, EngineError>>>(
+    is_stale: impl Fn(&str) -> bool,
+    ask: impl Fn() -> F,
+) -> Result<T, EngineError> {
+    let deadline = monotonic() + Nanos(STALE_LIMIT.as_nanos() as u64);
+    loop {
+        match ask().await {
+            Err(EngineError::Refused { reason, .. }) if is_stale(&reason) && monotonic() < deadline => {
+                sleep(Duration::from_millis(5)).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// The engine's answer as an error of ours.
 fn refused(verb: &'static str, name: &str, error: Error) -> EngineError {
     let name = name.to_owned();
@@ -342,7 +389,7 @@ fn refused(verb: &'static str, name: &str, error: Error) -> EngineError {
                 reason: message,
             }
         }
-        error if is_connection(&error) => unavailable(&error),
+        error if error.is_connection() => unavailable(&error),
         error => EngineError::Refused {
             verb,
             name,
@@ -369,7 +416,9 @@ impl Engine for DockerEngine {
     }
 
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {
+        let before = events.len();
         self.front.poll(events);
+        self.usages.close_ended(&events[before..]);
     }
 
     fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
@@ -386,13 +435,7 @@ impl Engine for DockerEngine {
             .unwrap_or_else(PoisonError::into_inner)
             .get(name)
             .cloned();
-        group.ok_or_else(missing)?.usage().map_err(|error| match error {
-            EngineError::Io {
-                errno: rustix::io::Errno::NOENT,
-                ..
-            } => missing(),
-            other => other,
-        })
+        self.usages.usage(name, || group.ok_or_else(missing))
     }
 }
 
@@ -423,7 +466,7 @@ struct Service {
     is_podman: bool,
     /// Where the containers run on this machine.
     hierarchy: Option<Hierarchy>,
-    events: std::sync::mpsc::Sender<EngineEvent>,
+    link: Link,
     groups: Groups,
     entries: RefCell<BTreeMap<String, Entry>>,
     /// Where containers meet inco, by their names.
@@ -435,14 +478,9 @@ struct Service {
     /// Reports the end of containers that have no watcher yet.
     tellers: RefCell<HashMap<String, watch::Sender<bool>>>,
     queues: RefCell<HashMap<String, (Queue, usize)>>,
-    down_since: RefCell<Option<Nanos>>,
 }
 
 impl Service {
-    fn tell(&self, event: EngineEvent) {
-        let _ = self.events.send(event);
-    }
-
     /// Requests for one container one after the other, those for several at once.
     fn take(self: &Rc<Self>, ticket: Ticket, request: Request, since: Nanos) {
         if matches!(request, Request::Exec { .. }) {
@@ -482,10 +520,11 @@ impl Service {
                     Ok((pid, at)) => {
                         shorten_slice(pid);
                         let took = at.since(since);
-                        self.tell(EngineEvent::Created {
+                        self.link.tell(EngineEvent::Created {
                             ticket,
                             name: name.clone(),
                             pid,
+                            address: None,
                             at,
                             took,
                         });
@@ -506,78 +545,18 @@ impl Service {
                 executed.and_then(|executed| executed.verdict(&name))
             }
         };
-        let at = monotonic();
-        self.tell(match served {
-            Ok(()) => EngineEvent::Done {
-                ticket,
-                at,
-                took: at.since(since),
-            },
-            Err(error) => EngineEvent::Failed { ticket, error, at },
-        });
-    }
-
-    /// Asks the engine, within a time. One that fails to answer counts as down from then on.
-    async fn ask<T>(
-        &self,
-        verb: &'static str,
-        name: &str,
-        limit: Duration,
-        asked: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, EngineError> {
-        if self.down_since.borrow().is_some() {
-            return Err(EngineError::Unavailable {
-                reason: "it has not answered since".to_owned(),
-            });
-        }
-        match timeout(limit, asked).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => {
-                if is_connection(&error) {
-                    self.down(&error.to_string());
-                }
-                Err(refused(verb, name, error))
-            }
-            Err(_) => {
-                let after = Nanos(limit.as_nanos() as u64);
-                Err(EngineError::Timeout {
-                    verb,
-                    name: name.to_owned(),
-                    after,
-                })
-            }
-        }
-    }
-
-    fn down(&self, reason: &str) {
-        let mut since = self.down_since.borrow_mut();
-        if since.is_none() {
-            let at = monotonic();
-            *since = Some(at);
-            self.tell(EngineEvent::EngineDown {
-                place: None,
-                reason: reason.to_owned(),
-                at,
-            });
-        }
+        self.link.answer(ticket, since, served);
     }
 
     async fn keep_asking(self: Rc<Self>) {
         loop {
             sleep(PING_EVERY).await;
             match timeout(PING_LIMIT, self.docker.ping()).await {
-                Ok(Ok(_)) => {
-                    if let Some(since) = self.down_since.take() {
-                        let at = monotonic();
-                        self.tell(EngineEvent::EngineUp {
-                            place: None,
-                            at,
-                            after: at.since(since),
-                        });
-                    }
-                }
-                Ok(Err(error)) => self.down(&error.to_string()),
-                Err(_) => self.down(&format!("it did not answer within {} s", PING_LIMIT.as_secs())),
+                Ok(Ok(_)) => self.link.up(),
+                Ok(Err(error)) => self.link.down(&error.to_string()),
+                Err(_) => self
+                    .link
+                    .down(&format!("it did not answer within {} s", PING_LIMIT.as_secs())),
             }
         }
     }
@@ -655,7 +634,7 @@ impl Service {
             return Ok(Some(image));
         }
         let asked = self.docker.inspect_image(&image.name);
-        let current = match self.ask("inspect image", &image.name, ANSWER, asked).await {
+        let current = match self.link.ask("inspect image", &image.name, ANSWER, asked).await {
             Ok(theirs) => {
                 let labels = theirs.config.and_then(|config| config.labels).unwrap_or_default();
                 let build = labels.get(CREATED_LABEL);
@@ -708,7 +687,7 @@ impl Service {
             ..CreateContainerOptions::default()
         };
         let asked = self.docker.create_container(Some(options), body);
-        match self.ask("create", name, limit, asked).await {
+        match self.link.ask("create", name, limit, asked).await {
             Ok(_) => Ok(()),
             Err(error @ EngineError::Timeout { .. }) => {
                 self.discard(name).await;
@@ -770,11 +749,11 @@ impl Service {
             other => other?,
         }
         let asked = self.docker.start_container(holder, None::<StartContainerOptions>);
-        self.ask("start", holder, limit, asked).await?;
+        self.link.ask("start", holder, limit, asked).await?;
         let asked = self
             .docker
             .inspect_container(holder, None::<InspectContainerOptions>);
-        let inspected = self.ask("inspect", holder, ANSWER, asked).await?;
+        let inspected = self.link.ask("inspect", holder, ANSWER, asked).await?;
         let pid = inspected.state.and_then(|state| state.pid).unwrap_or_default();
         let ports = given.set_up();
         // The kernel takes milliseconds for it.
@@ -792,7 +771,7 @@ impl Service {
 
     async fn ensure_holder_image(&self, limit: Duration) -> Result<(), EngineError> {
         let asked = self.docker.inspect_image(holder::IMAGE);
-        match self.ask("inspect image", holder::IMAGE, ANSWER, asked).await {
+        match self.link.ask("inspect image", holder::IMAGE, ANSWER, asked).await {
             Err(EngineError::NotFound { .. } | EngineError::NotInDocker { .. }) => {}
             other => return other.map(drop),
         }
@@ -818,7 +797,8 @@ impl Service {
     async fn start(&self, spec: &ContainerSpec, limit: Duration) -> Result<(u32, Nanos), EngineError> {
         let name = &spec.name;
         let asked = self.docker.start_container(name, None::<StartContainerOptions>);
-        self.ask("start", name, limit, asked)
+        self.link
+            .ask("start", name, limit, asked)
             .await
             .map_err(|error| match error {
                 EngineError::Refused { name, reason, .. } => EngineError::Start { name, reason },
@@ -828,7 +808,7 @@ impl Service {
         let asked = self
             .docker
             .inspect_container(name, None::<InspectContainerOptions>);
-        let inspected = self.ask("inspect", name, ANSWER, asked).await?;
+        let inspected = self.link.ask("inspect", name, ANSWER, asked).await?;
         let (entry, told) = self.entry(&inspected);
         if let Some(quota) = spec.cpu {
             match &entry.group {
@@ -903,29 +883,34 @@ impl Service {
 
     async fn pause(&self, name: &str, frozen: bool) -> Result<(), EngineError> {
         let entry = self.running(name)?;
+        // So it is already what it is to be.
+        let is_so = |reason: &str| reason.contains("already paused") || reason.contains("is not paused");
+        let own = entry.group.as_ref();
+        let is_stale = |reason: &str| is_so(reason) && own.is_some_and(|own| own.is_frozen() == Ok(!frozen));
         // A process that its quota stops cannot freeze before its next period.
-        let group = entry.group.as_ref().filter(|_| frozen);
+        let group = own.filter(|_| frozen);
         let quota = group.and_then(|group| group.quota().ok().flatten());
         if let Some(group) = group.filter(|_| quota.is_some()) {
             group.set_quota(None)?;
         }
         let asked = if frozen {
-            self.ask("pause", name, ANSWER, self.docker.pause_container(name))
-                .await
+            let pause = || {
+                self.link
+                    .ask("pause", name, ANSWER, self.docker.pause_container(name))
+            };
+            past_stale(is_stale, pause).await
         } else {
-            self.ask("resume", name, ANSWER, self.docker.unpause_container(name))
-                .await
+            let resume = || {
+                self.link
+                    .ask("resume", name, ANSWER, self.docker.unpause_container(name))
+            };
+            past_stale(is_stale, resume).await
         };
         if let Some((group, quota)) = group.zip(quota) {
             group.set_quota(Some(quota))?;
         }
         match asked {
-            // So it is already what it is to be.
-            Err(EngineError::Refused { reason, .. })
-                if reason.contains("already paused") || reason.contains("is not paused") =>
-            {
-                Ok(())
-            }
+            Err(EngineError::Refused { reason, .. }) if is_so(&reason) => Ok(()),
             other => other,
         }
     }
@@ -944,13 +929,14 @@ impl Service {
             cpu_period: quota.map(|quota| i64::from(quota.period_us)),
             ..ContainerUpdateBody::default()
         };
-        self.ask(
-            "set the CPU quota of",
-            name,
-            ANSWER,
-            self.docker.update_container(name, change),
-        )
-        .await
+        self.link
+            .ask(
+                "set the CPU quota of",
+                name,
+                ANSWER,
+                self.docker.update_container(name, change),
+            )
+            .await
     }
 
     async fn signal(&self, name: &str, entry: &Entry, signal: Signal) -> Result<(), EngineError> {
@@ -963,6 +949,7 @@ impl Service {
             signal: signal.as_raw().to_string(),
         };
         match self
+            .link
             .ask(
                 "stop",
                 name,
@@ -1032,7 +1019,7 @@ impl Service {
         let deadline = monotonic() + Nanos(KILL_LIMIT.as_nanos() as u64);
         loop {
             let asked = self.docker.remove_container(name, Some(options.clone()));
-            match self.ask("remove", name, ANSWER, asked).await {
+            match self.link.ask("remove", name, ANSWER, asked).await {
                 Ok(()) | Err(EngineError::NotFound { .. }) => break,
                 // Docker has not noticed the end yet, or is at it already.
                 Err(EngineError::Refused { .. }) if monotonic() < deadline => {
@@ -1067,17 +1054,27 @@ impl Service {
     async fn execute(&self, name: &str, command: Vec<String>, limit: Nanos) -> Result<Executed, EngineError> {
         const VERB: &str = "run a command in";
         check_command(&command)?;
-        self.running(name)?;
+        let group = self.running(name)?.group;
+        let is_stale = |reason: &str| {
+            let thawed = |group: &Cgroup| group.is_frozen() == Ok(false);
+            reason.contains("is paused") && group.as_ref().is_some_and(thawed)
+        };
         let options = CreateExecOptions {
             attach_stdout: Some(true),
             attach_stderr: Some(true),
             cmd: Some(command),
             ..CreateExecOptions::default()
         };
-        let made = self.docker.create_exec(name, options);
-        let id = self.ask(VERB, name, ANSWER, made).await?.id;
-        let started = self.docker.start_exec(&id, None);
-        let started = self.ask(VERB, name, ANSWER, started).await?;
+        let make = || {
+            let made = self.docker.create_exec(name, options.clone());
+            self.link.ask(VERB, name, ANSWER, made)
+        };
+        let id = past_stale(is_stale, make).await?.id;
+        let start = || {
+            self.link
+                .ask(VERB, name, ANSWER, self.docker.start_exec(&id, None))
+        };
+        let started = past_stale(is_stale, start).await?;
         let mut output = Vec::new();
         let ended = async {
             if let StartExecResults::Attached {
@@ -1092,7 +1089,7 @@ impl Service {
             }
             loop {
                 let asked = self.docker.inspect_exec(&id);
-                let state = self.ask(VERB, name, ANSWER, asked).await?;
+                let state = self.link.ask(VERB, name, ANSWER, asked).await?;
                 if state.running != Some(true) {
                     return Ok(state.exit_code);
                 }
@@ -1123,7 +1120,7 @@ impl Service {
             return;
         }
         let asked = self.docker.inspect_exec(id);
-        let Ok(state) = self.ask("inspect a command in", name, ANSWER, asked).await else {
+        let Ok(state) = self.link.ask("inspect a command in", name, ANSWER, asked).await else {
             return;
         };
         let pid = state
@@ -1149,7 +1146,7 @@ impl Service {
             filters: Some(HashMap::from([("label".to_owned(), vec![filter])])),
             ..ListContainersOptions::default()
         };
-        let listed = self.ask(
+        let listed = self.link.ask(
             "list",
             "the containers",
             LIST_LIMIT,
@@ -1194,6 +1191,7 @@ impl Service {
                 state: if ended { ContainerState::Exited } else { state },
                 name,
                 labels,
+                address: None,
             });
         }
         containers.sort_by(|a, b| a.name.cmp(&b.name));
@@ -1210,7 +1208,7 @@ impl Service {
         let asked = self
             .docker
             .inspect_container(name, None::<InspectContainerOptions>);
-        let inspected = match self.ask("inspect", name, ANSWER, asked).await {
+        let inspected = match self.link.ask("inspect", name, ANSWER, asked).await {
             Ok(inspected) => inspected,
             Err(EngineError::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error),
@@ -1277,7 +1275,7 @@ impl Service {
                 ..exit
             };
             service.config.logs.end(&name);
-            service.tell(EngineEvent::Exited {
+            service.link.tell(EngineEvent::Exited {
                 name,
                 exit,
                 output,
@@ -1405,23 +1403,6 @@ fn stamped(part: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(time).ok()?, text.get(1..)?))
 }
 
-/// Docker says 128 and the signal where a signal ended it; so may a program that exits with that status by itself.
-fn exit_of(code: i64, out_of_memory: bool) -> Exit {
-    let code = code as i32;
-    match code {
-        129..=192 => Exit {
-            status: None,
-            signal: Some(code - 128),
-            out_of_memory,
-        },
-        _ => Exit {
-            status: Some(code),
-            signal: None,
-            out_of_memory,
-        },
-    }
-}
-
 /// What Docker is asked for: the same as the `oci` engine makes.
 /// Limits per user, beside those of the control group.
 fn user_limits(is_podman: bool, open_files: i64) -> Vec<ResourcesUlimits> {
@@ -1480,6 +1461,8 @@ fn body(
         capabilities: _,
         // The daemon's own setting.
         user_namespace: _,
+        // For an orchestrator.
+        task: _,
     } = spec;
     let known = image.map(|image| (image.user, image.directory.display().to_string()));
     // Of an ordinary program Docker knows it, too.
@@ -1588,7 +1571,7 @@ fn holder_body(spec: &ContainerSpec, ports: &[InterfaceSetup]) -> ContainerCreat
         readonly_rootfs: Some(true),
         cap_drop: Some(vec!["ALL".to_owned()]),
         security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
-        pids_limit: Some(1),
+        pids_limit: Some(holder::PIDS_LIMIT),
         memory: Some(holder::MEMORY_BYTES),
         memory_swap: Some(holder::MEMORY_BYTES),
         extra_hosts: Some(hosts.collect()),

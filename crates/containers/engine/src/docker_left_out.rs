@@ -16,7 +16,7 @@ impl DockerEngine {
     /// # Errors
     /// Always [`EngineError::LeftOut`].
     pub fn start(_config: DockerConfig) -> Result<DockerEngine, EngineError> {
-        Err(EngineError::LeftOut)
+        Err(EngineError::LeftOut { engine: "docker" })
     }
 }
 
@@ -29,7 +29,7 @@ pub fn import_into_docker(
     _store: &Store,
     _name: &ImageRef,
 ) -> Result<(), EngineError> {
-    Err(EngineError::LeftOut)
+    Err(EngineError::LeftOut { engine: "docker" })
 }
 
 impl Engine for DockerEngine {

@@ -45,6 +45,27 @@ pub enum EngineError {
         /// The image asked for.
         image: String,
     },
+    /// The node that was to run it has no image of that name, and did not get it.
+    #[error(
+        "a node has no image {image}, and did not get it from a registry ({reason}): put it into a registry, or \
+         load it on each node"
+    )]
+    NotAtNodes {
+        /// The image asked for.
+        image: String,
+        /// The orchestrator's words.
+        reason: String,
+    },
+    /// This engine cannot do that with any container.
+    #[error("the engine {driver} cannot {verb} {name}: {driver} has no such request")]
+    Unsupported {
+        /// The engine.
+        driver: &'static str,
+        /// What it was asked.
+        verb: &'static str,
+        /// The container.
+        name: String,
+    },
     /// The source of an import is no image, or an invalid one.
     #[error("cannot import {}: {reason}", path.display())]
     BadImage {
@@ -94,9 +115,12 @@ pub enum EngineError {
         /// How it ended: `exited with 1`.
         reason: String,
     },
-    /// This program was built without the Docker engine.
-    #[error("this inco was built without the docker engine; `make build` makes one with it")]
-    LeftOut,
+    /// This program was built without that engine.
+    #[error("this inco was built without the {engine} engine; `make build` makes one with it")]
+    LeftOut {
+        /// Which one.
+        engine: &'static str,
+    },
     /// The engine does not answer.
     #[error("the container engine does not answer: {reason}")]
     Unavailable {

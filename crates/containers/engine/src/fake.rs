@@ -361,6 +361,7 @@ impl FakeContainer {
             },
             state: self.state,
             started_unix_ms: self.started_unix_ms,
+            address: None,
         }
     }
 }
@@ -663,6 +664,7 @@ impl State {
             ticket,
             name: spec.name.clone(),
             pid,
+            address: None,
             at: self.now,
             took,
         });

@@ -12,8 +12,12 @@ pub(crate) const IMAGE: &str = "inco/holder:1";
 pub(crate) const PROGRAM: &str = "/holder";
 /// On holders: the container for which one is. With a dot and a label's key: that label of that container.
 pub(crate) const LABEL: &str = "inco.holder-of";
-/// Memory that it may use, in bytes: the least that Docker grants.
-pub(crate) const MEMORY_BYTES: i64 = 6 << 20;
+/// Memory that it may use, in bytes. Its program needs two pages; the runtime that starts it begins in the same group, and
+/// dies there for want of memory.
+pub(crate) const MEMORY_BYTES: i64 = 32 << 20;
+/// Tasks that it may have. Its program needs one; the runtime that starts it makes threads in the same group as its
+/// scheduler sees fit. Where it may not, one start in some ten fails on a busy machine ("cannot start a stopped process").
+pub(crate) const PIDS_LIMIT: i64 = 64;
 
 /// The name of the holder of a container.
 pub(crate) fn name(container: &str) -> String {

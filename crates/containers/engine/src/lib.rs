@@ -3,7 +3,8 @@
 //!
 //! Key types: [`Engine`] (the contract), [`ContainerSpec`] (what to run), [`Request`] and [`EngineEvent`] (its
 //! messages), [`EngineError`]. Implementations: [`OciEngine`] (embedded, with a [`Launcher`]), [`DockerEngine`]
-//! (Docker or Podman), [`PlacesEngine`] (the engines of several places as one) and [`FakeEngine`] (deterministic, for
+//! (Docker or Podman), [`SwarmEngine`] (a swarm of Docker's on several machines),
+//! [`KubernetesEngine`] (Pods of a Kubernetes cluster), [`PlacesEngine`] (the engines of several places as one) and [`FakeEngine`] (deterministic, for
 //! the simulation).
 //!
 //! The life of a container:
@@ -31,22 +32,39 @@ mod docker_config;
 mod error;
 pub mod exchange;
 mod fake;
+#[cfg(any(feature = "docker", feature = "kubernetes"))]
+mod fate;
 mod front;
 mod function;
 #[cfg(feature = "docker")]
 mod holder;
 mod host_files;
 pub mod image;
+mod kubernetes_config;
 pub mod launcher;
 mod layers;
+#[cfg(any(feature = "docker", feature = "kubernetes"))]
+mod link;
 pub mod logs;
 mod none;
 mod oci;
 mod places;
+#[cfg(feature = "kubernetes")]
+mod pod;
+#[cfg(feature = "kubernetes")]
+mod pods;
+#[cfg(not(feature = "kubernetes"))]
+#[path = "pods_left_out.rs"]
+mod pods;
 mod port;
 mod program;
 mod seccomp;
 mod stage;
+#[cfg(feature = "docker")]
+mod swarm;
+#[cfg(not(feature = "docker"))]
+#[path = "swarm_left_out.rs"]
+mod swarm;
 mod unpack;
 mod users;
 mod wire;
@@ -54,21 +72,25 @@ mod wire;
 pub use attended::AttendedLauncher;
 pub use container::{
     Container, ContainerSpec, ContainerState, CpuQuota, Exchange, Exit, ImageRef, Label, MAX_NAME_BYTES,
-    OPEN_FILES, PIDS_LIMIT, Usage,
+    OPEN_FILES, PIDS_LIMIT, Task, TaskAsk, Usage,
 };
 pub use docker::{DockerEngine, import_into_docker};
 pub use docker_config::{DEFAULT_HOST, DockerConfig};
 pub use error::EngineError;
 pub use fake::{FakeConfig, FakeEngine, Faults, Latency};
 pub use function::{Given, SYS};
+pub use kubernetes_config::KubernetesConfig;
 pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine, functions_in_use};
 pub use places::PlacesEngine;
+pub use pods::KubernetesEngine;
 pub use program::Program;
+pub use swarm::SwarmEngine;
 pub use unpack::{LeftOut, Owner};
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use model::Nanos;
 
@@ -220,6 +242,8 @@ pub enum EngineEvent {
         name: String,
         /// Process id of its program, as this machine sees it; 0 where the engine is on another machine.
         pid: u32,
+        /// Where its program is reached over the network, if an orchestrator placed it.
+        address: Option<SocketAddr>,
         /// When the program ran.
         at: Nanos,
         /// Time from the request to `at`.
@@ -276,15 +300,44 @@ pub enum EngineEvent {
     },
 }
 
+/// What an engine need not be able to do with a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// [`Request::Pause`] and [`Request::Resume`].
+    pub pause: bool,
+    /// [`Request::SetQuota`].
+    pub quota: bool,
+    /// [`Request::Exec`] and [`Engine::execute`].
+    pub commands: bool,
+    /// [`Engine::usage`].
+    pub usage: bool,
+}
+
+impl Abilities {
+    /// All of them.
+    pub const ALL: Abilities = Abilities {
+        pause: true,
+        quota: true,
+        commands: true,
+        usage: true,
+    };
+}
+
 /// The contract of an engine. [`submit`](Engine::submit), [`execute`](Engine::execute) and [`poll`](Engine::poll)
 /// never block, so that a loop of 1 ms can call them: threads of the engine do the work, several creates at once.
 /// Requests for one container are served in the order of submission, except [`Request::Exec`].
 pub trait Engine: Send {
-    /// Its name in tables and labels: `oci`, `docker`, `fake`.
+    /// Its name in tables and labels: `oci`, `docker`, `swarm`, `kubernetes`, `fake`.
     fn driver(&self) -> &'static str;
 
     /// Whether its containers run on this machine, so that memif sockets can be shared with them.
     fn is_local(&self) -> bool;
+
+    /// What it can do beyond creating, stopping, removing and listing. What it lacks it refuses, with
+    /// [`EngineError::Unsupported`].
+    fn abilities(&self) -> Abilities {
+        Abilities::ALL
+    }
 
     /// Submits a request. [`poll`](Engine::poll) returns its answer.
     fn submit(&mut self, ticket: Ticket, request: Request);

@@ -29,7 +29,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Cgroup, Hierarchy};
+use crate::cgroup::{Cgroup, Hierarchy, UsageReader};
 use crate::container::{check_command, check_name, stop_signal};
 use crate::front::{Command, Front, shorten_slice};
 use crate::image::Store;
@@ -161,6 +161,7 @@ pub struct OciEngine {
     front: Front,
     hierarchy: Hierarchy,
     parent: String,
+    usages: UsageReader,
 }
 
 impl OciEngine {
@@ -202,6 +203,7 @@ impl OciEngine {
             front: Front::start(Box::new(post), events, move || worker.run())?,
             hierarchy,
             parent,
+            usages: UsageReader::default(),
         })
     }
 }
@@ -224,7 +226,9 @@ impl Engine for OciEngine {
     }
 
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {
+        let before = events.len();
         self.front.poll(events);
+        self.usages.close_ended(&events[before..]);
     }
 
     fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
@@ -233,15 +237,8 @@ impl Engine for OciEngine {
 
     fn usage(&self, name: &str) -> Result<Usage, EngineError> {
         check_name(name)?;
-        let group = self.hierarchy.group(&format!("{}/{name}", self.parent));
-        group.usage().map_err(|error| match error {
-            EngineError::Io {
-                errno: Errno::NOENT, ..
-            } => EngineError::NotFound {
-                name: name.to_owned(),
-            },
-            other => other,
-        })
+        let group = || Ok(self.hierarchy.group(&format!("{}/{name}", self.parent)));
+        self.usages.usage(name, group)
     }
 }
 
@@ -566,6 +563,7 @@ impl Worker {
                 None => self.remove_leftover(&name)?,
             }
         }
+        self.weigh();
         Ok(())
     }
 
@@ -1225,6 +1223,11 @@ impl Worker {
         }
     }
 
+    /// Gives the group of all containers here the weight of one program for each.
+    fn weigh(&self) {
+        self.hierarchy.group(&self.parent).weigh(self.containers.len());
+    }
+
     // ---- What takes time.
 
     fn look(&mut self) {
@@ -1400,6 +1403,7 @@ impl Worker {
                             .remove(name)
                             .map(|container| container.waiting)
                             .unwrap_or_default();
+                        self.weigh();
                         match outcome {
                             Ok(()) => self.done(ticket, since),
                             Err(error) => self.tell(EngineEvent::Failed { ticket, error, at }),
@@ -1598,6 +1602,7 @@ impl Worker {
             }
             return;
         };
+        self.weigh();
         let Some(container) = self.containers.get_mut(name) else {
             return;
         };
@@ -1606,7 +1611,6 @@ impl Worker {
         container.record.started_unix_ms = unix_ms();
         container.network = network_of(&container.record);
         container.phase = Phase::Running;
-        self.hierarchy.group(&self.parent).raise_weight();
         let limited = quota.map_or(Ok(()), |quota| container.group.set_quota(Some(quota)));
         let record = container.record.clone();
         let kept = write_json(&self.bundle_dir(name).join("record.json"), &record);
@@ -1626,6 +1630,7 @@ impl Worker {
                     ticket,
                     name: name.to_owned(),
                     pid,
+                    address: None,
                     at,
                     took,
                 });
@@ -1743,6 +1748,7 @@ impl Managed {
             },
             state,
             started_unix_ms: self.record.started_unix_ms,
+            address: None,
         }
     }
 }

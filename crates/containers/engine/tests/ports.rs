@@ -267,6 +267,37 @@ fn a_container_is_asked_to_end_by_the_signal_of_its_image() {
     });
 }
 
+/// Entry point, its arguments and the environment, with what a shell would take for its own.
+#[test]
+fn a_program_has_the_arguments_and_the_environment_of_its_image() {
+    on_both(&[], |place, told, prefix| {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("rootfs");
+        fs::create_dir(&root).unwrap();
+        fs::copy(support::probe(), root.join("probe")).unwrap();
+        let config = json!({
+            "Entrypoint": ["/probe"], "Cmd": ["exit", "5"], "Env": ["PATH=/", "PROBE=a \"b\" $HOME \\ c=d"],
+        });
+        support::layout::import(&place.store(), "inco/test-env:1", &root, &config);
+        let run = |told: &mut Told, name: &str, change: &dyn Fn(&mut ContainerSpec)| {
+            let mut spec = ContainerSpec::new(format!("inco-{prefix}-{name}"), "inco/test-env:1");
+            change(&mut spec);
+            told.create(&spec);
+            let (exit, output, _) = told.exit_of(&spec.name);
+            told.remove(&spec.name).unwrap();
+            (exit.status, output.trim_end().to_owned())
+        };
+        let of_image = "leaving with 5; PROBE=a \"b\" $HOME \\ c=d";
+        assert_eq!(run(told, "own", &|_| {}), (Some(5), of_image.to_owned()));
+        // What the service says goes before.
+        let said = run(told, "said", &|spec| {
+            spec.command = ["/probe", "exit", "6"].map(str::to_owned).to_vec();
+            spec.env = vec![("PROBE".to_owned(), "of the service".to_owned())];
+        });
+        assert_eq!(said, (Some(6), "leaving with 6; PROBE=of the service".to_owned()));
+    });
+}
+
 #[test]
 fn what_a_program_writes_has_a_limit_and_goes_with_it() {
     if !available("oci", oci_missing().or_else(wire::missing)) {

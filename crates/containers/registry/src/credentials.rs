@@ -97,6 +97,25 @@ pub(crate) fn find(file: &Path, registry: &str) -> Result<Option<Login>, Registr
         })
 }
 
+/// The registry of an image, as Docker writes it, and the login for it in the file that Docker's client would read. Runs a
+/// credential helper if the file names one. `None` where there is none, or the name is none of an image.
+///
+/// # Errors
+/// [`RegistryError::Credentials`].
+pub fn login_of_image(image: &str) -> Result<Option<(String, Login)>, RegistryError> {
+    let Ok(image) = crate::Reference::parse(image) else {
+        return Ok(None);
+    };
+    let registry = image.registry();
+    let login = find(&docker_config(), registry)?;
+    let name = if registry == "docker.io" {
+        DOCKER_HUB
+    } else {
+        registry
+    };
+    Ok(login.map(|login| (name.to_owned(), login)))
+}
+
 /// The login for a registry in the text of a `config.json`. `helper` answers for a credential helper of that name;
 /// its second argument is what the registry is called.
 ///

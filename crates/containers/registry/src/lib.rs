@@ -15,7 +15,7 @@ mod error;
 pub mod manifest;
 mod reference;
 
-pub use credentials::{Login, docker_config, find_in};
+pub use credentials::{Login, docker_config, find_in, login_of_image};
 pub use error::RegistryError;
 pub use reference::Reference;
 

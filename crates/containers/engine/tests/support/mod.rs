@@ -1,5 +1,5 @@
 //! What the tests of real engines share: the probe program, images and a way to wait for events.
-#![allow(dead_code, unreachable_pub)] // each test takes what it needs
+#![allow(dead_code, unreachable_pub, unused_imports)] // each test takes what it needs
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
 
 pub mod layout;
@@ -21,7 +21,7 @@ use model::Nanos;
 pub use real_parts::available;
 
 /// How long anything may take before a test gives up on it.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const IMAGE: &str = "inco/probe:test";
 
 /// The probe, built once for each test binary.
