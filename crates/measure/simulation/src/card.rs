@@ -227,6 +227,7 @@ impl CardSwitch {
                 (_, None) => 0.0,
             };
             let terms = InstanceTerms {
+                place: row.place,
                 takes_flows: row.state.takes_new_flows(),
                 capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                 load: load as f32,

@@ -15,6 +15,7 @@
 //! | live code | modelled |
 //! | --- | --- |
 //! | every pick (`scheduling`), every decision (`autoscaling`) | flows, their rates and lives |
+//! | in a cluster: load reports as bytes, what edges make of them, every pick of a machine (`edge-steering`) | routers, edges, machines, the way between them |
 //! | windows, rates, learned capacity (`collector`) | counters, and how late they are |
 //! | states, standby, drain, the order of starts and stops (`controller`) | the times that these take (`engine`'s fake) |
 //! | steering by a card's rules (`openflow-switch`), where a scenario has a card | the card (the fake switch of its tests) |
@@ -25,6 +26,7 @@
 
 mod card;
 mod card_keys;
+mod cluster;
 mod control;
 mod error;
 mod event;
@@ -42,6 +44,7 @@ mod sweep;
 mod time;
 
 pub use card_keys::Card;
+pub use cluster::{Agreement, Cluster, EDGES_LIMIT, Ecmp, Event};
 pub use error::Error;
 pub use expectation::{Check, Checked};
 pub use outcome::{DECISIONS_LIMIT, Decision, InstancePoint, Outcome, Point};

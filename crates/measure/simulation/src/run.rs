@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::expectation::Checked;
 use crate::outcome::{Outcome, Recorder};
 use crate::scenario::{Model, SEEDS_LIMIT, Scenario, ScenarioFile};
-use crate::{Error, event, fluid, load};
+use crate::{Error, cluster, event, fluid, load};
 
 /// Two-sided 95 % quantile of the normal distribution.
 const NORMAL_95: f64 = 1.959_964;
@@ -92,6 +92,10 @@ pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Resul
     match scenario.model {
         Model::Fluid => fluid::run(scenario, compiled, seed, &mut recorder)?,
         Model::Event => event::run(scenario, compiled, seed, &mut recorder)?,
+        Model::Cluster => {
+            let cluster = scenario.cluster.clone().unwrap_or_default();
+            return cluster::run(scenario, &cluster, compiled, seed);
+        }
     }
     Ok(recorder.outcome(seed))
 }

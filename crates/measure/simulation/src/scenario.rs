@@ -8,6 +8,7 @@ use toml::{Table, Value};
 
 use crate::Error;
 use crate::card_keys::Card;
+use crate::cluster::Cluster;
 use crate::error::within;
 use crate::expectation::Check;
 use crate::site::{self, Site};
@@ -77,6 +78,8 @@ pub enum Model {
     Fluid,
     /// Individual packets or requests through queues, for latency.
     Event,
+    /// Individual flows through edges to many machines and their instances.
+    Cluster,
 }
 
 /// One variant of a scenario, ready to run.
@@ -121,6 +124,9 @@ pub struct Scenario {
     /// A card that steers by rules (event model only). Left out: inco's own switch.
     #[serde(default)]
     pub card: Option<Card>,
+    /// Machines and edges (cluster model only). `[service]` and `[instances]` are what runs on each machine.
+    #[serde(default)]
+    pub cluster: Option<Cluster>,
     /// The event model's queue.
     #[serde(default)]
     pub queue: Queue,
@@ -724,12 +730,13 @@ impl ScenarioFile {
             ));
         }
         self.variants.retain(|(name, _)| names.contains(name));
-        let checks = &mut self.expectation.checks;
-        checks.retain(|check| {
+        let is_of_kept = |check: &Check| {
             check
                 .variants()
                 .all(|variant| names.iter().any(|name| name == variant))
-        });
+        };
+        self.expectation.checks.retain(is_of_kept);
+        self.expectation.calibration.retain(is_of_kept);
         Ok(())
     }
 
@@ -950,6 +957,13 @@ impl Scenario {
                 return Err(Error::value("card", problem));
             }
             card.check()?;
+        }
+        if let Some(cluster) = &self.cluster {
+            cluster.check(self)?;
+        }
+        if self.model == Model::Cluster && !self.action.is_empty() {
+            let problem = "actions are of one machine: write [[cluster.event]]";
+            return Err(Error::value("action", problem));
         }
         if !self.place.is_empty() && self.model != Model::Fluid {
             let problem = "places are modelled with rates: set model = \"fluid\"";

@@ -85,6 +85,7 @@ impl Steering {
                 let capacity_pps = f64::from(row.capacity_pps);
                 self.candidates.push(Candidate {
                     slot,
+                    place: row.place,
                     capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                     load: load(control, metric, &service, slot, capacity_pps, flows),
                     weight: row.weight,
