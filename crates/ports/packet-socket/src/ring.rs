@@ -400,6 +400,11 @@ impl Sender {
         self.map.slots
     }
 
+    /// Whether the kernel has not taken all that it was to send: it was busy, or the interface is down.
+    pub fn is_dirty(&self) -> bool {
+        self.is_dirty
+    }
+
     /// Frames that the kernel has not sent.
     pub fn used(&mut self) -> u32 {
         while self.oldest != self.own {

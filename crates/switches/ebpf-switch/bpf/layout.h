@@ -395,7 +395,7 @@ struct fragment {
     struct address src;
     struct address dst;
     __u32 id;
-    __u16 vlan;
+    __u16 within; // the VLAN; in `own_fragments`, the slot
     __u8 protocol;
     __u8 zero;
 };
@@ -413,3 +413,11 @@ struct {
     TYPE(key, struct fragment);
     TYPE(value, struct fragment_ports);
 } fragments SEC(".maps");
+
+// The same of datagrams that instances send. No instance may change what is known of another one's, or of a client's.
+struct {
+    UINT(type, MAP_LRU_HASH);
+    UINT(max_entries, 4096);
+    TYPE(key, struct fragment);
+    TYPE(value, struct fragment_ports);
+} own_fragments SEC(".maps");

@@ -12,6 +12,10 @@ enum {
     PROTO_UDP = 17,
     PROTO_ICMP6 = 58,
     PROTO_SCTP = 132,
+    // From here on, ICMPv6 discovers routers and neighbours. That is the link's matter, and nobody's flow: an instance
+    // would speak for another address.
+    ICMP6_DISCOVERY = 133,
+    ICMP6_REDIRECT = 137,
     FIN = 1,
     SYN = 2,
     RST = 4,
@@ -57,6 +61,7 @@ struct packet {
     __u8 is_error; // an ICMP error: the key is that of the packet that it quotes, turned around
     __u8 drop;     // 1 + the reason, if it cannot be steered
     __u8 has_l4;   // the header after the IP header is there: it is no later fragment
+    __u16 from;    // who sent it, said before it is read: 0 the network, or the slot plus one
     __u32 l4_at;   // where that header begins; of the quoted packet, if it is an error
     __u32 ip_at;   // where the IP header begins that the key is of
     __u32 icmp_at; // where an error's own header begins
@@ -152,16 +157,25 @@ INLINE int has_ports(__u8 protocol)
 #define FRAGMENT_NS 30000000000ULL
 
 // Ports of a datagram in fragments: those of the first are noted, and read for the others. Gives 0 where the first
-// has not come.
-NOINLINE int fragment_ports(struct fragment *of, struct fragment_ports *ports, int is_first)
+// has not come. `from`: who sent it, as a packet has it.
+NOINLINE int fragment_ports(struct fragment *of, struct fragment_ports *ports, int is_first, __u32 from)
 {
     __u64 now = bpf_ktime_get_coarse_ns();
+    struct fragment_ports *known;
+    if (from)
+        of->within = from - 1;
     if (is_first) {
         ports->seen = now;
-        bpf_map_update_elem(&fragments, of, ports, BPF_ANY);
+        if (from)
+            bpf_map_update_elem(&own_fragments, of, ports, BPF_ANY);
+        else
+            bpf_map_update_elem(&fragments, of, ports, BPF_ANY);
         return 1;
     }
-    struct fragment_ports *known = bpf_map_lookup_elem(&fragments, of);
+    if (from)
+        known = bpf_map_lookup_elem(&own_fragments, of);
+    else
+        known = bpf_map_lookup_elem(&fragments, of);
     if (!known || now - known->seen > FRAGMENT_NS)
         return 0;
     ports->src = known->src;
@@ -228,11 +242,11 @@ CHECKED_ALONE int parse4_slowly(struct __sk_buff *skb, struct key4 *key, struct 
         if (is_first && !load_ports(skb, at, ip.protocol, p, &src_port, &dst_port))
             return 0;
         if ((ip.fragment & BE16(0x3fff)) && !p->is_error) {
-            struct fragment of = {.id = ip.id, .vlan = key->vlan, .protocol = ip.protocol};
+            struct fragment of = {.id = ip.id, .within = key->vlan, .protocol = ip.protocol};
             struct fragment_ports ports = {.src = src_port, .dst = dst_port};
             mapped(&of.src, ip.src);
             mapped(&of.dst, ip.dst);
-            if (!fragment_ports(&of, &ports, is_first)) {
+            if (!fragment_ports(&of, &ports, is_first, p->from)) {
                 p->drop = 1 + DROPPED_FRAGMENT;
                 return 0;
             }
@@ -325,6 +339,9 @@ CHECKED_ALONE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct 
             }
         } else if (icmp[0] == 128 || icmp[0] == 129) {
             src_port = dst_port = icmp[4] << 8 | icmp[5];
+        } else if (icmp[0] >= ICMP6_DISCOVERY && icmp[0] <= ICMP6_REDIRECT) {
+            p->drop = 1 + DROPPED_OTHER;
+            return 0;
         }
     }
     if (protocol >= 256) {
@@ -338,11 +355,11 @@ CHECKED_ALONE int parse6_slowly(struct __sk_buff *skb, struct key6 *key, struct 
         if (place.src != 2 && !load_ports(skb, p->l4_at, protocol, p, &src_port, &dst_port))
             return 0;
         if (place.src && !p->is_error) {
-            struct fragment of = {.id = place.zero, .vlan = key->vlan, .protocol = protocol};
+            struct fragment of = {.id = place.zero, .within = key->vlan, .protocol = protocol};
             struct fragment_ports ports = {.src = src_port, .dst = dst_port};
             COPY(&of.src, ip.src, 16);
             COPY(&of.dst, ip.dst, 16);
-            if (!fragment_ports(&of, &ports, place.src == 1)) {
+            if (!fragment_ports(&of, &ports, place.src == 1, p->from)) {
                 p->drop = 1 + DROPPED_FRAGMENT;
                 return 0;
             }

@@ -405,6 +405,7 @@ NOINLINE int NAME(from_uplink)(struct __sk_buff *skb, struct world *w, struct co
     struct packet p;
     __u32 bytes = skb->len;
 
+    p.from = 0;
     if (!PARSE(skb, &key, &p))
         return not_steered(skb, w, c, uplink, p.drop);
     __u64 hash = HASH(w, &key);
@@ -481,6 +482,7 @@ NOINLINE int NAME(from_instance)(struct __sk_buff *skb, struct world *w, struct 
     struct slot_counts *sc = &c->slots[slot & (SLOTS - 1)];
     __u32 bytes = skb->len;
 
+    p.from = slot + 1;
     if (!PARSE(skb, &key, &p))
         return drop(c, p.drop - 1);
     // It has no tag of its own: the service's network is where it sends to.

@@ -35,7 +35,7 @@ const HANDLE: TcHandle = TcHandle::new(0, 1);
 /// How often the kernel is asked to load a program that it gave up on.
 const LOAD_TRIES: u32 = 8;
 /// The pinned maps.
-pub(crate) const MAPS: [&str; 12] = [
+pub(crate) const MAPS: [&str; 13] = [
     "world",
     "counts",
     "flows_v4",
@@ -47,6 +47,7 @@ pub(crate) const MAPS: [&str; 12] = [
     "addresses",
     "back_ends",
     "fragments",
+    "own_fragments",
     "events",
 ];
 

@@ -216,6 +216,7 @@ impl Picker {
             }
             self.candidates.push(Candidate {
                 slot,
+                place: of.place,
                 capacity: now.plan.capacity(of),
                 load: now.loads.get(slot.index()).copied().unwrap_or_default(),
                 weight: of.weight,

@@ -28,7 +28,13 @@ use crate::switch::GRACE;
 /// The flow tables, with the orders of their flows.
 const FLOWS: [(&str, &str); 2] = [("flows_v4", "order_v4"), ("flows_v6", "order_v6")];
 /// Tables whose entries are copied as they are.
-const OTHERS: [&str; 4] = ["addresses", "shared_pins", "neighbours", "fragments"];
+const OTHERS: [&str; 5] = [
+    "addresses",
+    "shared_pins",
+    "neighbours",
+    "fragments",
+    "own_fragments",
+];
 
 /// A take-over that has begun.
 pub(crate) struct TakeOver {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use model::{Generation, InstanceId, InstanceState, Nanos, Slot, Tuple, protocol};
+use model::{Generation, InstanceId, InstanceState, Nanos, PlaceId, Slot, Tuple, protocol};
 use openflow_switch::{
     FakeNic, Faults, OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, Settings,
 };
@@ -285,6 +285,7 @@ impl FakeBed {
             active.contains(&slot).then(|| SlotPlan {
                 instance: InstanceId(u32::from(slot.0) + 1),
                 service: SERVICE,
+                place: PlaceId::default(),
                 state: InstanceState::Active,
                 capacity_pps: 1e6,
                 active_since: Nanos::ZERO,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
 use interfaces::{GATEWAY_MAC, instance_mac, is_checker};
-use model::{DropReason, ServiceId, Slot, UplinkId, VipMode};
+use model::{DropReason, ServiceId, Slot, UplinkId, VipMode, protocol};
 use packet::{Translation, Way, ethertype};
 use shared_memory::OwnMemory;
 use switch::{Plan, ServicePlan};
@@ -22,28 +22,17 @@ use switch::{Plan, ServicePlan};
 use crate::frame::Frame;
 use crate::id_map::{SlotMap, UplinkMap};
 use crate::keep::Keep;
+use crate::neighbours::{
+    BYTES, KEY_AT, LAYOUT, LAYOUT_AT, MAC_BITS, WAYS, address, latest, load, mac_of, number, place, router,
+    tag_of, word,
+};
+use crate::tunnels::Tunnels;
 
 /// Bytes of the two MAC addresses, and of a VLAN tag.
 const ADDRESSES: usize = 12;
 const TAG: usize = 4;
 /// Addresses of an instance: the service's and its own, of both IP versions.
 const ADDRESS_LIMIT: usize = 4;
-/// Neighbours of an uplink that are remembered. Beyond that, and for one that was never seen, the router gets the packet:
-/// the MAC address by which several addresses are reached; else the latest new neighbour.
-const NEIGHBOURS: usize = 4096;
-/// Places that an address may have, all in one cache line.
-const WAYS: usize = 4;
-const MAC_BITS: u32 = 48;
-/// Words of the memory of neighbours: which layout, the key of the places, and for each uplink the router, the
-/// latest new neighbour and all of them.
-const LAYOUT_AT: usize = 0;
-const LAYOUT: u64 = 0x1ac0_2001;
-const KEY_AT: usize = 1;
-const UPLINKS_AT: usize = 4;
-const UPLINK_WORDS: usize = WAYS + NEIGHBOURS;
-const BYTES: usize = 8 * (UPLINKS_AT + UplinkId::LIMIT * UPLINK_WORDS);
-/// For the places of addresses: odd numbers without a pattern.
-const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
 /// The name under which it is kept.
 pub(crate) const NAME: &str = "neighbours/all";
 
@@ -70,6 +59,7 @@ pub struct Ends {
     translations: SlotMap<ArcSwapOption<Translation>>,
     /// Of each uplink the MAC address of services' addresses; 0: it serves none.
     own: UplinkMap<AtomicU64>,
+    tunnels: Tunnels,
     /// [`None`] without places. Any worker writes, in one store.
     neighbours: Option<OwnMemory>,
 }
@@ -85,8 +75,12 @@ impl Ends {
         key: [u64; 2],
         keep: Option<&Keep>,
         before: Option<OwnedFd>,
+        tunnels: Tunnels,
     ) -> io::Result<Ends> {
-        let mut ends = Ends::default();
+        let mut ends = Ends {
+            tunnels,
+            ..Ends::default()
+        };
         for place in places {
             ends.places[place.slot] = Some(place.clone());
         }
@@ -118,8 +112,13 @@ impl Ends {
         self.own[uplink].store(number(mac), Ordering::Relaxed);
     }
 
+    /// The tunnels by uplinks.
+    pub(crate) fn tunnels(&self) -> &Tunnels {
+        &self.tunnels
+    }
+
     /// The MAC address of services' addresses at an uplink.
-    fn mac(&self, uplink: UplinkId) -> Option<[u8; 6]> {
+    pub(crate) fn mac(&self, uplink: UplinkId) -> Option<[u8; 6]> {
         let mac = self.own[uplink].load(Ordering::Relaxed);
         (mac != 0).then(|| address(mac))
     }
@@ -174,15 +173,20 @@ impl Ends {
     #[cold]
     pub(crate) fn answer<F: Frame>(&self, frame: &mut F, uplink: UplinkId, plan: &Plan) -> bool {
         let Some(mac) = self.mac(uplink) else { return false };
-        let serves = |service: &&ServicePlan| service.vip.is_some() && service.uplinks.contains(&uplink);
+        // Who sends packets of tunnels here answers for the addresses.
+        let is_asked = !self.tunnels.receives(uplink);
+        let serves =
+            |service: &&ServicePlan| is_asked && service.vip.is_some() && service.uplinks.contains(&uplink);
         let is_own = |slot: Slot, address: &IpAddr| self.own(slot).contains(address);
+        let end = self.tunnels.end(uplink).map(|end| IpAddr::V4(end.address));
         let is_ours = |address: IpAddr| {
             let mut services = plan.services.iter().filter(serves);
             services.any(|of| {
                 of.vip
                     .as_ref()
                     .is_some_and(|vip| vip.addresses.contains(&address))
-            }) || plan.instances().any(|(slot, _)| is_own(slot, &address))
+            }) || end == Some(address)
+                || plan.instances().any(|(slot, _)| is_own(slot, &address))
         };
         let len = frame.len();
         match packet::answer(frame.room(), len, mac, is_ours) {
@@ -225,7 +229,7 @@ impl Ends {
 
     /// Where a packet to that address goes.
     #[inline]
-    fn find(&self, uplink: UplinkId, to: IpAddr) -> Option<[u8; 6]> {
+    pub(crate) fn find(&self, uplink: UplinkId, to: IpAddr) -> Option<[u8; 6]> {
         let memory = self.neighbours.as_ref()?;
         let (set, tag) = place(memory, uplink, to);
         let entries = set.map(|at| load(memory, at));
@@ -239,64 +243,6 @@ impl Ends {
         );
         mac.map(address)
     }
-}
-
-#[inline]
-fn word(memory: &OwnMemory, at: usize) -> &AtomicU64 {
-    let words = memory.all_words();
-    &words[at % words.len()]
-}
-
-/// Where the MAC address of an uplink's router is; 0: none is known.
-fn router(uplink: UplinkId) -> usize {
-    UPLINKS_AT + uplink.index() % UplinkId::LIMIT * UPLINK_WORDS
-}
-
-/// Where the latest new neighbour of an uplink is.
-fn latest(uplink: UplinkId) -> usize {
-    router(uplink) + 1
-}
-
-fn load(memory: &OwnMemory, at: usize) -> u64 {
-    word(memory, at).load(Ordering::Relaxed)
-}
-
-fn tag_of(entry: u64) -> u64 {
-    entry >> MAC_BITS
-}
-
-fn mac_of(entry: u64) -> u64 {
-    entry & ((1 << MAC_BITS) - 1)
-}
-
-/// The place of an address among the neighbours of an uplink, and its tag there.
-#[inline]
-fn place(memory: &OwnMemory, uplink: UplinkId, of: IpAddr) -> ([usize; WAYS], u64) {
-    let [first, second] = [0, 1].map(|at| word(memory, KEY_AT + at).load(Ordering::Relaxed));
-    let (high, low) = match of {
-        IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
-        IpAddr::V6(v6) => ((v6.to_bits() >> 64) as u64, v6.to_bits() as u64),
-    };
-    let fold = |a: u64, b: u64| {
-        let product = u128::from(a) * u128::from(b);
-        product as u64 ^ (product >> 64) as u64
-    };
-    // No key makes a factor small.
-    let mixed = fold(low ^ first ^ MIX[0], high ^ second ^ MIX[1]);
-    let mixed = fold(mixed ^ MIX[1], first ^ MIX[0]);
-    let set = (mixed >> 32) as usize % (NEIGHBOURS / WAYS);
-    let first = router(uplink) + WAYS + set * WAYS;
-    (std::array::from_fn(|way| first + way), mixed >> MAC_BITS)
-}
-
-fn number(mac: [u8; 6]) -> u64 {
-    mac.into_iter()
-        .fold(0, |number, byte| number << 8 | u64::from(byte))
-}
-
-fn address(mac: u64) -> [u8; 6] {
-    let [_, _, bytes @ ..] = mac.to_be_bytes();
-    bytes
 }
 
 /// The addresses of a packet, and where its IP header begins. [`None`] for what is not IP.
@@ -421,6 +367,11 @@ impl End {
         if destination.is_multicast() || destination.is_unspecified() {
             return Err(DropReason::Other);
         }
+        // The link ends here: the switch says who has which address.
+        let has_ports = matches!(frame.bytes().get(ip + 6), Some(&(protocol::TCP | protocol::UDP)));
+        if source.is_ipv6() && !has_ports && packet::is_discovery(frame.bytes()) {
+            return Err(DropReason::Other);
+        }
         let to = self.ends.find(self.uplink, destination);
         let (to, from) = to
             .zip(self.ends.mac(self.uplink))
@@ -475,6 +426,7 @@ mod tests {
                 [0x9ddf_ea08_eb38_2d69, 0xc3a5_c85c_97cb_3127],
                 None,
                 None,
+                Tunnels::default(),
             )
             .unwrap(),
         );

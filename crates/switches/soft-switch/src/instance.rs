@@ -325,10 +325,16 @@ impl<M: FrameMemory> InstancePorts<M> {
         }
         let (bytes, sizes) = self.edit.apply(frames, known);
         see((self.id, self.service), frames);
+        let leaves = matches!(ring, Port::Tunnel(_));
         let sent = ring.send_all(frames, bytes, sizes, memory);
-        match self.end {
-            None => self.outstanding += sent.packets,
-            Some(_) => counters.delivered.add(sent.packets),
+        if leaves {
+            // By an uplink, at once.
+            counters.back_packets.add(sent.packets);
+            counters.back_bytes.add(sent.bytes);
+        } else if self.end.is_some() {
+            counters.delivered.add(sent.packets);
+        } else {
+            self.outstanding += sent.packets;
         }
         counters.to_packets.add(sent.packets);
         counters.to_bytes.add(sent.bytes);
@@ -455,6 +461,7 @@ mod tests {
             events,
             tap: Tap::new(),
             said: Vec::new(),
+            paths: None,
         };
         let mut outboxes = Outboxes::new();
         *outboxes.room(SLOT, 0) = std::mem::take(&mut instance.rooms[0]);

@@ -29,11 +29,13 @@ mod keep;
 #[cfg(feature = "dpdk")]
 mod mbufs;
 mod message;
+mod neighbours;
 mod plan;
 mod port;
 mod shares;
 mod soft;
 mod table_memory;
+mod tunnels;
 mod worker;
 
 pub use counters::{Counter, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters, WorkerFigures};
@@ -53,11 +55,13 @@ pub use message::{Command, Destination, Ending, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{
     Capabilities, DevicePort, KernelPort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received,
+    TunnelPort,
 };
 pub use shares::SharedPins;
 pub use soft::{
-    CAPABILITIES, KernelPorts, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
-    pairs_in_use, remove_pairs,
+    CAPABILITIES, FAST_CAPABILITIES, FastConfig, KernelPorts, OpenDevice, SoftSwitch, SoftSwitchConfig,
+    UplinkConfig, UplinkDevice, pairs_in_use, remove_pairs,
 };
 pub use table_memory::TableMemory;
+pub use tunnels::TunnelEnd;
 pub use worker::{BURST_FRAMES, CommitPage, HalfOpen, Peers, Sleep, Worker, WorkerParts};

@@ -4,11 +4,11 @@
 //! Loads change every millisecond and lie beside it in a [`LoadBoard`] of plain atomics: a plan a millisecond would
 //! be a thousand allocations a second for figures that need no consistency among themselves.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use model::{ServiceId, Slot, WorkerId};
-use switch::{BlockOwners, Plan};
+use model::{ServiceId, Slot, Tuple, UplinkId, WorkerId};
+use switch::{BlockOwners, Plan, ServicePlan};
 
 /// A plan, and how many queues instances have. Workers read its pointer once per turn.
 #[derive(Clone, Debug, Default)]
@@ -18,13 +18,37 @@ pub struct WorkerPlan {
     queues: Vec<u16>,
     /// Who owns the blocks of external ports.
     pub(crate) blocks: BlockOwners,
+    /// By uplink, the place of the service that takes all of its packets, where there is one: most new flows need no
+    /// look at what services match.
+    takes_all: [Option<u8>; UplinkId::LIMIT],
 }
 
 impl WorkerPlan {
     /// The plan, with the number of queue pairs of each instance by slot; 1 beyond the end of `queues`.
     pub fn new(plan: Plan, queues: Vec<u16>) -> WorkerPlan {
+        let mut takes_all = [None; UplinkId::LIMIT];
+        for (uplink, takes_all) in (0..).map(UplinkId).zip(&mut takes_all) {
+            let is_its = |of: &ServicePlan| of.uplinks.contains(&uplink) && plan.previous(of.id).is_none();
+            let first = plan.services.iter().position(is_its);
+            let first = first.filter(|place| plan.services.get(*place).is_some_and(ServicePlan::takes_all));
+            *takes_all = first.and_then(|place| u8::try_from(place).ok());
+        }
         let blocks = BlockOwners::of(&plan);
-        WorkerPlan { plan, queues, blocks }
+        WorkerPlan {
+            plan,
+            queues,
+            blocks,
+            takes_all,
+        }
+    }
+
+    /// [`Plan::classify`].
+    #[inline]
+    pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
+        match self.takes_all.get(uplink.index()) {
+            Some(Some(place)) => Some(usize::from(*place)),
+            _ => self.plan.classify(tuple, uplink),
+        }
     }
 
     /// The home worker of the queue by which `worker` reaches the instance in that slot.
@@ -41,12 +65,6 @@ impl Deref for WorkerPlan {
 
     fn deref(&self) -> &Plan {
         &self.plan
-    }
-}
-
-impl DerefMut for WorkerPlan {
-    fn deref_mut(&mut self) -> &mut Plan {
-        &mut self.plan
     }
 }
 
@@ -115,5 +133,54 @@ impl LoadBoard {
         self.expected
             .get(service.index())
             .map_or(0.0, |l| f32::from_bits(l.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Match;
+    use proptest::prelude::*;
+    use scheduling::Scheduler;
+
+    use super::*;
+
+    /// A service by its uplinks, what it matches, and which one is next, of three.
+    fn service(id: u16, (uplinks, protocol, next): (u8, Option<u8>, Option<u16>)) -> ServicePlan {
+        ServicePlan {
+            uplinks: (0..2).filter(|of| uplinks >> of & 1 == 1).map(UplinkId).collect(),
+            matches: Match {
+                protocol,
+                ..Match::default()
+            },
+            next: next.map(ServiceId),
+            ..ServicePlan::of_all(ServiceId(id), Scheduler::default())
+        }
+    }
+
+    proptest! {
+        /// What is compiled for the workers changes no choice.
+        #[test]
+        fn services_are_those_of_the_plan(
+            services in proptest::collection::vec(
+                (0_u8..4, proptest::option::of(prop_oneof![Just(6_u8), Just(17)]), proptest::option::of(0_u16..3)), 0..4,
+            ),
+            uplink in 0_u8..3, protocol in prop_oneof![Just(6_u8), Just(17)],
+        ) {
+            let services = (0..).zip(services).map(|(id, of)| service(id, of)).collect();
+            let plan = Plan { services, ..Plan::default() };
+            let tuple = || Tuple {
+                src: [10, 0, 0, 1].into(),
+                dst: [10, 0, 0, 2].into(),
+                src_port: 1,
+                dst_port: 2,
+                protocol,
+                vlan: 0,
+            };
+            let compiled = WorkerPlan::new(plan.clone(), Vec::new());
+            prop_assert_eq!(
+                compiled.classify(tuple, UplinkId(uplink)),
+                plan.classify(tuple, UplinkId(uplink))
+            );
+        }
     }
 }

@@ -19,7 +19,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::{FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Tuple, protocol};
+use model::{
+    FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, PlaceId, ServiceId, Slot, Tuple, protocol,
+};
 use packet::Parsed;
 use scheduling::Scheduler;
 
@@ -272,6 +274,7 @@ impl<'a> Conforming<'a> {
         slots[slot.index()] = state.map(|state| SlotPlan {
             instance: InstanceId(u32::from(slot.0) + 1),
             service,
+            place: PlaceId::default(),
             state,
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,

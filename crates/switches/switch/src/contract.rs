@@ -341,6 +341,11 @@ pub trait Switch: Send {
         false
     }
 
+    /// Why a faster path has a flow, or has it not, in a sentence; [`None`] for a switch with one path.
+    fn path_of(&self, _flow: &FlowKey) -> Option<String> {
+        None
+    }
+
     /// What it took over from an earlier run; [`None`] for a switch that takes nothing over, or does not know yet what
     /// that is.
     fn resumed(&self) -> Option<&Resumed> {

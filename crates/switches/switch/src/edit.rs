@@ -25,7 +25,8 @@ pub enum Edit {
         /// The port, where that changes, too.
         port: Option<u16>,
     },
-    /// Its place: it is put into a tunnel, or taken out of it. No switch does that yet.
+    /// Its place: it is put into a tunnel, or taken out of it. No switch does that for an instance with other ports; a
+    /// port of the kind `tunnel` does it by itself.
     Tunnel {
         /// The near end.
         local: IpAddr,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use model::{
     AffinityKey, Association, Capabilities, External, Fallback, Generation, InstanceId, InstanceState, Match,
-    Nanos, ServiceId, Slot, TableFull, Tuple, UplinkId, Vip,
+    Nanos, PlaceId, ServiceId, Slot, TableFull, Tuple, UplinkId, Vip,
 };
 use scheduling::Scheduler;
 
@@ -76,6 +76,8 @@ pub struct SlotPlan {
     pub instance: InstanceId,
     /// Of which service.
     pub service: ServiceId,
+    /// Where it runs. A switch forwards alike wherever that is; schedulers see it.
+    pub place: PlaceId,
     /// Whether it takes new flows, serves those it has, or neither.
     pub state: InstanceState,
     /// Packets per second that it can process; 0 where that is not known.
@@ -229,7 +231,7 @@ impl Plan {
     pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
         self.services.iter().position(|service| {
             service.uplinks.contains(&uplink)
-                && (service.vip.is_none() && service.matches.is_any() || service.takes(&tuple))
+                && (service.takes_all() || service.takes(&tuple))
                 && self.previous(service.id).is_none()
         })
     }
@@ -294,6 +296,12 @@ impl ServicePlan {
     /// Whether a packet with these addresses is its own.
     pub fn is_its(&self, tuple: &Tuple) -> bool {
         self.takes(&|| *tuple)
+    }
+
+    /// Whether every packet of its uplinks is its own.
+    #[inline]
+    pub fn takes_all(&self) -> bool {
+        self.vip.is_none() && self.matches.is_any()
     }
 
     /// Whether a packet with these addresses is its own: out of the way of services that take all.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clock::monotonic;
 use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort};
 use interfaces::container_end;
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts};
+use model::{Generation, InstanceId, InstanceState, Nanos, PlaceId, ServiceId, Slot, Timeouts};
 use real_parts::{Namespace, run};
 use switch::{
     Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest,
@@ -231,6 +231,7 @@ impl Bed {
         slots[slot.index()] = state.map(|state| SlotPlan {
             instance: InstanceId(u32::from(slot.0) + 1),
             service: ServiceId(0),
+            place: PlaceId::default(),
             state,
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,

@@ -115,11 +115,23 @@ pub(crate) fn icmp_error(from: &str, to: &str, about: &[u8]) -> Vec<u8> {
 
 /// The same of IPv6: packet too big.
 pub(crate) fn icmp6_error(from: &str, to: &str, about: &[u8]) -> Vec<u8> {
+    icmp6(from, to, [&[2, 0, 0, 0, 0, 0, 5, 20], &about[14..62]].concat())
+}
+
+/// A message by which IPv6 discovers neighbours, about an address that is said to be at 02:00:00:00:00:66.
+pub(crate) fn discovery(kind: u8, from: &str, to: &str, about: &str) -> Vec<u8> {
+    let about: std::net::Ipv6Addr = about.parse().unwrap();
+    let option = [2, 1, 2, 0, 0, 0, 0, 0x66];
+    let message = [&[kind, 0, 0, 0, 0x20, 0, 0, 0], &about.octets()[..], &option].concat();
+    let mut frame = icmp6(from, to, message);
+    frame[21] = 255;
+    frame
+}
+
+fn icmp6(from: &str, to: &str, mut message: Vec<u8>) -> Vec<u8> {
     let mut frame = udp(&format!("[{from}]:1"), &format!("[{to}]:1"), &[]);
     frame[20] = protocol::ICMPV6;
     frame.truncate(54);
-    let mut message = vec![2, 0, 0, 0, 0, 0, 5, 20];
-    message.extend_from_slice(&about[14..62]);
     frame[18..20].copy_from_slice(&(message.len() as u16).to_be_bytes());
     let mut covered = frame[22..54].to_vec();
     covered.extend_from_slice(&(message.len() as u32).to_be_bytes());

@@ -23,5 +23,6 @@ mod restart;
 mod sharing;
 mod signals;
 mod steering;
+mod strangers;
 mod traffic;
 mod translation;

@@ -63,6 +63,7 @@ fn attached(switch: &mut EbpfSwitch) -> switch::Plan {
         plan.slots.push(Some(switch::SlotPlan {
             instance: model::InstanceId(1),
             service,
+            place: model::PlaceId::default(),
             state: InstanceState::Active,
             capacity_pps: 1e6,
             active_since: model::Nanos::ZERO,

@@ -155,6 +155,40 @@ fn receive_side_scaling_is_that_of_cards() {
     bed.switch.stop();
 }
 
+/// `source-hash` picks by the client's address alone, the same in every run.
+#[test]
+fn a_hash_of_the_source_leaves_out_its_port() {
+    if !available() {
+        return;
+    }
+    let slots = |secret: u64| {
+        let mut bed = bed(|world, service| {
+            service.scheduler = Scheduler::from_name("source-hash").unwrap();
+            world.config.hash_key = [secret, !secret];
+        });
+        let mut slots = Vec::new();
+        for client in 1..=48 {
+            for client in [format!("198.51.100.{client}"), format!("[2001:db8:1::{client}]")] {
+                let is_v4 = !client.starts_with('[');
+                let [http, https] = match is_v4 {
+                    true => ["10.0.0.100:80", "10.0.0.100:443"],
+                    false => ["[2001:db8::100]:80", "[2001:db8::100]:443"],
+                };
+                let (first, _) = bed.sent(&udp(&format!("{client}:4000"), http, b"x"));
+                let (second, _) = bed.sent(&tcp(&format!("{client}:4001"), https, SYN));
+                assert_eq!(first, second, "{client}");
+                slots.push(first);
+            }
+        }
+        assert_eq!(bed.reading.services[0].unprepared, 0);
+        bed.switch.stop();
+        slots
+    };
+    let one = slots(1);
+    assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), 3, "{one:?}");
+    assert_eq!(slots(2), one);
+}
+
 /// Two machines, or two runs whose secrets differ, agree where the middle of a connection goes.
 #[test]
 fn the_middle_of_a_connection_goes_the_same_way_everywhere() {

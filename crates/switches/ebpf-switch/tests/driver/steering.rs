@@ -218,43 +218,6 @@ fn fragments_follow_their_datagram() {
 }
 
 #[test]
-fn a_source_that_is_not_its_own_is_dropped() {
-    if !available() {
-        return;
-    }
-    let mut bed = Bed::with_two(|_, _| {});
-    let (client, server) = ("198.51.100.7:4000", "10.0.0.100:80");
-    let (slot, _) = bed.sent(&udp(client, server, b"question"));
-    let other = Slot(1 - slot.0);
-    let mut expected = 0;
-    for (from, frame) in [
-        (slot, udp("10.0.0.101:80", client, b"another address")),
-        (slot, udp(client, server, b"as the client")),
-        (other, udp(server, client, b"in the other's flow")),
-        (
-            other,
-            udp(
-                "10.0.0.100:999",
-                client,
-                b"a connection of its own, which it may not open",
-            ),
-        ),
-    ] {
-        bed.world.instances[&from].tap.send(&frame);
-        expected += 1;
-        bed.dropped(DropReason::Spoofed, expected);
-    }
-    bed.world.instances[&slot].tap.send(&{
-        let mut arp = udp(server, client, b"");
-        arp[12..14].copy_from_slice(&[8, 6]);
-        arp
-    });
-    bed.dropped(DropReason::Other, 1);
-    assert!(bed.received().is_empty());
-    bed.switch.stop();
-}
-
-#[test]
 fn a_full_table_sends_by_hash_or_drops() {
     if !available() {
         return;

@@ -1,13 +1,15 @@
 //! Real TCP connections through the switch, between kernels.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use model::{DropReason, InstanceState, Slot};
 use real_parts::{Namespace, fetch, serve};
 use switch::{Switch, SwitchEvent, SwitchRequest};
 
 use crate::bed::{Bed, World, available};
+use crate::frames::{tuple, udp};
+use crate::namespaces::Tap;
 use crate::steering::service;
 /// A client's network, and instances that serve.
 fn bed(slots: u16) -> Bed {
@@ -184,19 +186,121 @@ fn picks_follow_a_change_at_once() {
     let last = get(&mut bed, 10);
     assert_eq!(last[0], after[0], "an instance that drains got a flow: {last:?}");
     assert_eq!(bed.reading.services[0].unprepared, 0);
-    // A burst beyond what is prepared is picked by hash, and counted. Nobody prepares any more meanwhile.
-    let began = Instant::now();
-    let burst = 1500_u16;
-    for port in 0..burst {
-        let client = format!("198.51.100.7:{}", 2000 + port);
-        bed.world
-            .wire
-            .send(&crate::frames::udp(&client, "10.0.0.100:443", b"x"));
+    bed.switch.stop();
+}
+
+/// A burst beyond the prepared picks goes by its hash to the active instances, and that is counted. A flow that was
+/// picked so is pinned as any other one.
+#[test]
+fn when_picks_run_out_flows_go_by_their_hash() {
+    /// Prepared where few picks were used.
+    const PREPARED: u64 = 128;
+    const FLOWS: u16 = 1500;
+    if !available() {
+        return;
     }
+    let mut bed = Bed::with_two(|_, _| {});
+    bed.add(2..3, &[]);
+    bed.set_state(Slot(0), Some(InstanceState::Draining));
+    bed.turn();
+    // Nobody prepares any more meanwhile.
+    let packet = |port: u16| udp(&format!("198.51.100.7:{}", 2000 + port), "10.0.0.100:443", b"x");
+    (0..FLOWS).for_each(|port| bed.world.wire.send(&packet(port)));
     bed.until("all are counted", |bed| {
-        bed.reading.slots[1].new_flows + bed.reading.slots[2].new_flows
-            >= last[1] + last[2] + u64::from(burst)
+        bed.reading.workers[0].live_flows == u64::from(FLOWS)
     });
-    assert!(bed.reading.services[0].unprepared > 0 || began.elapsed() > Duration::from_secs(1));
+    assert_eq!(bed.reading.services[0].unprepared, u64::from(FLOWS) - PREPARED);
+    let new_flows = [0, 1, 2].map(|slot| bed.reading.slots[slot].new_flows);
+    assert_eq!(new_flows[0], 0, "an instance that drains got a flow");
+    let fair = u64::from(FLOWS) / 2;
+    assert!(
+        new_flows[1..].iter().all(|of| of.abs_diff(fair) < fair / 4),
+        "{new_flows:?}"
+    );
+    let at = |bed: &mut Bed| -> BTreeMap<u16, Slot> {
+        let taken = bed.taken().into_iter();
+        let ports = taken.flat_map(|(slot, frames)| {
+            frames
+                .into_iter()
+                .map(move |frame| (tuple(&frame).unwrap().src_port, slot))
+        });
+        ports.collect()
+    };
+    let first = at(&mut bed);
+    assert_eq!(first.len(), usize::from(FLOWS));
+    bed.set_state(Slot(0), Some(InstanceState::Active));
+    (0..FLOWS).for_each(|port| bed.world.wire.send(&packet(port)));
+    let mut again = BTreeMap::new();
+    bed.until("all have come again", |bed| {
+        again.extend(at(bed));
+        again.len() == usize::from(FLOWS)
+    });
+    assert!(again == first, "a flow has moved");
+    bed.switch.stop();
+}
+
+/// Several CPUs see a new flow at the same moment: they agree on one pin, and it counts once.
+#[test]
+fn cpus_that_see_a_flow_at_once_agree_on_its_instance() {
+    const FLOWS: u32 = 4000;
+    if !available() {
+        return;
+    }
+    let all = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|cpu| all.is_set(*cpu))
+        .collect();
+    let mut bed = Bed::with_two(|_, _| {});
+    // Which of its threads is at which flow.
+    let turns: Vec<AtomicU32> = cpus.iter().map(|_| AtomicU32::new(0)).collect();
+    let net = &bed.world.net;
+    std::thread::scope(|scope| {
+        for (own, cpu) in cpus.iter().enumerate() {
+            let turns = &turns;
+            let tap = Tap::open(net, "net0");
+            scope.spawn(move || {
+                let mut set = rustix::thread::CpuSet::new();
+                set.set(*cpu);
+                rustix::thread::sched_setaffinity(None, &set).unwrap();
+                for flow in 1..=FLOWS {
+                    let [_, a, b, c] = flow.to_be_bytes();
+                    let frame = udp(&format!("198.{}.{b}.{c}:4000", 18 + a), "10.0.0.100:80", b"x");
+                    turns[own].store(flow, Ordering::SeqCst);
+                    // The kernel forwards in the thread that sends. Where others wait for this CPU, it is let go.
+                    let mut spins = 0_u32;
+                    while turns.iter().any(|of| of.load(Ordering::SeqCst) < flow) {
+                        spins += 1;
+                        if spins.is_multiple_of(4096) {
+                            std::thread::yield_now();
+                        }
+                        std::hint::spin_loop();
+                    }
+                    tap.send(&frame);
+                }
+            });
+        }
+    });
+    let packets = u64::from(FLOWS) * cpus.len() as u64;
+    bed.until("all are counted", |bed| bed.reading.offered() == packets);
+    let mut at: BTreeMap<std::net::IpAddr, (Slot, usize)> = BTreeMap::new();
+    for (slot, frames) in bed.taken() {
+        for frame in frames {
+            let of = at.entry(tuple(&frame).unwrap().src).or_insert((slot, 0));
+            assert_eq!(of.0, slot, "packets of a flow are at two instances");
+            of.1 += 1;
+        }
+    }
+    assert_eq!(at.len(), FLOWS as usize);
+    assert!(at.values().all(|of| of.1 == cpus.len()));
+    assert_eq!(bed.reading.workers[0].live_flows, u64::from(FLOWS));
+    let slots = &bed.reading.slots[..2];
+    assert_eq!(slots.iter().map(|of| of.new_flows).sum::<u64>(), u64::from(FLOWS));
+    assert_eq!(
+        slots.iter().map(|of| of.live_flows).sum::<u64>(),
+        u64::from(FLOWS)
+    );
+    let rows = bed.flows();
+    let counted = rows.iter().map(|row| row.packets.iter().sum::<u64>());
+    assert_eq!(counted.sum::<u64>(), packets);
     bed.switch.stop();
 }

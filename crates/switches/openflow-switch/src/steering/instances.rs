@@ -1,6 +1,6 @@
 //! Instances come and go.
 
-use model::{FlowSetup, Nanos, Slot};
+use model::{FlowSetup, Nanos, PlaceId, Slot};
 
 use super::{Bucket, Link, Outgoing, Steering};
 use crate::rules::{Rule, Tag, instance_rules, is_probe, marked_rules, probe_frame};
@@ -8,6 +8,8 @@ use crate::rules::{Rule, Tag, instance_rules, is_probe, marked_rules, probe_fram
 /// What of an instance counts for scheduling.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct InstanceTerms {
+    /// Where it runs.
+    pub place: PlaceId,
     /// Whether it takes new flows.
     pub takes_flows: bool,
     /// What it can process, in the unit of the service's metric.

@@ -56,6 +56,7 @@ impl Steering {
             let measured = if is_loaded { terms.load } else { 0.0 };
             of.candidates.push(Candidate {
                 slot: *slot,
+                place: terms.place,
                 capacity: terms.capacity,
                 // What is measured is late; what its buckets should bring is not.
                 load: match self.settings.setup {

@@ -36,6 +36,8 @@ pub struct KernelPort {
     gate: Option<Arc<AtomicBool>>,
     /// What sees the frames that find no room.
     tap: Option<PortTap>,
+    /// Frames that were ever taken from the ring.
+    taken: u64,
 }
 
 impl KernelPort {
@@ -48,7 +50,36 @@ impl KernelPort {
             dividing: Dividing::default(),
             gate: None,
             tap: None,
+            taken: 0,
         }
+    }
+
+    /// Frames that were ever taken from its ring.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Frames that wait in its ring.
+    pub(crate) fn waiting(&mut self) -> u64 {
+        let (ring, _) = self.socket.rings();
+        ring.available(usize::MAX >> 1) as u64
+    }
+
+    /// Whether the worker has all of what was taken from the ring.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.dividing.is_over()
+    }
+
+    /// Whether the kernel has not taken all that it was given to send.
+    pub(crate) fn is_busy(&mut self) -> bool {
+        let (_, sender) = self.socket.rings();
+        sender.is_dirty()
+    }
+
+    /// Puts a marker behind what was put into its ring, uncounted. Whether there is room.
+    pub(crate) fn mark(&mut self, marker: &[u8]) -> bool {
+        let (_, sender) = self.socket.rings();
+        sender.put(marker).is_ok()
     }
 
     /// Whether packets may be received.
@@ -207,6 +238,7 @@ impl<M: FrameMemory> Queue<M> for KernelPort {
             });
             received.packets += copied;
             received.too_large += too_large + u64::from(taken.too_large);
+            self.taken += u64::from(taken.frames + taken.too_large);
             for unused in into.drain(first + copied..) {
                 memory.give(unused);
             }
@@ -361,6 +393,7 @@ fn connection<M: FrameMemory>(
         queues: vec![Port::Kernel(KernelPort::new(socket))],
         control: Some(Box::new(control)),
         peer: format!("interface {}", link.name),
+        interface: Some(link.name.clone()),
         mac: Some(service_mac(link.mac)),
     }
 }

@@ -272,6 +272,7 @@ pub(crate) fn connections<M: FrameMemory>(links: Vec<Link>, kept: KeptAs) -> Vec
             queues: queues.collect(),
             control: Some(Box::new(control)),
             peer: link.peer_name,
+            interface: None,
             mac: None,
         }
     });

@@ -12,6 +12,7 @@ mod device;
 pub(crate) mod kernel;
 pub(crate) mod memif;
 mod null;
+pub(crate) mod tunnel;
 
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
@@ -30,6 +31,7 @@ pub use kernel::KernelPort;
 pub(crate) use memif::MAX_RING_SLOTS;
 pub use memif::MemifPort;
 pub use null::NullPort;
+pub use tunnel::TunnelPort;
 
 /// The capabilities of a kind of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +180,8 @@ pub(crate) struct Connection<M: FrameMemory> {
     pub(crate) control: Option<Box<dyn Control>>,
     /// The peer's name.
     pub(crate) peer: String,
+    /// Its interface of the kernel, where it is one.
+    pub(crate) interface: Option<String>,
     /// The MAC address of services' addresses there, where the control plane knows one.
     pub(crate) mac: Option<[u8; 6]>,
 }
@@ -315,6 +319,8 @@ port_kinds! {
     Kernel(KernelPort) connected by kernel::connect,
     /// A device whose frames are already in the worker's memory: its opener hands it over.
     Device(DevicePort<M>),
+    /// The end of a tunnel on another machine: connected by [`tunnel::connect`].
+    Tunnel(TunnelPort<M>),
 }
 
 impl<M: FrameMemory> Port<M> {

@@ -78,6 +78,7 @@ pub(crate) fn connect<M: FrameMemory>(
         queues: (0..workers).map(|_| Port::null()).collect(),
         control: None,
         peer: String::new(),
+        interface: None,
         mac: None,
     };
     Ok((0..PORT_LIMIT).map(|_| sink()).collect())

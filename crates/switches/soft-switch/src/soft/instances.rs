@@ -1,6 +1,7 @@
 //! The ports of instances: from a request to attach until the last worker has removed them.
 
 use std::convert::identity;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -8,9 +9,10 @@ use std::sync::mpsc;
 use model::{DropReason, PortKind, Slot};
 use switch::{Plan, PortSpec, SwitchError, SwitchEvent, SwitchReading};
 
+use super::paths::Doors;
 use super::resume::KeptPort;
 use super::workers::Workers;
-use super::{Report, ended, limit, system};
+use super::{Report, SoftSwitchConfig, ended, limit, system};
 use crate::ends::{End, Ends};
 use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
@@ -18,7 +20,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::keep::{Keep, KeptAs};
 use crate::message::Command;
 use crate::plan::home;
-use crate::port::{Connection, Control, Losses, Port, connector};
+use crate::port::{Connection, Control, Losses, Port, Queue as _, connector, tunnel};
 
 /// The instances of all slots.
 pub(super) struct Instances<M: FrameMemory> {
@@ -29,6 +31,8 @@ pub(super) struct Instances<M: FrameMemory> {
     report: mpsc::Sender<Report<M>>,
     keep: Option<Keep>,
     ends: Arc<Ends>,
+    /// The fast path, where there is one.
+    doors: Option<Arc<Doors>>,
     /// Packets that were lost between workers and instances' networks, by slot.
     lost: SlotMap<Lost>,
 }
@@ -86,14 +90,37 @@ struct Removing {
     outstanding: u64,
 }
 
+/// The same ports; those of a tunnel get the far end's name, by which the next run knows whether flows are those of the
+/// same machine.
+pub(super) fn named(mut port: PortSpec) -> PortSpec {
+    if let Some(at) = port.back_end.filter(|_| port.kind == PortKind::Tunnel) {
+        port.address = at.to_string().into();
+    }
+    port
+}
+
+/// The machine at the other end of a tunnel.
+fn far_end(port: &PortSpec) -> Option<Ipv4Addr> {
+    match port.back_end?.ip() {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
+}
+
 impl<M: FrameMemory> Instances<M> {
-    pub(super) fn new(report: mpsc::Sender<Report<M>>, keep: Option<Keep>, ends: Arc<Ends>) -> Instances<M> {
+    pub(super) fn new(
+        report: mpsc::Sender<Report<M>>,
+        config: &SoftSwitchConfig,
+        ends: Arc<Ends>,
+        doors: Option<Arc<Doors>>,
+    ) -> Instances<M> {
         Instances {
             places: (0..Slot::LIMIT).map(|_| None).collect(),
             used: 0,
             report,
-            keep,
+            keep: config.keep.clone(),
             ends,
+            doors,
             lost: SlotMap::default(),
         }
     }
@@ -131,9 +158,17 @@ impl<M: FrameMemory> Instances<M> {
     /// Begins to connect the ports of an instance, in a thread.
     pub(super) fn attach(&mut self, slot: Slot, port: PortSpec, workers: usize) -> Result<(), SwitchError> {
         self.may_attach(slot)?;
-        let connect = connector::<M>(port.kind).ok_or(SwitchError::Unsupported {
-            what: "connect ports of that kind",
-        })?;
+        let is_tunnel = port.kind == PortKind::Tunnel && self.ends.tunnels().only().is_some();
+        let connect = connector::<M>(port.kind);
+        if connect.is_none() && !is_tunnel {
+            return Err(SwitchError::Unsupported {
+                what: "connect ports of that kind",
+            });
+        }
+        if is_tunnel {
+            self.ends.tunnels().set(slot, far_end(&port));
+        }
+        let ends = Arc::clone(&self.ends);
         let data_ports = usize::from(port.data_ports);
         limit("data ports of an instance", data_ports, PORT_LIMIT)?;
         let mut attachment = Attachment::new(port.kind);
@@ -143,7 +178,10 @@ impl<M: FrameMemory> Instances<M> {
         std::thread::Builder::new()
             .name(format!("inco-attach-{}", slot.0))
             .spawn(move || {
-                let ports = connect(&port, workers, &abandoned, &kept);
+                let ports = match connect {
+                    Some(connect) => connect(&port, workers, &abandoned, &kept),
+                    None => tunnel::connect((slot, &port), &ends, workers, &abandoned),
+                };
                 // The receiver is gone only when the switch has ended.
                 let _ended = report.send(Report::Connected { slot, serial, ports });
             })
@@ -185,6 +223,7 @@ impl<M: FrameMemory> Instances<M> {
             queues: queues.into_iter().map(port).collect(),
             control: None,
             peer: String::new(),
+            interface: None,
             mac: None,
         });
         self.give_to_workers(slot, ports.collect(), identity, workers);
@@ -238,6 +277,7 @@ impl<M: FrameMemory> Instances<M> {
         workers: &mut Workers<M>,
     ) {
         let ends = Arc::clone(&self.ends);
+        let doors = self.doors.clone();
         let Some(attachment) = self.get(slot) else { return };
         let count = workers.len();
         // All ports of an instance have as many queues: else a worker would be the home of one port and not of
@@ -247,6 +287,14 @@ impl<M: FrameMemory> Instances<M> {
         attachment.peer = ports.first().map(|port| port.peer.clone()).unwrap_or_default();
         let is_end = attachment.is_end;
         ends.attach(slot, is_end);
+        if is_end
+            && let Some(doors) = &doors
+            && let [port] = ports.as_slice()
+            && let Some(interface) = &port.interface
+            && let Some(socket) = port.queues.first().and_then(|queue| queue.wait_fd())
+        {
+            doors.enter_instance(slot, interface, socket);
+        }
         let mut by_worker: Vec<Vec<Port<M>>> = (0..count).map(|_| Vec::new()).collect();
         for port in ports {
             attachment.controls.extend(port.control);
@@ -340,6 +388,7 @@ impl<M: FrameMemory> Instances<M> {
     }
 
     fn free(&mut self, slot: Slot) {
+        self.ends.tunnels().set(slot, None);
         if let Some(place) = self.places.get_mut(slot.index()) {
             *place = None;
         }
@@ -358,6 +407,15 @@ impl<M: FrameMemory> Instances<M> {
 
     /// Looks which ports have ended.
     pub(super) fn look(&mut self, events: &mut Vec<SwitchEvent>) {
+        for slot in (0..self.used).map(|slot| Slot(slot as u16)) {
+            if self.ends.tunnels().is_silent(slot) {
+                self.port_down(
+                    slot,
+                    "the machine at the other end of the tunnel does not answer".into(),
+                    events,
+                );
+            }
+        }
         let slots = (0..).map(Slot).zip(&mut self.places);
         let controls = slots.flat_map(|(slot, place)| {
             let controls = place.iter_mut().flat_map(|of| &mut of.controls);

@@ -4,12 +4,15 @@
 //! behind them, [`Questions`] the requests that all workers answer. Other threads connect ports and wait for peers;
 //! they send their results as a [`Report`].
 
+mod capabilities;
 mod captures;
 mod checks;
 mod hand_overs;
 mod identities;
 mod instances;
 mod pairs;
+mod path_told;
+mod paths;
 mod questions;
 mod resume;
 mod start;
@@ -24,14 +27,11 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc;
 
 use flow_table::{Ownership, TableConfig};
-use model::{
-    AffinityKey, DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, UplinkKind, VipMode,
-    WorkerId,
-};
+use model::{DropReason, FlowKey, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
-    Capabilities, EditKind, PickRecord, Plan, PortKind, PortSpec, Resumed, Switch, SwitchError, SwitchEvent,
-    SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
+    Capabilities, PickRecord, Plan, PortSpec, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading,
+    SwitchRequest, WakeUp, WorkerTotals,
 };
 
 use crate::ends::Ends;
@@ -42,58 +42,20 @@ use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
 use crate::shares::SharesMaker;
+use crate::tunnels::TunnelEnd;
+pub use capabilities::{CAPABILITIES, FAST_CAPABILITIES};
 use checks::Checks;
 use hand_overs::HandOvers;
 use identities::Identities;
 use instances::Instances;
 use pairs::InstancePairs;
 pub use pairs::{KernelPorts, pairs_in_use, remove_pairs};
+pub use paths::FastConfig;
 use questions::Questions;
 use resume::Leftover;
 use start::Board;
 use uplinks::Uplinks;
 use workers::Workers;
-
-/// The capabilities of the soft switch.
-pub const CAPABILITIES: Capabilities = Capabilities {
-    ports: &[
-        PortKind::Memif,
-        PortKind::Kernel,
-        PortKind::Frames,
-        PortKind::Null,
-    ],
-    uplinks: &[
-        UplinkKind::Memif,
-        UplinkKind::Veth,
-        UplinkKind::Pcap,
-        UplinkKind::Dpdk,
-        UplinkKind::Kernel,
-    ],
-    waiting_uplinks: true,
-    worker_limit: None,
-    edits: &[EditKind::Mac],
-    sees_openers: true,
-    relaxed_moves: true,
-    flow_counters: true,
-    return_matching: true,
-    ring_occupancy: true,
-    port_blocks: true,
-    signals: true,
-    pick_records: true,
-    captures: true,
-    service_changes: true,
-    chains: true,
-    checks: true,
-    vips: &[VipMode::L2, VipMode::Dnat],
-    affinity_keys: &[
-        AffinityKey::Flow,
-        AffinityKey::Addresses,
-        AffinityKey::Source,
-        AffinityKey::Inner,
-        AffinityKey::Spi,
-    ],
-    ..Capabilities::NONE
-};
 
 /// The settings of a soft switch.
 #[derive(Clone, Debug)]
@@ -115,9 +77,13 @@ pub struct SoftSwitchConfig {
     pub ownership: Ownership,
     /// The kernel ports of instances.
     pub kernel_ports: KernelPorts,
+    /// The near end of tunnels, if there are any.
+    pub tunnel: Option<TunnelEnd>,
     /// TCP connections of a service that may be half open, on all workers; [`None`]: on each worker a quarter of the
     /// IPv4 flows of its table.
     pub half_open: Option<u32>,
+    /// A fast path beside the worker, of which there is one then, on a CPU of its own.
+    pub fast: Option<FastConfig>,
     /// Who keeps tables, rings and sockets for the next run. What an earlier one left is taken over.
     pub keep: Option<Keep>,
 }
@@ -276,6 +242,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             [config.hash_key[0], config.hash_key[3]],
             config.keep.as_ref(),
             leftover.neighbours.take(),
+            uplinks::tunnels(config),
         );
         let ends = Arc::new(ends.map_err(|e| system("memory for the neighbours of uplinks", e))?);
         let shares = SharesMaker::new(config, leftover.shares.take());
@@ -286,10 +253,11 @@ impl<M: FrameMemory> SoftSwitch<M> {
             shares: &shares.pins,
         };
         let mut workers = Workers::start(config, memories, board, &mut leftover)?;
+        let doors = workers.doors();
         let mut switch = SoftSwitch {
-            instances: Instances::new(report.clone(), config.keep.clone(), Arc::clone(&ends)),
+            instances: Instances::new(report.clone(), config, Arc::clone(&ends), doors.clone()),
             pairs,
-            uplinks: Uplinks::new(&config.uplinks, ends, &mut workers),
+            uplinks: Uplinks::new(&config.uplinks, ends, doors, &mut workers),
             unclaimed: leftover.pinned(),
             identities,
             leftover,
@@ -318,7 +286,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     /// The instance of an earlier run, with its rings where they are there; or a new one.
     fn attach(&mut self, slot: Slot, port: PortSpec) -> Result<(), SwitchError> {
-        let port = self.pairs.port_of(slot, port)?;
+        let port = instances::named(self.pairs.port_of(slot, port)?);
         let identity = self.pairs.identity(port.clone());
         let workers = &mut self.workers;
         let kept = self.leftover.ports.remove(&slot);
@@ -514,8 +482,12 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         self.workers.add_to(into, used);
         self.uplinks.add_to(into);
         self.instances.add_to(into);
+        if let (Some(paths), Some(sum)) = (&self.workers.paths, into.workers.first_mut()) {
+            sum.fast_rules_limit = paths.told.limit();
+            sum.refused_promotions = paths.told.refused();
+        }
         into.at = clock::monotonic();
-        into.age = Nanos::ZERO;
+        into.age = paths::age(into);
         self.workers.mark(into, &self.alarm);
     }
 
@@ -539,11 +511,19 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             self.uplinks.look(&mut self.workers, events);
         }
         self.pairs.poll(now, before, events);
+        if let Some(paths) = &self.workers.paths {
+            paths.told.take(clock::monotonic(), events);
+        }
         if self.checks.devices_are_due(now) {
             self.uplinks.watch_devices(&mut self.workers, events);
             self.instances.watch(&mut self.workers);
         }
         self.workers.free_old();
+    }
+
+    fn path_of(&self, flow: &FlowKey) -> Option<String> {
+        let paths = self.workers.paths.as_ref()?;
+        Some(paths.told.path_of(clock::monotonic(), flow))
     }
 
     fn take_longest_gaps(&mut self) -> Vec<Nanos> {

@@ -26,6 +26,7 @@ use crate::message::{Ending, HandOff};
 use crate::plan::{LoadBoard, WorkerPlan};
 use crate::shares::SharedPins;
 use crate::table_memory::TableMemory;
+use crate::worker::paths::Paths;
 use crate::worker::{CommitPage, HalfOpen, Peers, Sleep, Worker, WorkerParts};
 
 /// The scheduler slice of a worker. It has little work each time that it wakes, and all packets wait for it.
@@ -56,13 +57,27 @@ impl<M: FrameMemory> Workers<M> {
         leftover: &mut Leftover,
     ) -> Result<Workers<M>, SwitchError> {
         let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::default()));
+        let (paths, part) = match &config.fast {
+            None => (None, None),
+            Some(_) if !matches!(config.workers.as_slice(), [Some(_)]) => {
+                return Err(SwitchError::Unsupported {
+                    what: "have a fast path without exactly one worker on a CPU of its own",
+                });
+            }
+            Some(fast) => {
+                let flood = (half_open(config).limits[0] / 2).max(1);
+                let (paths, parts) = super::paths::Paths::start(fast, flood, board.ends)?;
+                (Some(paths), Some(Box::new(Paths::new(parts))))
+            }
+        };
         let mut workers = Workers {
             handles: Vec::with_capacity(config.workers.len()),
             plans: Plans::new(Arc::clone(&plan)),
             captures: Captures::default(),
+            paths,
         };
         let parts = make(config, memories, (&plan, board), leftover, &mut workers.handles)?;
-        let started = run(parts, config, &mut workers.handles);
+        let started = run(parts, config, part, &mut workers.handles);
         if started.is_err() {
             workers.stop(Ending::Drop);
         }
@@ -214,22 +229,24 @@ fn new_commit(config: &SoftSwitchConfig, worker: usize, keep: &Keep) -> Result<C
 fn run<M: FrameMemory>(
     parts: Vec<WorkerParts<M>>,
     config: &SoftSwitchConfig,
+    mut paths: Option<Box<Paths>>,
     handles: &mut [WorkerHandle<M>],
 ) -> Result<(), SwitchError> {
     let each = parts.into_iter().zip(&config.workers).zip(handles);
     for (index, ((worker, cpu), handle)) in each.enumerate() {
         let cpu = *cpu;
+        let paths = paths.take();
         let thread = std::thread::Builder::new()
             .name(format!("inco-worker-{index}"))
             .spawn(move || {
-                if let Some(cpu) = cpu {
-                    pin_to(cpu);
-                }
+                let is_pinned = cpu.is_some_and(pin_to);
                 if let Err(error) = cpu_slice::of_this_thread(SLICE) {
                     tracing::debug!(%error, "a worker has no short slice and waits longer where others use its CPU");
                 }
                 let _ends = EndsWithPanic;
-                Worker::new(worker).run(clock::monotonic);
+                // The queue of one CPU keeps the order between both paths.
+                let paths = paths.filter(|_| is_pinned);
+                Worker::new(worker).beside(paths).run(clock::monotonic);
             })
             .map_err(|e| system("starting a worker", e))?;
         handle.thread = Some(thread);
@@ -249,14 +266,17 @@ impl Drop for EndsWithPanic {
     }
 }
 
-fn pin_to(cpu: usize) {
+/// Whether this thread is on that CPU alone.
+fn pin_to(cpu: usize) -> bool {
     let mut set = rustix::thread::CpuSet::new();
     if cpu < rustix::thread::CpuSet::MAX_CPU {
         set.set(cpu);
     }
-    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+    let pinned = rustix::thread::sched_setaffinity(None, &set);
+    if let Err(error) = &pinned {
         tracing::warn!(cpu, %error, "a worker could not be pinned to its CPU and runs on any");
     }
+    pinned.is_ok()
 }
 
 /// A ring per ordered pair of workers: the producers by sender and receiver, the consumers by receiver and sender.

@@ -270,6 +270,8 @@ mod tests {
 
     fn config(workers: usize, flows: usize, keep: &Keep) -> SoftSwitchConfig {
         SoftSwitchConfig {
+            fast: None,
+            tunnel: None,
             half_open: None,
             kernel_ports: super::super::KernelPorts::default(),
             workers: vec![None; workers],

@@ -10,6 +10,7 @@ use std::time::Duration;
 use model::UplinkId;
 use switch::{Plan, SwitchError, SwitchEvent, SwitchReading};
 
+use super::paths::Doors;
 use super::resume::{KeptPeer, KeptPort, Leftover};
 use super::workers::Workers;
 use super::{OpenDevice, Report, SoftSwitchConfig, UplinkConfig, UplinkDevice, ended, limit, system};
@@ -18,7 +19,8 @@ use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
 use crate::keep::KeptAs;
 use crate::message::Command;
-use crate::port::{Connection, Control, Listener, Losses, Port, kernel, memif};
+use crate::port::{Connection, Control, Listener, Losses, Port, Queue as _, kernel, memif};
+use crate::tunnels::Tunnels;
 
 /// Longest wait of an uplink's listener, after which it checks whether the switch ends.
 const LISTEN_STEP: Duration = Duration::from_millis(100);
@@ -30,6 +32,8 @@ pub(super) struct Uplinks<M: FrameMemory> {
     listeners: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     ends: Arc<Ends>,
+    /// The fast path, where there is one.
+    doors: Option<Arc<Doors>>,
     /// Addresses that are served, with their uplink.
     served: Vec<(UplinkId, IpAddr)>,
 }
@@ -132,6 +136,13 @@ pub(super) fn listen<M: FrameMemory>(
     Ok(listeners)
 }
 
+/// The tunnels of a configuration.
+pub(super) fn tunnels(config: &SoftSwitchConfig) -> Tunnels {
+    let uplink = config.tunnel.as_ref().map(|end| end.uplink.index());
+    let uplink = uplink.and_then(|index| config.uplinks.get(index));
+    Tunnels::new(config.tunnel.clone(), uplink.map_or(0, |uplink| uplink.max_frame))
+}
+
 /// The peers that are still connected from an earlier run.
 pub(super) fn peers<M: FrameMemory>(
     config: &SoftSwitchConfig,
@@ -148,7 +159,12 @@ pub(super) fn peers<M: FrameMemory>(
 
 impl<M: FrameMemory> Uplinks<M> {
     /// The uplinks of a switch. Their sinks are in place, and no peer is connected.
-    pub(super) fn new(uplinks: &[UplinkConfig], ends: Arc<Ends>, workers: &mut Workers<M>) -> Uplinks<M> {
+    pub(super) fn new(
+        uplinks: &[UplinkConfig],
+        ends: Arc<Ends>,
+        doors: Option<Arc<Doors>>,
+        workers: &mut Workers<M>,
+    ) -> Uplinks<M> {
         for (uplink, config) in (0..).map(UplinkId).zip(uplinks) {
             if config.device == UplinkDevice::Null {
                 workers.command_all(|| Command::AttachUplink {
@@ -162,6 +178,7 @@ impl<M: FrameMemory> Uplinks<M> {
             listeners: Vec::new(),
             stop: Arc::default(),
             ends,
+            doors,
             served: Vec::new(),
         }
     }
@@ -288,6 +305,12 @@ impl<M: FrameMemory> Uplinks<M> {
             let served = self.served.iter().filter(|(of, _)| *of == uplink);
             tell(state.interface.as_deref(), served);
         }
+        if let Some(doors) = &self.doors
+            && let Some(interface) = &peer.interface
+            && let Some(socket) = peer.queues.first().and_then(|queue| queue.wait_fd())
+        {
+            doors.enter_uplink(uplink, interface, socket);
+        }
         give_to_workers(uplink, peer.queues, state.max_frame, workers);
     }
 
@@ -353,7 +376,11 @@ impl<M: FrameMemory> Uplinks<M> {
             let own = of_instances.flat_map(|(slot, _)| self.ends.own(slot));
             let addresses = service.vip.iter().flat_map(|vip| &vip.addresses).chain(own);
             for address in addresses {
-                served.extend(service.uplinks.iter().map(|uplink| (*uplink, *address)));
+                let asked = service
+                    .uplinks
+                    .iter()
+                    .filter(|of| !self.ends.tunnels().receives(**of));
+                served.extend(asked.map(|uplink| (*uplink, *address)));
             }
         }
         for (uplink, state) in (0..).map(UplinkId).zip(&self.states) {

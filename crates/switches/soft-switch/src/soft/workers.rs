@@ -11,6 +11,7 @@ use rtrb::{Consumer, Producer};
 use switch::{Capture, SwitchError, SwitchReading, Usual};
 
 use super::captures::Captures;
+use super::paths::{Doors, Paths};
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Waker};
@@ -80,9 +81,16 @@ pub(super) struct Workers<M: FrameMemory> {
     pub(super) handles: Vec<WorkerHandle<M>>,
     pub(super) plans: Plans,
     pub(super) captures: Captures,
+    /// What writes the rules of the fast path beside the worker, if there is one.
+    pub(super) paths: Option<Paths>,
 }
 
 impl<M: FrameMemory> Workers<M> {
+    /// Where the fast path takes interfaces over, if there is one.
+    pub(super) fn doors(&self) -> Option<Arc<Doors>> {
+        self.paths.as_ref().map(|paths| Arc::clone(&paths.doors))
+    }
+
     /// Number of workers.
     pub(super) fn len(&self) -> usize {
         self.handles.len()
@@ -260,6 +268,10 @@ impl<M: FrameMemory> Workers<M> {
 
     /// Ends all of them.
     pub(super) fn stop(&mut self, ending: Ending) {
+        // The workers get all packets again.
+        if let Some(paths) = &mut self.paths {
+            paths.stop();
+        }
         for handle in &mut self.handles {
             handle.backlog.push_back(Command::Stop(ending));
         }

@@ -9,6 +9,7 @@ use crate::instance::InstancePorts;
 use crate::message::{Command, WorkerEvent};
 use crate::port::{Port, Queue as _};
 use crate::worker::housekeeping::{Removal, Sweep};
+use crate::worker::rules::{entrance_of_slot, entrance_of_uplink};
 use crate::worker::{DRAIN_BURSTS, Worker};
 
 /// Commands taken per turn: an upper bound on what a turn may spend on the control plane.
@@ -37,6 +38,7 @@ impl<M: FrameMemory> Worker<M> {
             Command::AttachInstance { slot, ports } => self.attach_instance(slot, ports),
             Command::RemoveInstance { slot, failed } => self.remove_instance(slot, failed),
             Command::FailInstance { slot } => {
+                self.cx.shut_paths_of(slot);
                 self.take_back(slot);
                 self.returns.set_pollable(slot, false);
                 // Out of this worker, before another worker moves one of its flows.
@@ -59,6 +61,7 @@ impl<M: FrameMemory> Worker<M> {
                 }
             }
             Command::PurgeSlot { slot, failed } => {
+                self.cx.shut_paths_of(slot);
                 if failed || !self.begin_to_empty(slot) {
                     self.sweep(Sweep {
                         slot,
@@ -70,6 +73,7 @@ impl<M: FrameMemory> Worker<M> {
             Command::Mappings(request) => self.begin_with_mappings(request),
             Command::Change(Change::PurgeFlow(key)) => {
                 let hash = self.cx.hasher.hash(&key);
+                self.cx.shut_path(&key, hash);
                 if self.cx.view.chains.are_there {
                     self.unpin_in_chain(&key);
                 } else if !self.begin_move(&key, None) && !self.unpin_relaxed(&key, hash) {
@@ -109,7 +113,13 @@ impl<M: FrameMemory> Worker<M> {
                     self.cx.send_event(WorkerEvent::Recorded(record));
                 }
             }
-            Command::Capture(capture) => self.begin_capture(capture),
+            Command::Capture(capture) => {
+                self.begin_capture(capture);
+                // It is to see all packets.
+                if let Some((paths, with)) = self.cx.paths() {
+                    paths.shut_all(&with, |_| false);
+                }
+            }
             Command::Stop(ending) => self.ending = Some(ending),
         }
     }
@@ -117,6 +127,9 @@ impl<M: FrameMemory> Worker<M> {
     fn attach_instance(&mut self, slot: Slot, mut ports: Box<InstancePorts<M>>) {
         for port in ports.ports() {
             self.sleep.watch(port);
+        }
+        if let Some((paths, _)) = self.cx.paths() {
+            paths.restart(entrance_of_slot(slot));
         }
         let plan = self.cx.view.published();
         if let Some(slot_plan) = plan.slot(slot) {
@@ -136,6 +149,7 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     fn remove_instance(&mut self, slot: Slot, failed: bool) {
+        self.cx.shut_paths_of(slot);
         if failed {
             // Packets that it returned after its failure are dropped.
             self.egress.outboxes.flush_instance(slot, &mut self.cx);
@@ -210,6 +224,9 @@ impl<M: FrameMemory> Worker<M> {
 
     fn attach_uplink(&mut self, uplink: UplinkId, port: Box<Port<M>>) {
         self.sleep.watch(&port);
+        if let Some((paths, _)) = self.cx.paths() {
+            paths.restart(entrance_of_uplink(uplink));
+        }
         self.cx.ports.uplinks[uplink] = Some(port);
         self.housekeeping.forget_broken(uplink);
         self.tap_new_ports();
@@ -218,6 +235,9 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Gives an uplink's port back, after the packets that its peer had sent: they were offered, so they are steered.
     fn detach_uplink(&mut self, uplink: UplinkId) {
+        if let Some((paths, with)) = self.cx.paths() {
+            paths.shut_all(&with, |rule| rule.uplink != uplink);
+        }
         // Steering needs the plan that was in force for the earlier commands.
         self.load_plan();
         for _ in 0..DRAIN_BURSTS {

@@ -17,6 +17,8 @@ use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
 use crate::worker::chain::Chains;
+use crate::worker::paths::Paths;
+use crate::worker::rules::PathContext;
 use crate::worker::tap::{Seen, Tap};
 
 /// State that all stages of a worker use.
@@ -41,6 +43,8 @@ pub(crate) struct Context<M: FrameMemory> {
     pub(crate) tap: Tap,
     /// Messages of instances about moves with state, with their slots, of this turn: at most [`MESSAGES_LIMIT`].
     pub(crate) said: Vec<(Slot, M::Frame)>,
+    /// The fast path beside it, if there is one.
+    pub(crate) paths: Option<Box<Paths>>,
 }
 
 /// Messages that a worker takes in one turn, at most: one for each phase of all its moves. More come from an instance that
@@ -48,6 +52,37 @@ pub(crate) struct Context<M: FrameMemory> {
 pub(crate) const MESSAGES_LIMIT: usize = 1024;
 
 impl<M: FrameMemory> Context<M> {
+    /// The fast path, and what its rules are looked at with.
+    #[inline]
+    pub(crate) fn paths(&mut self) -> Option<(&mut Paths, PathContext<'_, M>)> {
+        let context = PathContext {
+            now: self.now,
+            counters: &self.counters,
+            ends: &self.ends,
+            view: &self.view,
+            ports: &self.ports,
+            is_captured: self.tap.is_on(),
+        };
+        Some((self.paths.as_deref_mut()?, context))
+    }
+
+    /// Shuts the rule of a flow that is about to get an instance, or to lose its own.
+    #[inline(always)]
+    pub(crate) fn shut_path(&mut self, key: &FlowKey, hash: u64) {
+        if self.paths.as_ref().is_some_and(|paths| paths.has_rules())
+            && let Some((paths, with)) = self.paths()
+        {
+            paths.forget(key, hash, &with);
+        }
+    }
+
+    /// Shuts the rules of all flows of an instance.
+    pub(crate) fn shut_paths_of(&mut self, slot: Slot) {
+        if let Some((paths, with)) = self.paths() {
+            paths.shut_all(&with, |rule| rule.slot != slot);
+        }
+    }
+
     /// Drops a packet that was not offered to a service.
     #[cold]
     pub(crate) fn discard(&mut self, frame: M::Frame, reason: DropReason) {
@@ -100,6 +135,8 @@ pub(crate) struct Ports<M: FrameMemory> {
     pub(crate) sent_to: Vec<(Slot, usize)>,
     /// Data ports that gave packets in this turn, each once.
     pub(crate) received_from: Vec<(Slot, usize)>,
+    /// The uplink that packets of tunnels were put into in this turn.
+    pub(crate) tunnelled: Option<UplinkId>,
     /// Whether an uplink gave packets in this turn.
     pub(crate) uplinks_gave: bool,
 }
@@ -112,8 +149,20 @@ impl<M: FrameMemory> Ports<M> {
             attached: Vec::with_capacity(Slot::LIMIT),
             sent_to: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
             received_from: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
+            tunnelled: None,
             uplinks_gave: false,
         }
+    }
+
+    /// Whether a port of the kernel has not taken all that it was to send.
+    pub(crate) fn are_busy(&mut self) -> bool {
+        let mut are = false;
+        self.for_each(|port| {
+            if let Port::Kernel(port) = port {
+                are |= port.is_busy();
+            }
+        });
+        are
     }
 
     /// Calls `visit` with each port.
@@ -224,6 +273,11 @@ impl Route {
             home: plan.home(slot, id, workers),
             serves: slot_plan.state.serves(),
         })
+    }
+
+    /// The first uplink of its service.
+    pub(crate) fn first_uplink(&self) -> UplinkId {
+        self.uplinks[0]
     }
 
     /// The data port for a packet that came in on that uplink. One of the flow that came in elsewhere still reaches

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use flow_table::Lanes;
 use model::{DropReason, Fallback, InstanceId, ServiceId, Slot, UplinkId};
+use packet::vxlan;
 use rtrb::Producer;
 
 use crate::BURST_FRAMES;
@@ -209,6 +210,7 @@ impl<M: FrameMemory> Egress<M> {
         (fallback, reason): (Fallback, DropReason),
         cx: &mut Context<M>,
     ) {
+        cx.ends.tunnels().hear(uplink, frame.bytes());
         if cx.ends.answer(&mut frame, uplink, &cx.view.plan) {
             return self.send_to_uplink(frame, uplink, cx);
         }
@@ -220,6 +222,31 @@ impl<M: FrameMemory> Egress<M> {
                 self.send_to_uplink(frame, uplink, cx);
             }
         }
+    }
+
+    /// Whether an uplink has packets to flush.
+    pub(crate) fn is_touched(&self, uplink: UplinkId) -> bool {
+        self.uplinks_touched[uplink.index() % UplinkId::LIMIT]
+    }
+
+    /// Asks for the machines at the far ends of tunnels that are to be asked now, where this worker has the uplink.
+    #[cold]
+    pub(crate) fn ask_neighbours(&mut self, cx: &mut Context<M>) {
+        let ends = Arc::clone(&cx.ends);
+        ends.tunnels().questions(cx.now, |end, slot, asked| {
+            let (Some(mac), Some(mut frame)) = (ends.mac(end.uplink), cx.memory.take()) else {
+                return;
+            };
+            // Nobody offered it, and it leaves by the uplink.
+            let counters = &cx.counters.slots[slot];
+            counters.originated.add(1);
+            counters.back_packets.add(1);
+            if let Some(room) = frame.room().first_chunk_mut::<{ vxlan::ARP_FRAME }>() {
+                vxlan::ask(room, mac, end.address, asked);
+                frame.set_len(vxlan::ARP_FRAME);
+            }
+            self.send_to_own_uplink(frame, end.uplink, cx);
+        });
     }
 
     /// Marks an uplink as one with packets to flush.
@@ -279,6 +306,9 @@ impl<M: FrameMemory> Egress<M> {
     pub(crate) fn flush(&mut self, cx: &mut Context<M>) {
         if self.outboxes.waiting() > 0 {
             self.outboxes.flush(cx);
+        }
+        if let Some(uplink) = cx.ports.tunnelled.take() {
+            self.touch(uplink);
         }
         let Ports {
             sent_to,

@@ -16,14 +16,18 @@ pub(crate) fn count<M: FrameMemory>(
     lookup: &mut Lookup,
     cx: &Context<M>,
 ) -> bool {
-    if info.is_icmp_error {
-        return true;
-    }
     let hash = cx.hasher.hash(&info.key);
     let table = &mut lookup.table;
     let pins = table
         .lookup(&info.key, hash)
         .map(|entry| (entry, table.pins(entry)));
+    if info.is_icmp_error {
+        // It is about what the instance got. In another one's flow, it would end that.
+        return match pins {
+            Some((_, pins)) if pins != [Slot::NONE; 2] => pins.contains(&slot),
+            _ => opens,
+        };
+    }
     let entry = match pins {
         Some((entry, pins)) if pins.contains(&slot) => Some(entry),
         // Its flow was given to another one.

@@ -21,6 +21,8 @@ const SWEEP_ENTRIES_PER_TURN: usize = 2048;
 const EXPIRIES_PER_TURN: usize = BURSTS_PER_TURN * BURST_FRAMES;
 /// Interval at which gauges of rings are refreshed and dumps continue when no packets come.
 const PERIOD: Nanos = Nanos::from_millis(1);
+/// Interval at which a worker looks which machines at the far ends of tunnels are to be asked.
+const ASKING_PERIOD: Nanos = Nanos::from_millis(10);
 
 /// Interval at which flows of listed associations count as used: a quarter of the shortest timeout that a configuration with
 /// such a list may have, so that none expires. At most 256 lookups then: about 10 µs.
@@ -45,6 +47,8 @@ pub(crate) struct Housekeeping {
     due: Nanos,
     /// When listed associations are kept again.
     associations_due: Nanos,
+    /// When machines at the far ends of tunnels are looked at again.
+    asking_due: Nanos,
     /// Uplinks whose broken port has been reported, a bit each.
     broken_uplinks: u32,
     /// Slots whose pins are being removed, a part per turn.
@@ -59,11 +63,22 @@ impl Housekeeping {
         Housekeeping {
             due: Nanos::ZERO,
             associations_due: Nanos::ZERO,
+            asking_due: Nanos::ZERO,
             broken_uplinks: 0,
             sweeps: Vec::with_capacity(Slot::LIMIT),
             dump: None,
             expiry_is_behind: false,
         }
+    }
+
+    /// Whether machines at the far ends of tunnels are to be looked at.
+    #[inline]
+    pub(crate) fn is_asking(&mut self, now: Nanos) -> bool {
+        let is_due = now >= self.asking_due;
+        if is_due {
+            self.asking_due = now + ASKING_PERIOD;
+        }
+        is_due
     }
 
     /// Whether work remains for the next turn, so that the worker must not sleep.

@@ -1,5 +1,7 @@
 //! Ingress: bursts of frames come from uplinks and from other workers, and exceptions are listed.
 
+use std::sync::Arc;
+
 use model::{DropReason, UplinkId};
 use packet::{FragmentTracker, Parsed};
 use rtrb::Consumer;
@@ -11,6 +13,7 @@ use crate::port::Queue as _;
 use crate::worker::context::Context;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
+use crate::worker::tap::Seen;
 
 /// A packet of a burst that is not fast-path eligible.
 pub(crate) struct Exception {
@@ -40,6 +43,8 @@ pub(crate) struct Ingress<M: FrameMemory> {
     pub(crate) exceptions: Vec<Exception>,
     /// Fragments that wait for their first one.
     pub(crate) fragments: FragmentTracker<(M::Frame, Origin)>,
+    /// Datagrams in fragments that instances send which end connections, by instance. None waits here.
+    pub(crate) own_fragments: FragmentTracker<()>,
     /// Rings from the other workers, by worker; `None` at its own place.
     from_peers: Vec<Option<Consumer<HandOff<M::Frame>>>>,
     /// Frames from another worker.
@@ -55,6 +60,7 @@ impl<M: FrameMemory> Ingress<M> {
             frames: Vec::with_capacity(BURST_FRAMES),
             exceptions: Vec::with_capacity(BURST_FRAMES),
             fragments: FragmentTracker::new(fragment_key),
+            own_fragments: FragmentTracker::new(fragment_key),
             from_peers,
             arrived: Vec::with_capacity(BURST_FRAMES),
         }
@@ -77,6 +83,18 @@ impl<M: FrameMemory> Ingress<M> {
             return 0;
         }
         cx.ports.uplinks_gave = true;
+        if cx.ends.tunnels().receives(uplink) {
+            let (tap, now) = (&mut cx.tap, cx.now);
+            let of = Seen {
+                uplink: Some(uplink),
+                ..Seen::default()
+            };
+            let ends = Arc::clone(&cx.ends);
+            ends.tunnels()
+                .open(uplink, &mut self.frames, &mut cx.memory, &cx.counters, |bytes| {
+                    tap.see_dropped(now, of, DropReason::Tunnel, bytes);
+                });
+        }
         let (mut lengths, segments) = parser.parse(&self.frames, cx, &mut lookup.table);
         if let Some(port) = &mut cx.ports.uplinks[uplink]
             && !port.are_valid(lengths.longest as usize, segments)

@@ -1,7 +1,7 @@
 //! Lookup: the instance that a packet's flow is pinned to. This stage owns the flow table.
 
 use flow_table::{EntryIndex, FlowTable};
-use model::{ServiceId, Slot};
+use model::{ServiceId, Slot, UplinkId};
 use packet::{PacketInfo, Parsed};
 use switch::ServicePlan;
 
@@ -54,14 +54,24 @@ impl Lookup {
 
     /// Records a burst for the heaviest flows. A flow of another worker is counted there.
     #[inline]
-    pub(crate) fn sample<M: FrameMemory>(&mut self, frames: &[M::Frame], cx: &Context<M>) {
+    pub(crate) fn sample<M: FrameMemory>(
+        &mut self,
+        frames: &[M::Frame],
+        uplink: UplinkId,
+        cx: &mut Context<M>,
+    ) {
+        let mut flow = None;
         self.elephants.note(frames.len(), cx.now, |drawn| {
             let Parsed::Flow(info) = packet::parse(frames.get(drawn)?.bytes()) else {
                 return None;
             };
             let is_own = cx.other_owner(&info.key).is_none();
-            is_own.then(|| (info.key, cx.hasher.hash(&info.key)))
+            flow = is_own.then(|| (info.key, cx.hasher.hash(&info.key)));
+            flow
         });
+        if let (Some((key, hash)), Some((paths, with))) = (flow, cx.paths()) {
+            paths.draw((&key, hash), uplink, &self.table, &with);
+        }
     }
 
     /// Looks a packet's flow up, and counts the packet.

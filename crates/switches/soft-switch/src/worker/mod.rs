@@ -16,6 +16,7 @@
 
 mod blocks;
 mod chain;
+mod choice;
 mod commands;
 pub(crate) mod commit;
 mod content;
@@ -30,7 +31,9 @@ mod lookup;
 mod moves;
 pub(crate) mod outbox;
 mod parse;
+pub(crate) mod paths;
 mod returns;
+pub(crate) mod rules;
 mod set_up;
 mod sleep;
 mod state_moves;
@@ -65,6 +68,7 @@ use ingress::Ingress;
 use lookup::Lookup;
 use moves::Moves;
 use parse::Parser;
+use paths::Paths;
 use returns::{Onward, Returns};
 use set_up::SetUp;
 use state_moves::StateMoves;
@@ -182,6 +186,7 @@ impl<M: FrameMemory> Worker<M> {
                 events: parts.events,
                 tap: Tap::new(),
                 said: Vec::with_capacity(context::MESSAGES_LIMIT),
+                paths: None,
             },
             parser: Parser::new(),
             ingress: Ingress::new(parts.fragment_key, peers.from),
@@ -197,6 +202,12 @@ impl<M: FrameMemory> Worker<M> {
             leaving: peers.leaving,
             ending: None,
         }
+    }
+
+    /// The same, beside a fast path if there is one.
+    pub(crate) fn beside(mut self, paths: Option<Box<Paths>>) -> Worker<M> {
+        self.cx.paths = paths;
+        self
     }
 
     /// One step: commands, plan, every port once, housekeeping. Returns how many packets were moved.
@@ -225,8 +236,38 @@ impl<M: FrameMemory> Worker<M> {
         self.housekeeping
             .expire(&mut self.lookup, &mut self.ingress, &self.set_up, &mut self.cx);
         self.continue_sweep();
-        self.egress.flush(&mut self.cx);
+        self.ask_neighbours();
+        if self.cx.paths.is_some() {
+            self.commit_with_paths();
+        } else {
+            self.egress.flush(&mut self.cx);
+        }
         moved
+    }
+
+    /// The end of a turn beside a fast path: its rules are looked at, and what is done is marked.
+    fn commit_with_paths(&mut self) {
+        if let Some((paths, with)) = self.cx.paths() {
+            paths.turn(&mut self.lookup.table, &with);
+        }
+        self.egress.outboxes.flush(&mut self.cx);
+        let Context {
+            paths,
+            ports,
+            view,
+            now,
+            ..
+        } = &mut self.cx;
+        if let Some(paths) = paths {
+            paths.mark(*now, ports, &mut self.egress, |slot| {
+                view.routes[slot].first_uplink()
+            });
+        }
+        self.egress.flush(&mut self.cx);
+        let Context { paths, ports, .. } = &mut self.cx;
+        if let Some(paths) = paths {
+            paths.committed(ports);
+        }
     }
 
     /// Turns until it is told to stop. `clock` gives monotonic time.
@@ -272,9 +313,23 @@ impl<M: FrameMemory> Worker<M> {
         self.shut_down();
     }
 
+    /// Asks for the machines at the far ends of tunnels, if this worker has the uplink that carries them.
+    #[inline]
+    fn ask_neighbours(&mut self) {
+        if let Some(end) = self.cx.ends.tunnels().only()
+            && end.uplink.index() % self.cx.workers == self.cx.id.index()
+            && self.housekeeping.is_asking(self.cx.now)
+        {
+            self.egress.ask_neighbours(&mut self.cx);
+        }
+    }
+
     /// Whether work remains for the next turn.
     fn has_work(&self) -> bool {
-        self.housekeeping.is_behind() || !self.moves.is_empty() || self.state_moves.is_active()
+        self.housekeeping.is_behind()
+            || !self.moves.is_empty()
+            || self.state_moves.is_active()
+            || self.cx.paths.as_ref().is_some_and(|paths| paths.has_work())
     }
 
     /// Takes nothing more from uplinks, and turns until nothing waits in a worker or on its way to one. Returns how
@@ -298,9 +353,10 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     fn wait(&mut self) {
+        let asks = self.cx.ends.tunnels().only().is_some();
         let Context { ports, view, .. } = &mut self.cx;
         let (commands, ingress) = (&self.commands, &self.ingress);
-        let keeps = self.lookup.table.flows() > 0 || ingress.fragments.next_deadline().is_some();
+        let keeps = asks || self.lookup.table.flows() > 0 || ingress.fragments.next_deadline().is_some();
         self.sleep.wait(ports, keeps, || {
             view.is_outdated() || !commands.is_empty() || ingress.in_rings() > 0
         });
@@ -326,6 +382,11 @@ impl<M: FrameMemory> Worker<M> {
                 }
             }
             self.egress.lanes_are_stale = true;
+            if let Some((paths, with)) = cx.paths() {
+                paths.shut_all(&with, |rule| {
+                    with.eligible(rule.slot, rule.uplink) == Some(rule.instance)
+                });
+            }
         }
         self.set_up
             .list_candidates(&cx.view.plan, &self.lookup.table, &cx.counters, cx.now);
@@ -389,6 +450,9 @@ impl<M: FrameMemory> Worker<M> {
             self.cx.discard(frame, DropReason::Shutdown);
         }
         self.egress.flush(&mut self.cx);
+        if let Some((paths, with)) = self.cx.paths() {
+            paths.count_all(&mut self.lookup.table, &with);
+        }
         for &slot in &self.cx.ports.attached {
             if let Some(instance) = &mut self.cx.ports.instances[slot] {
                 let outstanding = std::mem::take(&mut instance.outstanding);

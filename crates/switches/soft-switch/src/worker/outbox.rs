@@ -4,13 +4,14 @@
 use std::vec::Drain;
 
 use flow_table::{Burst, FlowTable, Lanes};
-use model::{CapturePoint, DropReason, Nanos, ServiceId, Slot};
+use model::{CapturePoint, DropReason, Nanos, ServiceId, Slot, UplinkId};
 use simd::{Kernel, Words};
 
 use crate::BURST_FRAMES;
 use crate::counters::WorkerCounters;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::instance::PORT_LIMIT;
+use crate::port::{Port, Queue as _};
 use crate::table_memory::TableMemory;
 use crate::worker::BURSTS_PER_TURN;
 use crate::worker::context::Context;
@@ -299,6 +300,24 @@ impl Offered {
     }
 }
 
+/// Sends packets of tunnels out of their uplink, and leaves the list empty.
+#[inline(never)]
+fn leave<M: FrameMemory>(
+    uplink: UplinkId,
+    frames: &mut Vec<M::Frame>,
+    port: &mut Option<Box<Port<M>>>,
+    memory: &mut M,
+    counters: &WorkerCounters,
+) {
+    if let Some(port) = port {
+        return port.send_burst(frames, None, memory);
+    }
+    let lost = frames.len() as u64;
+    counters.uplinks[uplink].dropped.add(lost);
+    counters.drop_packets(DropReason::UplinkDown, lost);
+    memory.give_all(frames);
+}
+
 /// Outboxes being emptied.
 struct Flush<'a, M: FrameMemory> {
     boxes: &'a mut [Outbox<M::Frame>; OUTBOXES],
@@ -366,6 +385,17 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
                 }
             },
         );
+        if let Some(Some(Port::Tunnel(tunnel))) = instance.ports.get_mut(port) {
+            let (uplink, frames) = tunnel.leaving();
+            leave(
+                uplink,
+                frames,
+                &mut cx.ports.uplinks[uplink],
+                &mut cx.memory,
+                &cx.counters,
+            );
+            cx.ports.tunnelled = Some(uplink);
+        }
         if sent.full + sent.too_large > 0 {
             cx.counters.drop_packets(DropReason::InstanceRingFull, sent.full);
             cx.counters.drop_packets(DropReason::TooLarge, sent.too_large);

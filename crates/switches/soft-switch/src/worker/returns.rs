@@ -2,7 +2,7 @@
 //! services it goes on to the next one.
 
 use flow_table::EntryIndex;
-use model::{CapturePoint, DropReason, Nanos, Slot};
+use model::{CapturePoint, DropReason, FlowKey, Nanos, Slot};
 use packet::Parsed;
 use rtrb::Producer;
 
@@ -274,7 +274,7 @@ impl<M: FrameMemory> Returns<M> {
         let mut others = to.lookup.table.count_returned_burst(&to.parser.burst, slot);
         while others != 0 {
             if let Some(frame) = self.frames.get(others.trailing_zeros() as usize) {
-                count(frame, slot, to.lookup, to.cx);
+                count(frame, slot, to);
             }
             others &= others - 1;
         }
@@ -296,7 +296,7 @@ pub(crate) fn send_as_it_is<M: FrameMemory>(frame: M::Frame, of: Returned, to: &
     {
         return to.egress.hand_off(owner, frame, Destination::Return(of), to.cx);
     }
-    if count(&frame, of.slot, to.lookup, to.cx) {
+    if count(&frame, of.slot, to) {
         to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
         to.egress.send_to_uplink(frame, of.uplink, to.cx);
     } else {
@@ -318,12 +318,21 @@ pub(crate) fn discard_spoofed<M: FrameMemory>(frame: M::Frame, slot: Slot, cx: &
 }
 
 /// Counts a returned packet with its flow, which is this worker's. Whether it may leave.
-fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) -> bool {
+fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, to: &mut Onward<'_, M>) -> bool {
+    let (lookup, cx) = (&mut *to.lookup, &*to.cx);
     if let Some(opens) = cx.ends.opens(slot) {
         return match packet::parse(frame.bytes()) {
             Parsed::Flow(info) => ends::count(&info, slot, opens, lookup, cx),
-            // The first one has the ports; the others follow it.
-            Parsed::Fragment(_) => true,
+            Parsed::Fragment(of) => {
+                // The first one has the ports. The others must be of a datagram whose first one this instance has sent:
+                // instances may have one address, and a datagram is made from whatever has its number.
+                (!of.is_first() || ends::count(&of.info, slot, opens, lookup, cx))
+                    && to
+                        .ingress
+                        .own_fragments
+                        .follow(&of_slot(of, slot), cx.now)
+                        .is_ok()
+            }
             Parsed::Other { .. } | Parsed::Invalid(_) => false,
         };
     }
@@ -331,6 +340,17 @@ fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: 
         cx.counters.slots[slot].return_unmatched.add(1);
     }
     true
+}
+
+/// A fragment as of a network that only this instance is in.
+fn of_slot(mut of: packet::Fragment, slot: Slot) -> packet::Fragment {
+    // No VLAN has such a number.
+    let network = 4096 + slot.0;
+    match &mut of.info.key {
+        FlowKey::V4(key) => key.vlan = network,
+        FlowKey::V6(key) => key.vlan = network,
+    }
+    of
 }
 
 fn is_counted<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) -> bool {

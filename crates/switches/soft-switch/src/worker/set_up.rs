@@ -6,21 +6,20 @@ use flow_table::{FlowTable, Full};
 use interfaces::is_checker;
 use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId, protocol};
 use packet::PacketInfo;
-use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use switch::{PickRecord, Plan, ServicePlan, SlotPlan};
 
 use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
-use crate::message::WorkerEvent;
 use crate::plan::LoadBoard;
-use crate::shares::{Shared, Shares};
+use crate::shares::Shares;
 use crate::table_memory::TableMemory;
+use crate::worker::choice::Choice;
 use crate::worker::context::Context;
 use crate::worker::egress::Decision;
 use crate::worker::lookup::{Lookup, Missed};
-use crate::worker::unknown::{HalfOpen, TcpPart, public_hash};
+use crate::worker::unknown::{HalfOpen, TcpPart};
 
 /// Maximum number of flows with a chosen destination that have sent no packet since. Beyond it, the scheduler decides
 /// for one of them.
@@ -29,14 +28,14 @@ const DESTINATIONS: usize = 64;
 /// A service on this worker: its scheduler and the instances that take new flows.
 pub(super) struct ServiceState {
     pub(super) id: ServiceId,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     /// Whether that goes by a hash alone.
-    goes_by_hash: bool,
+    pub(super) goes_by_hash: bool,
     pub(super) candidates: Candidates,
     /// Expected rate of a new flow, in the service's metric.
     pub(super) expected: f32,
     /// A requested record of the next decision.
-    record: Option<Box<PickRecord>>,
+    pub(super) record: Option<Box<PickRecord>>,
     /// Who picks by the hash alone where the service's scheduler does not.
     by_hash: Scheduler,
     /// Until when the middle of unknown connections goes by the hash, because their first packets have.
@@ -56,6 +55,13 @@ impl ServiceState {
         // flows to an instance that is not theirs.
         self.by_hash.settle(&self.candidates);
         self.by_hash.pick(flow, &self.candidates)
+    }
+
+    /// The picked candidate: its place among them, and its slot.
+    #[inline(always)]
+    pub(super) fn picked(&self, pick: Pick) -> Option<(usize, Slot)> {
+        let index = pick.index()?;
+        Some((index, self.candidates.get(index)?.slot))
     }
 
     /// Shows the scheduler's weights in the counters, where it has new ones.
@@ -122,7 +128,7 @@ pub(crate) struct SetUp {
     pub(super) shares: Arc<OnceLock<Shares>>,
     pub(super) half_open: HalfOpen,
     /// Chosen slots of flows that lost their pin, in place of the scheduler's.
-    destinations: Vec<(FlowKey, Slot)>,
+    pub(super) destinations: Vec<(FlowKey, Slot)>,
     /// Number of packets so far for whose flow an instance was picked.
     pub(crate) count: u64,
 }
@@ -229,6 +235,7 @@ impl SetUp {
             if let Some(state) = self.services.iter_mut().find(|s| s.id == slot_plan.service) {
                 state.candidates.push(Candidate {
                     slot,
+                    place: slot_plan.place,
                     capacity: plan.capacity(slot_plan),
                     load: self.loads.load(slot) + self.pinned[slot],
                     weight: slot_plan.weight,
@@ -330,6 +337,7 @@ impl SetUp {
         enter: impl FnOnce(&mut FlowTable<TableMemory>, Place) -> Result<bool, Full>,
     ) -> Decision {
         self.count += 1;
+        cx.shut_path(opening.key, opening.hash);
         let plan = &*cx.view.plan;
         let &Opening {
             key, direction, hash, ..
@@ -385,47 +393,42 @@ impl SetUp {
             expected,
             dscp: opening.dscp,
         };
-        let mut shared = None;
-        if service.affinity_key.shares_addresses() {
-            shared = Shared::of(service, || key.tuple(direction)).zip(self.shares.get());
-        }
-        let is_recovered =
-            opening.part == TcpPart::Middle && (service.recovers || cx.now < state.by_hash_until);
-        if is_recovered || shared.is_some() || state.goes_by_hash {
-            flow.hash = public_hash(key, shared.map(|(of, _)| of).as_ref());
-        }
-        let destination = if self.destinations.is_empty() {
-            None
+        let is_ordinary = opening.part != TcpPart::Middle
+            && !state.goes_by_hash
+            && state.record.is_none()
+            && !service.affinity_key.shares_addresses()
+            && self.destinations.is_empty();
+        let choice = if is_ordinary {
+            let pick = state.scheduler.pick(&flow, &state.candidates);
+            state.picked(pick).map(|(index, slot)| Choice {
+                index,
+                slot,
+                is_overcommitted: matches!(pick, Pick::Overcommitted(_)),
+                is_recovered: false,
+                is_shared: false,
+            })
         } else {
-            take_destination(&mut self.destinations, key, &state.candidates)
+            self.choose_with_care(place, opening, &mut flow, cx)
         };
-        let known = shared.and_then(|(of, shares)| {
-            let slot = shares.find(&of, cx.now, |slot| state.candidates.index_of(slot).is_some())?;
-            Some((state.candidates.index_of(slot)?, slot))
-        });
-        let destination = destination.or(known);
-        let pick = match destination {
-            Some((index, _)) if known.is_some() => Pick::Fits(index),
-            _ if is_recovered => state.pick_by_hash(&flow),
-            _ if state.record.is_none() => state.scheduler.pick(&flow, &state.candidates),
-            _ => recorded_pick(state, &flow, &mut cx.events, counters),
+        let plan = &*cx.view.plan;
+        let Some((service, state)) = plan.services.get(place).zip(self.services.get_mut(place)) else {
+            return Decision::Fallback(plan.unmatched);
         };
-        let picked = || Some((pick.index()?, state.candidates.get(pick.index()?)?.slot));
-        let Some((mut index, mut slot)) = destination.or_else(picked) else {
+        let counters = &cx.counters;
+        let Some(Choice {
+            index,
+            slot,
+            is_overcommitted,
+            is_recovered,
+            is_shared,
+        }) = choice
+        else {
             counters.services[service_id].unserved.add(1);
             return Decision::Refused {
                 service: service_id,
                 reason: DropReason::NoInstance,
             };
         };
-        if let Some((of, shares)) = shared.filter(|_| known.is_none()) {
-            let takes = |slot| state.candidates.index_of(slot).is_some();
-            let agreed = shares.agree(&of, slot, cx.now, takes);
-            (index, slot) = state
-                .candidates
-                .index_of(agreed)
-                .map_or((index, slot), |index| (index, agreed));
-        }
         // Packets that come back to a chain enter another service of it.
         let is_symmetric = service.symmetric && service.next.is_none();
         // In registers: a load of an array of which one half was just written would stall.
@@ -444,11 +447,15 @@ impl SetUp {
             },
         );
         let Ok(moved) = entered else {
-            return without_entry(service, (&state.candidates, shared.map(|_| slot)), hash, counters);
+            return without_entry(
+                service,
+                (&state.candidates, is_shared.then_some(slot)),
+                hash,
+                counters,
+            );
         };
         // A capacity that is not learnt yet cannot be exceeded.
-        let is_over = matches!(pick, Pick::Overcommitted(_))
-            && state.candidates.get(index).is_some_and(|row| row.capacity > 0.0);
+        let is_over = is_overcommitted && state.candidates.get(index).is_some_and(|row| row.capacity > 0.0);
         state.candidates.pin(index, &flow);
         self.pinned[slot] += flow.expected;
         counters.slots[slot].new_flows.add(1);
@@ -466,41 +473,6 @@ impl SetUp {
             service: service_id,
         }
     }
-}
-
-/// Picks an instance, records the decision, and sends it to the control plane.
-#[cold]
-fn recorded_pick<M: FrameMemory>(
-    state: &mut ServiceState,
-    flow: &NewFlow<'_>,
-    events: &mut Producer<WorkerEvent<M>>,
-    counters: &WorkerCounters,
-) -> Pick {
-    let mut record = state.record.take();
-    if let Some(record) = &mut record {
-        record.before(&mut state.scheduler, &state.candidates);
-    }
-    let pick = state.scheduler.pick(flow, &state.candidates);
-    if let Some(mut record) = record {
-        record.after(flow, pick);
-        if events.push(WorkerEvent::Recorded(record)).is_err() {
-            counters.figures.events_lost.add(1);
-        }
-    }
-    pick
-}
-
-/// The chosen destination of the flow, if it is a candidate: its place among them, and its slot.
-#[cold]
-fn take_destination(
-    destinations: &mut Vec<(FlowKey, Slot)>,
-    key: &FlowKey,
-    candidates: &Candidates,
-) -> Option<(usize, Slot)> {
-    let place = destinations.iter().position(|(of, _)| of == key)?;
-    let (_, to) = destinations.swap_remove(place);
-    let index = (0..candidates.len()).find(|i| candidates.get(*i).is_some_and(|c| c.slot == to))?;
-    Some((index, to))
 }
 
 /// An instance of the service that takes new flows, by the flow's hash, where the pins of all of them are being

@@ -136,7 +136,7 @@ impl<M: FrameMemory> Worker<M> {
             self.ingress
                 .parse_exceptions(&frames, places, &self.lookup, &self.cx);
         }
-        self.lookup.sample(&frames, &self.cx);
+        self.lookup.sample(&frames, uplink, &mut self.cx);
         let mut exceptions = std::mem::take(&mut self.ingress.exceptions);
         let mut others = exceptions.drain(..).peekable();
         let mut rest = frames.drain(..);

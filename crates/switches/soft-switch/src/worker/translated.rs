@@ -116,6 +116,7 @@ fn send_known_fragment<M: FrameMemory>(
         Some(known) if pins(&known.key, to).is_some() || answers(&known, of.slot, to) => {
             send_translated(frame, &known, of, translation, to);
         }
+        _ if to.cx.ends.opens(of.slot) == Some(false) => discard_spoofed(frame, of.slot, to.cx),
         // Those of an instance's own flows are not counted with them.
         _ => {
             to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));

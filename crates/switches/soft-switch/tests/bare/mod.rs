@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicUsize;
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, Identity, TableConfig};
 use model::{
-    Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId,
+    Generation, InstanceId, InstanceState, Nanos, PlaceId, Polling, ServiceId, Slot, Timeouts, UplinkId,
+    WorkerId,
 };
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
@@ -63,6 +64,7 @@ pub(crate) fn slot_plan(id: u32) -> SlotPlan {
     SlotPlan {
         instance: InstanceId(id),
         service: ServiceId(0),
+        place: PlaceId::default(),
         state: InstanceState::Active,
         capacity_pps: 1e9,
         active_since: Nanos::ZERO,

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use flow_table::{FlowRow, Ownership, TableConfig};
-use model::{Generation, InstanceId, InstanceState, Match, Nanos, Polling, ServiceId, Timeouts, UplinkId};
+use model::{
+    Generation, InstanceId, InstanceState, Match, Nanos, PlaceId, Polling, ServiceId, Timeouts, UplinkId,
+};
 use soft_switch::{
     FrameMemory, HeapFrame, HeapMemory, Keep, NoDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig,
     UplinkDevice,
@@ -43,6 +45,8 @@ pub(crate) fn function_socket(directory: &Path, number: u16) -> PathBuf {
 
 fn config(directory: &Path, keep: Keep) -> SoftSwitchConfig {
     SoftSwitchConfig {
+        fast: None,
+        tunnel: None,
         half_open: None,
         kernel_ports: soft_switch::KernelPorts::default(),
         workers: vec![None],
@@ -163,6 +167,7 @@ impl Run {
         let slot = |number| SlotPlan {
             instance: InstanceId(number),
             service: ServiceId(0),
+            place: PlaceId::default(),
             state,
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use flow_table::{FlowRow, Ownership, TableConfig};
 use model::{
-    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, Polling, ServiceId, Slot, Timeouts,
-    UplinkId,
+    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, PlaceId, Polling, ServiceId, Slot,
+    Timeouts, UplinkId,
 };
 use packet::build::Frame;
 use scheduling::Scheduler;
@@ -237,6 +237,8 @@ impl Bed {
     ) -> Bed {
         let directory = tempfile::tempdir().unwrap();
         let mut config = SoftSwitchConfig {
+            fast: None,
+            tunnel: None,
             half_open: None,
             kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
@@ -379,6 +381,7 @@ impl Bed {
         *place = Some(SlotPlan {
             instance,
             service: ServiceId(service),
+            place: PlaceId::default(),
             state,
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,

@@ -8,6 +8,7 @@ use interfaces::frames_prefix;
 use model::{AffinityKey, Nanos, ServiceId, Slot, Tuple};
 use packet_socket::PacketSocket;
 use real_parts::Namespace;
+use soft_switch::SoftSwitchConfig;
 use switch::conformance::{self, frame_of, tuple_of};
 use switch::{
     Capabilities, PortKind, PortSpec, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
@@ -177,11 +178,11 @@ impl conformance::Bed for Conforming {
     }
 }
 
-fn conform(kind: PortKind) {
+fn conform(kind: PortKind, counts: &[usize], change: impl Fn(&mut SoftSwitchConfig)) {
     if !available() {
         return;
     }
-    for workers in [1, 2] {
+    for &workers in counts {
         conformance::run(|| {
             let world = World::quiet();
             let places = conformance::SLOTS.len() as u16;
@@ -190,6 +191,7 @@ fn conform(kind: PortKind) {
                     let places = std::mem::take(&mut config.kernel_ports.places);
                     config.kernel_ports.frames[0] = places.iter().map(|place| place.slot).collect();
                 }
+                change(config);
             });
             Conforming {
                 switch: OnInterfaces(bed, kind),
@@ -203,10 +205,18 @@ fn conform(kind: PortKind) {
 
 #[test]
 fn kernel_ports_conform() {
-    conform(PortKind::Kernel);
+    conform(PortKind::Kernel, &[1, 2], |_| {});
 }
 
 #[test]
 fn ports_of_whole_frames_conform() {
-    conform(PortKind::Frames);
+    conform(PortKind::Frames, &[1, 2], |_| {});
+}
+
+/// Flows change their path all the time meanwhile.
+#[test]
+fn kernel_ports_beside_a_fast_path_conform() {
+    conform(PortKind::Kernel, &[1], |config| {
+        crate::fast::beside(config, Nanos::from_millis(2))
+    });
 }

@@ -16,6 +16,7 @@ mod changes;
 mod content;
 mod contract;
 mod failures;
+mod fast;
 mod flood;
 mod fragments;
 #[path = "../kept/mod.rs"]
@@ -32,6 +33,7 @@ mod sharing;
 mod signals;
 mod state_moves;
 mod steering;
+mod strangers;
 mod table;
 mod trail;
 mod translation;

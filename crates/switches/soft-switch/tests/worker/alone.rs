@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicUsize;
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, Identity, TableConfig};
 use model::{
-    Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId,
+    Generation, InstanceId, InstanceState, Nanos, PlaceId, Polling, ServiceId, Slot, Timeouts, UplinkId,
+    WorkerId,
 };
 use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -28,7 +29,9 @@ pub(crate) struct Alone {
     pub(crate) events: Consumer<WorkerEvent<HeapMemory>>,
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) loads: Arc<LoadBoard>,
-    pub(crate) plan: Arc<ArcSwap<WorkerPlan>>,
+    plan: Arc<ArcSwap<WorkerPlan>>,
+    /// Queues of each instance.
+    queues: Vec<u16>,
     pub(crate) network: memif::Link,
     pub(crate) _control: memif::Control,
     /// Frames that it hands to a second worker, which the test plays.
@@ -71,6 +74,7 @@ pub(crate) fn alone_with(
     let slot = |id| SlotPlan {
         instance: InstanceId(id),
         service: ServiceId(0),
+        place: PlaceId::default(),
         state: InstanceState::Active,
         capacity_pps: 1e6,
         active_since: Nanos::ZERO,
@@ -85,7 +89,7 @@ pub(crate) fn alone_with(
         ..Plan::default()
     };
     let queues = vec![workers as u16; plan.slots.len()];
-    let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, queues)));
+    let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, queues.clone())));
     let table = TableConfig {
         ipv4_flows: 10_000,
         ipv6_flows: 1000,
@@ -175,6 +179,7 @@ pub(crate) fn alone_with(
         counters,
         loads,
         plan,
+        queues,
         network,
         _control: control,
         handed_over,
@@ -185,6 +190,15 @@ pub(crate) fn alone_with(
 }
 
 impl Alone {
+    /// Publishes the next plan, with this change.
+    pub(crate) fn replan(&self, change: impl FnOnce(&mut Plan)) {
+        let mut plan = Plan::clone(&self.plan.load());
+        plan.generation = Generation(plan.generation.0 + 1);
+        change(&mut plan);
+        self.plan
+            .store(Arc::new(WorkerPlan::new(plan, self.queues.clone())));
+    }
+
     pub(crate) fn turn(&mut self) -> usize {
         self.now = self.now + Nanos::from_micros(100);
         self.worker.turn(self.now)

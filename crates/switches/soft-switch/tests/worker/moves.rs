@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use model::{DropReason, Generation, InstanceState, Nanos, Slot};
-use soft_switch::{Command, Ending, HeapMemory, MemifPort, Port, WorkerPlan};
+use model::{DropReason, InstanceState, Nanos, Slot};
+use soft_switch::{Command, Ending, HeapMemory, MemifPort, Port};
 use switch::{Change, ServicePlan};
 
 use crate::alone::{Alone, alone_with, link, packet_of};
@@ -76,10 +76,8 @@ impl Moving {
 
     /// Takes the pins to an instance away and lets it take no new flows, as a drain does.
     fn unpin(&mut self, instance: usize, failed: bool) {
-        let mut plan = WorkerPlan::clone(&self.alone.plan.load());
-        plan.generation = Generation(plan.generation.0 + 1);
-        plan.slots[instance].as_mut().unwrap().state = InstanceState::Draining;
-        self.alone.plan.store(Arc::new(plan));
+        self.alone
+            .replan(|plan| plan.slots[instance].as_mut().unwrap().state = InstanceState::Draining);
         let slot = Slot(instance as u16);
         self.asks(Command::PurgeSlot { slot, failed });
     }
@@ -165,13 +163,9 @@ fn a_flow_that_moves_waits_for_what_it_sent_before() {
     assert_eq!(moving.moved(), (1, 0));
     // Nothing is out now: it moves on without a stop, and back, too.
     moving.unpin(new, false);
-    let mut plan = WorkerPlan::clone(&moving.alone.plan.load());
-    let mut slots = plan.slots.clone();
-    slots[old].as_mut().unwrap().state = InstanceState::Active;
-    let generation = Generation(plan.generation.0 + 1);
-    plan.slots = slots;
-    plan.generation = generation;
-    moving.alone.plan.store(Arc::new(plan));
+    moving
+        .alone
+        .replan(|plan| plan.slots[old].as_mut().unwrap().state = InstanceState::Active);
     moving.send(7..9);
     assert_eq!((moving.taken(old), moving.taken(new)), (vec![7, 8], vec![]));
     assert_eq!(moving.moved(), (1, 0));

@@ -1,9 +1,7 @@
 //! Flows that move with the state of a function, held by a clock of the test, which plays the instances.
 
-use std::sync::Arc;
-
-use model::{Generation, InstanceState, Slot};
-use soft_switch::{Command, MemifPort, Port, WorkerPlan};
+use model::{InstanceState, Slot};
+use soft_switch::{Command, MemifPort, Port};
 use state_moves::{FRAME_BYTES_LIMIT, HELD_LIMIT, Message, NotMoved};
 
 use crate::alone::{Alone, alone_with, link, packet_of};
@@ -114,10 +112,8 @@ impl Moving {
 
     /// Drains the source.
     fn drain(&mut self) {
-        let mut plan = WorkerPlan::clone(&self.alone.plan.load());
-        plan.generation = Generation(plan.generation.0 + 1);
-        plan.slots[self.source].as_mut().unwrap().state = InstanceState::Draining;
-        self.alone.plan.store(Arc::new(plan));
+        self.alone
+            .replan(|plan| plan.slots[self.source].as_mut().unwrap().state = InstanceState::Draining);
         self.alone.turn();
         self.purge();
     }

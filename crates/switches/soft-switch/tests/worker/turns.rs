@@ -1,10 +1,8 @@
 //! What a turn costs, acknowledges and takes.
 
-use std::sync::Arc;
-
-use model::{DropReason, Generation, InstanceId, InstanceState, ServiceId, Slot, UplinkId};
+use model::{DropReason, InstanceId, InstanceState, ServiceId, Slot, UplinkId};
 use scheduling::Scheduler;
-use soft_switch::{Command, Destination, Frame as _, FrameMemory, HandOff, WorkerPlan};
+use soft_switch::{Command, Destination, Frame as _, FrameMemory, HandOff};
 use switch::Change;
 
 use crate::alone::{Alone, SINKS, alone, packet_of};
@@ -133,12 +131,11 @@ fn a_plan_is_acknowledged_after_the_gauges_show_it() {
             .map(|s| s.live_flows.get())
             .sum::<u64>()
     };
-    let mut plan = WorkerPlan::clone(&alone.plan.load());
-    plan.generation = Generation(2);
-    for slot_plan in plan.slots.iter_mut().flatten() {
-        slot_plan.state = InstanceState::Draining;
-    }
-    alone.plan.store(Arc::new(plan));
+    alone.replan(|plan| {
+        for slot_plan in plan.slots.iter_mut().flatten() {
+            slot_plan.state = InstanceState::Draining;
+        }
+    });
     alone.turn();
     assert_eq!((alone.counters.figures.generation.get(), live(&alone)), (2, 50));
 }
@@ -147,9 +144,7 @@ fn a_plan_is_acknowledged_after_the_gauges_show_it() {
 fn a_plan_that_a_command_has_loaded_is_acknowledged_too() {
     let mut alone = alone(1);
     alone.turn();
-    let mut plan = WorkerPlan::clone(&alone.plan.load());
-    plan.generation = Generation(2);
-    alone.plan.store(Arc::new(plan));
+    alone.replan(|_| {});
     let uplink = UplinkId(0);
     assert!(alone.commands.push(Command::DetachUplink { uplink }).is_ok());
     alone.turn();

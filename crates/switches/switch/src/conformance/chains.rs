@@ -85,7 +85,9 @@ pub(super) fn flows_pass_each_service(of: &mut Conforming<'_>) {
     of.set_state(second[0], Some(InstanceState::Draining));
     assert_eq!(pass(of, &there, [first, second]), found);
     let packets = 3 * u64::from(FLOWS);
-    of.until("all is counted", |of| of.reading.sent() >= packets);
+    of.until("all is counted", |of| {
+        of.reading.sent() >= packets && of.reading.in_flight() == 0
+    });
     let offered: Vec<u64> = of.reading.services.iter().map(|of| of.offered_packets).collect();
     assert_eq!(offered, [packets; 2]);
     let sums = (

@@ -95,6 +95,7 @@ impl FakeSwitch {
                 let live = self.flows.values().filter(|flow| flow.slot == slot).count();
                 candidates.push(Candidate {
                     slot,
+                    place: row.place,
                     capacity: plan.capacity(row),
                     load: self.loads.get(&slot).copied().unwrap_or_default(),
                     weight: row.weight,

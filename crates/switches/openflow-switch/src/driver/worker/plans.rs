@@ -153,6 +153,7 @@ impl Worker {
             self.steering.set_terms(
                 slot,
                 InstanceTerms {
+                    place: row.place,
                     takes_flows: row.state == InstanceState::Active,
                     capacity: self.wanted.plan.capacity(row),
                     load: self.wanted.loads.get(&slot).copied().unwrap_or_default(),

@@ -1,9 +1,11 @@
-//! What a frame costs between this program and a container's network, in CPU time: by the rings of a packet socket, and
-//! by a TAP interface. The kernel's work in the container's network is part of sending. Needs root.
+//! What a frame costs between this program and a container's network, in CPU time: by the rings of a packet socket, by a
+//! socket of AF_XDP, and by a TAP interface. The kernel's work in the container's network is part of sending. Needs root.
 //!
 //! cargo run --release -p packet-socket --example port_cost
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong ends the measurement")]
+
+mod xdp;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -14,6 +16,7 @@ use std::time::Duration;
 use packet_socket::{Config, PacketSocket};
 use real_parts::Namespace;
 use rustix::time::{ClockId, clock_gettime};
+use xdp::XdpSocket;
 
 const CONFIG: Config = Config {
     slots: 1024,
@@ -66,6 +69,32 @@ fn by_packet_socket(here: &mut PacketSocket, there: Option<&mut PacketSocket>, l
     }
     assert!(there.is_none() || sum == len * BURST * BURSTS);
     (ns_per_frame(cpu() - began - taking), ns_per_frame(taking))
+}
+
+/// Bursts into the interface by AF_XDP, and bursts of a packet socket in the container from it.
+fn by_xdp(here: &mut XdpSocket, there: &mut PacketSocket, len: usize) -> (u128, u128) {
+    let frame = frame(len);
+    let began = cpu();
+    (0..BURSTS).for_each(|_| here.send(&frame, BURST));
+    let sending = cpu() - began;
+    let (mut taking, mut sum) = (Duration::ZERO, 0);
+    for _ in 0..BURSTS {
+        let (_, sender) = there.rings();
+        (0..BURST).for_each(|_| sender.put(&frame).unwrap());
+        sender.send().unwrap();
+        let mut left = BURST;
+        while left > 0 {
+            let before = cpu();
+            let (bytes, taken) = here.take(left);
+            // The kernel may bring them in a thread of its own.
+            if taken > 0 {
+                taking += cpu() - before;
+            }
+            (sum, left) = (sum + bytes, left - taken);
+        }
+    }
+    assert_eq!(sum, len * BURST * BURSTS);
+    (ns_per_frame(sending), ns_per_frame(taking))
 }
 
 /// A TAP interface of this thread's network.
@@ -122,6 +151,7 @@ fn main() {
     ));
     host.ip("link set a0 up");
     container.ip("link set b0 up");
+    host.enter();
     let open = |of: &Namespace, name: &str| of.within(|| PacketSocket::open(name, CONFIG).unwrap());
     let mut tap = container.within(|| tap(b"t0"));
     container.ip("link set t0 up");
@@ -132,7 +162,11 @@ fn main() {
         let mut there = open(&container, "b0");
         let (_, from) = by_packet_socket(&mut there, Some(&mut here), len);
         println!("packet socket                 {len:>5}  {to:>16}  {from:>7}");
-        drop(there);
+        drop(here);
+        let mut here = XdpSocket::open("a0");
+        let (to, from) = by_xdp(&mut here, &mut there, len);
+        println!("AF_XDP                        {len:>5}  {to:>16}  {from:>7}");
+        drop((here, there));
         let mut other = open(&container, "t0");
         let (to, from) = by_tap(&mut tap, &mut other, len);
         println!("TAP with vnet_hdr             {len:>5}  {to:>16}  {from:>7}");
