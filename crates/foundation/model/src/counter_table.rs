@@ -76,6 +76,10 @@ macro_rules! slot_counters {
             weight: gauge => weight: u64 "instance_weight";
             /// Load given to the instance in the last period of the scheduler `weighted`: its metric times seconds. A gauge.
             period_load: gauge => period_load: u64 "instance_period_load";
+            /// Packets of both directions that a faster path has taken. The other counters have them as well.
+            fast_packets: counter => fast_packets: u64 "instance_fast_packets";
+            /// Flows of the instance that have a rule of a faster path. A gauge.
+            fast_rules: gauge => fast_rules: u64 "instance_fast_rules";
             /// Moves of its flows with their state that were cancelled at a limit.
             stayed_at_limit: counter;
             /// Such moves that a function refused.
@@ -208,6 +212,14 @@ macro_rules! worker_counters {
             state_messages_refused: counter => state_messages_refused: u64 "worker_state_messages_refused";
             /// Copies of flows' states that an instance was not told to drop, because too many had to be told.
             state_forgets_lost: counter => state_forgets_lost: u64 "worker_state_forgets_lost";
+            /// Flows that have a rule of a faster path. A gauge.
+            fast_rules: gauge => fast_rules: u64 "worker_fast_rules";
+            /// Flows that got a rule of a faster path.
+            promotions: counter => promotions: u64 "worker_promotions";
+            /// Flows that lost it again.
+            demotions: counter => demotions: u64 "worker_demotions";
+            /// Packets of both directions that rules of a faster path have taken. The other counters have them as well.
+            fast_packets: counter => fast_packets: u64 "worker_fast_packets";
             /// Fragments that wait for the first fragment. A gauge.
             fragments_waiting: gauge => fragments_waiting: u64 "worker_waiting_fragments";
             /// Events lost because the queue to the control plane was full.
@@ -215,7 +227,12 @@ macro_rules! worker_counters {
             /// Packets between stages: fragments and packets of moving flows, frames handed to this worker. A gauge.
             held: gauge;
         }
-        others {}
+        others {
+            /// Rules of a faster path at a time, at most. A gauge.
+            fast_rules_limit: gauge => fast_rules_limit: u64 "worker_fast_rules_limit";
+            /// How often a flow that was worth a rule of a faster path got none, for want of room or time.
+            refused_promotions: counter => refused_promotions: u64 "worker_refused_promotions";
+        }
     } };
 }
 

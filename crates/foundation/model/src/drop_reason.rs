@@ -64,6 +64,8 @@ reasons! {
     PortBlock = "port_block",
     /// From an instance, to an address that no neighbour of the uplink is known for.
     NoNeighbour = "no_neighbour",
+    /// In a tunnel of another network, from a far end that is not listed, or malformed.
+    Tunnel = "tunnel",
     /// Taken by the function and not returned.
     Function = "function",
     /// An invalid length for the port: larger than its buffers or the uplink's maximum frame, or shorter than

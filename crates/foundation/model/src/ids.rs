@@ -50,6 +50,16 @@ id!(
     Generation(u64), "generation-"
 );
 
+id!(
+    /// A place where instances run: its position in the configuration, from 0. Without places, all run at the first.
+    PlaceId(u8), "place-"
+);
+
+impl PlaceId {
+    /// Places that are configured at most: a server, its cards, and some machines beside it.
+    pub const LIMIT: usize = 16;
+}
+
 impl WorkerId {
     /// Workers that a switch has at most: a ring goes from each to each other, and a set of them has 32 bits.
     pub const LIMIT: usize = 32;

@@ -10,6 +10,7 @@
 
 mod action;
 mod actor;
+mod back_end;
 mod change;
 mod counter_table;
 mod drop_reason;
@@ -27,18 +28,20 @@ mod rollout;
 mod service;
 pub mod span;
 mod switch;
+mod task;
 mod time;
 pub mod written;
 
 pub use action::{Action, PolicyChoice};
 pub use actor::{ActorChange, ActorSide, SideChange};
+pub use back_end::{BackEnd, BackEndState};
 pub use change::{KeyChange, Setting};
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind, FunctionChange};
 pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, key_bits, protocol};
 pub use health::{AgentCheck, AgentReport, AgentState, HealthCheck, Probe};
 pub use histogram::Histogram;
-pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
+pub use ids::{Generation, InstanceId, PlaceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, InstanceSignals, Observation, PlaceObservation};
 pub use port_block::{External, ExternalError, NoPortBlock, PortBlock, Sought};
@@ -50,4 +53,5 @@ pub use service::{
     Prefix, Ready, Selector, StandbyMode, TableFull, Timeouts, Vip, VipMode,
 };
 pub use switch::{Capabilities, CapturePoint, EditKind, FlowSetup, Polling, PortKind, UplinkKind};
+pub use task::{PodOptions, TaskFile, TaskNetwork, TaskOptions, TaskProtocol};
 pub use time::Nanos;

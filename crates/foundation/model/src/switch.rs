@@ -42,6 +42,8 @@ crate::words! {
         Frames = "frames",
         /// An address in the network, where others run a server: this machine's routes lead there.
         Routed = "routed",
+        /// The end of a tunnel on another machine, where another inco takes packets out of it.
+        Tunnel = "tunnel",
         /// A sink without a container, for benches.
         Null = "null",
     }
@@ -88,7 +90,7 @@ impl PortKind {
     pub const fn has_container(self) -> bool {
         match self {
             PortKind::Memif | PortKind::Device | PortKind::Kernel | PortKind::Frames => true,
-            PortKind::Routed | PortKind::Null => false,
+            PortKind::Routed | PortKind::Tunnel | PortKind::Null => false,
         }
     }
 
@@ -96,9 +98,12 @@ impl PortKind {
     pub const fn has_socket(self) -> bool {
         match self {
             PortKind::Memif => true,
-            PortKind::Device | PortKind::Kernel | PortKind::Frames | PortKind::Routed | PortKind::Null => {
-                false
-            }
+            PortKind::Device
+            | PortKind::Kernel
+            | PortKind::Frames
+            | PortKind::Routed
+            | PortKind::Tunnel
+            | PortKind::Null => false,
         }
     }
 
@@ -106,9 +111,12 @@ impl PortKind {
     pub const fn is_listed(self) -> bool {
         match self {
             PortKind::Device => true,
-            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Routed | PortKind::Null => {
-                false
-            }
+            PortKind::Memif
+            | PortKind::Kernel
+            | PortKind::Frames
+            | PortKind::Routed
+            | PortKind::Tunnel
+            | PortKind::Null => false,
         }
     }
 }

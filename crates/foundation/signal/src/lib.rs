@@ -126,7 +126,7 @@ impl Received {
     }
 }
 
-/// The secret of one instance, and the nonce that belongs to it.
+/// The secret of one instance, and the nonce that belongs to it. Machines have such keys for their load reports, too.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
     secret: [u8; 16],
@@ -178,7 +178,13 @@ impl Key {
         Ok(Key::of_random(bytes))
     }
 
-    fn tag(&self, tagged: &[u8]) -> [u8; 16] {
+    /// The nonce: public, and the same in all messages with this key.
+    pub const fn nonce(&self) -> [u8; 8] {
+        self.nonce
+    }
+
+    /// The tag of bytes: SipHash-2-4-128. What is tagged begins with what tells its kind from others'.
+    pub fn tag(&self, tagged: &[u8]) -> [u8; 16] {
         let mut hasher = SipHasher24::new_with_key(&self.secret);
         hasher.write(tagged);
         hasher.finish128().as_bytes()

@@ -25,6 +25,7 @@
 //! all go to one that is full.
 
 mod cost;
+mod held_up;
 mod ring_wait;
 mod window;
 
@@ -32,9 +33,10 @@ use model::{
     InstanceId, InstanceSignals, Nanos, Observation, Percentiles, ServiceId, Slot, UplinkId, WorkerId,
 };
 use scheduling::Metric;
-use switch::{SlotCounters, SwitchReading};
+use switch::{SlotCounters, SwitchReading, WorkerTotals};
 
 pub use cost::Cost;
+use held_up::HeldUp;
 use ring_wait::RingWait;
 use window::{Clock, Count, History, follow, number};
 
@@ -48,6 +50,8 @@ pub const SAMPLE_PERIOD: Nanos = Nanos::from_millis(1);
 /// Largest step of [`SlotRates::waiting`] between two samples. After a longer gap the sampler itself had no
 /// CPU, and may not know yet what the instance consumed.
 pub const WAITING_STEP: Nanos = Nanos::from_millis(10);
+/// A worker without a turn for so long has no CPU: it never sleeps longer than 20 ms.
+const TURN_LIMIT: Nanos = Nanos::from_millis(30);
 /// A ring is hot if this share is occupied in two consecutive samples.
 pub const HOT_OCCUPANCY: f64 = 0.25;
 /// Least expected packets per second of a new flow. A service of silent flows has no known rate per flow, and
@@ -91,8 +95,8 @@ pub struct SlotRates {
     pub new_flows: u64,
     /// Whether both of its rings were empty.
     pub rings_empty: bool,
-    /// How long it has left packets in its ring without consuming any, excluding throttled time, and at most
-    /// [`WAITING_STEP`] per sample.
+    /// How long it has left packets in its ring without consuming any, excluding throttled time and time in which a
+    /// worker had no CPU, and at most [`WAITING_STEP`] per sample.
     pub waiting: Nanos,
     /// Descriptors consumed since it was assigned.
     pub consumed: u64,
@@ -282,7 +286,7 @@ struct SlotState {
     /// The function's busy nanoseconds per second, fast window.
     busy_ns: Count,
     ring_wait: RingWait,
-    held_up: f64,
+    held_up: HeldUp,
     occupied_before: bool,
     /// Whether packets were waiting at the previous sample.
     worked_before: bool,
@@ -303,7 +307,7 @@ impl SlotState {
             new_flows: 0,
             busy_ns: Count::default(),
             ring_wait: RingWait::new(),
-            held_up: 0.0,
+            held_up: HeldUp::default(),
             occupied_before: false,
             worked_before: false,
         }
@@ -366,19 +370,24 @@ impl SlotState {
         rates.waiting = if !works || taken > 0 {
             Nanos::ZERO
         } else {
+            // While a worker is held up, an instance may not know yet of what is in its ring.
+            let waited = if step.workers_turn {
+                Nanos(step.dt_ns).min(WAITING_STEP)
+            } else {
+                Nanos::ZERO
+            };
             // Throttled time of several samples may be reported at once.
-            (rates.waiting + Nanos(step.dt_ns).min(WAITING_STEP)) - Nanos(throttled)
+            (rates.waiting + waited) - Nanos(throttled)
         };
         rates.busy = raw.function.map(|function| {
             self.busy_ns.read(function.busy_ns, step);
             (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
         });
         rates.held_flows = raw.function.and_then(|function| function.held_flows);
-        if throttled > 0 || self.held_up > 0.0 {
-            // What the kernel reports at once is of several samples.
-            let held_up = step.rate(throttled) / 1e9;
-            self.held_up += step.held_weight * (held_up - self.held_up);
-            rates.held_up = self.held_up.min(1.0);
+        if throttled > 0 {
+            rates.held_up = self.held_up.report(Nanos(throttled), step.now, Nanos(step.dt_ns));
+        } else if !self.held_up.is_zero() {
+            rates.held_up = self.held_up.none(step.now, Nanos(step.dt_ns));
         }
         if works || self.ring_wait.follows() {
             let queue = ring_wait::Queue {
@@ -429,6 +438,26 @@ struct WorkerState {
     busy_ns: Count,
     awake_ns: Count,
     turns: Count,
+    /// The last sample at which it had turned.
+    turned_at: Nanos,
+}
+
+impl WorkerState {
+    /// Takes one reading.
+    fn sample(&mut self, raw: &WorkerTotals, step: &Step) {
+        let turns = self.turns.total;
+        self.busy_ns.read(raw.busy_ns, step);
+        self.awake_ns.read(raw.awake_ns, step);
+        self.turns.read(raw.turns, step);
+        if self.turns.total != turns {
+            self.turned_at = step.now;
+        }
+    }
+
+    /// Whether it has not run for longer than it ever sleeps. What it has put into rings may not have been told yet.
+    fn is_held_up(&self, now: Nanos) -> bool {
+        self.turns.total > 0 && now.since(self.turned_at) > TURN_LIMIT
+    }
 }
 
 /// The interval of a sample.
@@ -436,6 +465,8 @@ struct WorkerState {
 struct Step {
     now: Nanos,
     dt_ns: u64,
+    /// Whether no worker is held up.
+    workers_turn: bool,
     per_s: f64,
     /// 1 − e^(−dt/τ): this sample's weight in the fast rate.
     weight: f64,
@@ -595,14 +626,23 @@ impl Collector {
         self.sampled_at = Some(now);
         self.cost.sampled(dt_ns);
         let dt_s = dt_ns as f64 / 1e9;
-        let step = Step {
+        let mut step = Step {
             now,
             dt_ns,
+            workers_turn: true,
             per_s: if dt_ns == 0 { 0.0 } else { 1.0 / dt_s },
             weight: -(-dt_s / FAST_WINDOW.as_secs_f64()).exp_m1(),
             held_weight: -(-dt_s / HELD_WINDOW.as_secs_f64()).exp_m1(),
             learning: -(-dt_s / LEARNING_WINDOW.as_secs_f64()).exp_m1(),
         };
+
+        while self.workers.len() < raw.workers.len() {
+            self.workers.push(WorkerState::default());
+        }
+        for (state, counters) in self.workers.iter_mut().zip(&raw.workers) {
+            state.sample(counters, &step);
+        }
+        step.workers_turn = !self.workers.iter().any(|worker| worker.is_held_up(now));
 
         for (state, counters) in self.services.iter_mut().zip(&raw.services) {
             state.offered.read(counters.offered_packets, &step);
@@ -660,14 +700,6 @@ impl Collector {
             state.sent.read(counters.sent_packets, &step);
             state.sent_bytes.read(counters.sent_bytes, &step);
             state.dropped.read(counters.dropped, &step);
-        }
-        while self.workers.len() < raw.workers.len() {
-            self.workers.push(WorkerState::default());
-        }
-        for (state, counters) in self.workers.iter_mut().zip(&raw.workers) {
-            state.busy_ns.read(counters.busy_ns, &step);
-            state.awake_ns.read(counters.awake_ns, &step);
-            state.turns.read(counters.turns, &step);
         }
     }
 

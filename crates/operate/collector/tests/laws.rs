@@ -393,6 +393,28 @@ fn waiting_counts_time_without_consumption_or_throttling() {
     assert_eq!(sample(&mut collector, &mut raw), 0);
 }
 
+/// What a worker has put into a ring is told with the end of its turn.
+#[test]
+fn time_in_which_a_worker_has_no_cpu_is_no_waiting() {
+    let (mut collector, mut raw) = one_instance();
+    raw.slots[3].ring_slots = 1_024;
+    raw.slots[3].ring_used = 5;
+    let mut after = |ms: u64, turns: u64| {
+        for _ in 0..ms {
+            raw.at = raw.at + Nanos::from_millis(1);
+            raw.workers[0].turns += turns;
+            collector.sample(&raw);
+        }
+        collector.slot(Slot(3)).unwrap().waiting.as_millis()
+    };
+    after(1, 1);
+    assert_eq!(after(40, 1), 40);
+    // It may sleep for 20 ms.
+    assert_eq!(after(30, 0), 70);
+    assert_eq!(after(500, 0), 70);
+    assert_eq!(after(10, 1), 80);
+}
+
 #[test]
 fn capacity_is_learned_only_from_instances_with_packets_waiting() {
     let (mut collector, mut raw) = one_instance();
