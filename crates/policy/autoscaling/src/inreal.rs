@@ -23,6 +23,9 @@ const REST: f64 = 0.9;
 const PARTS: u64 = 20;
 /// The share of its quota to which an instance is filled.
 const TARGET: f64 = 0.75;
+/// The same with the goal `power`. A quarter that is kept free brings instances to a dearer place while those of the cheapest
+/// have room; this leaves as much as a place keeps free of its own limit.
+const POWER_TARGET: f64 = 0.9;
 /// The smallest quota, as a share of the largest, where no other is set.
 const LEAST: f64 = 0.1;
 
@@ -30,15 +33,15 @@ const LEAST: f64 = 0.1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
-    /// Few losses and short queues: instances are filled to 75 %, never get less than their own quota, and keep more for
-    /// half a minute. The place with the shortest way is filled first.
+    /// Few losses and short queues: instances are filled to 75 %, never get less than their own quota, and stay for half a
+    /// minute, as what they get beyond it does. The place with the shortest way is filled first.
     #[default]
     Performance,
     /// Few reserved CPUs: instances are filled to 75 % as well, and give back within a second what they do not need. The
     /// places are filled in their order.
     Cpu,
-    /// Few watts: as [`Goal::Cpu`], since a function that polls takes the watts of its whole quota. The place whose cores
-    /// take the fewest watts for a packet is filled first.
+    /// Few watts: as [`Goal::Cpu`], since a function that polls takes the watts of its whole quota, but instances are filled
+    /// to 90 %. The place whose cores take the fewest watts for a packet is filled first.
     Power,
 }
 
@@ -48,6 +51,23 @@ impl Goal {
         match self {
             Goal::Performance => Nanos::from_secs(30),
             Goal::Cpu | Goal::Power => Nanos::from_secs(1),
+        }
+    }
+
+    /// The share of its quota to which an instance is filled.
+    const fn target(self) -> f64 {
+        match self {
+            Goal::Performance | Goal::Cpu => TARGET,
+            Goal::Power => POWER_TARGET,
+        }
+    }
+
+    /// How long fewer instances must have sufficed before one is removed. For performance as long as a quota is held: an
+    /// instance that a crowd has left is there for the next one, which needs it before a new one can be.
+    const fn calm(self) -> Nanos {
+        match self {
+            Goal::Performance => self.hold(),
+            Goal::Cpu | Goal::Power => Nanos::from_secs(20),
         }
     }
 
@@ -94,9 +114,9 @@ pub struct InReal {
     /// Averaging window of the stable rate.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub window: Nanos,
-    /// How long fewer instances must have sufficed before one is removed.
-    #[serde(with = "span")]
-    pub calm: Nanos,
+    /// How long fewer instances must have sufficed before one is removed; unset, the goal's.
+    #[serde(with = "span_or_unset")]
+    pub calm: Option<Nanos>,
     /// Busy share of its quota to which an instance's function is filled; unset, busy time has no effect.
     #[serde(deserialize_with = "share::positive_or_unset")]
     pub busy_high: Option<f64>,
@@ -149,7 +169,7 @@ impl Default for InReal {
             target: None,
             clear: Nanos::from_millis(100),
             window: Nanos::from_secs(5),
-            calm: Nanos::from_secs(20),
+            calm: None,
             busy_high: None,
             cpus_max: None,
             cpus_min: None,
@@ -160,7 +180,11 @@ impl Default for InReal {
 
 impl InReal {
     fn target(&self) -> f64 {
-        self.target.unwrap_or(TARGET)
+        self.target.unwrap_or(self.goal.target())
+    }
+
+    fn calm(&self) -> Nanos {
+        self.calm.unwrap_or(self.goal.calm())
     }
 
     /// The smallest and the largest size of an instance; [`None`] where instances have no quotas.
@@ -353,12 +377,12 @@ impl Policy for InReal {
             "\"performance\", \"cpu\" or \"power\"",
             "\"performance\"",
             "Short queues, few reserved CPUs, or few watts: sets `cpus_min`, how long unneeded quota is held (30 s, 1 s, 1 s), \
-             and the order of places.",
+             `target`, `calm` and the order of places.",
         ),
         Parameter::new(
             "target",
             "share, above 0 and at most 1",
-            "0.75",
+            "0.75, with the goal power 0.9",
             "The share of its quota to which an instance is filled.",
         ),
         Parameter::new(
@@ -376,7 +400,7 @@ impl Policy for InReal {
         Parameter::new(
             "calm",
             "duration",
-            "20s",
+            "30s, with the goals cpu and power 20s",
             "How long fewer instances must have sufficed before one is removed.",
         ),
         Parameter::new(
@@ -417,7 +441,7 @@ impl Policy for InReal {
         if self.state.base_cpus.is_none() {
             self.state.base_cpus = vertical::least_quota(observation);
         }
-        let (hold, calm) = (self.goal.hold(), self.calm);
+        let (hold, calm) = (self.goal.hold(), self.calm());
         if self.state.noted.is_none() {
             self.state.highest.reserve(PARTS as usize + 2);
             // As after a restart: existing instances were needed.
@@ -499,7 +523,7 @@ impl Policy for InReal {
         };
         Decision {
             quotas,
-            relocation: self.state.moves.judge(observation, self.calm, now),
+            relocation: self.state.moves.judge(observation, self.calm(), now),
             ..Decision::count(desired, reason.named(rule))
         }
     }
@@ -522,6 +546,24 @@ impl Policy for InReal {
 
     fn is_overloaded(&self, observation: &Observation) -> bool {
         self.is_burst(observation)
+    }
+}
+
+/// A duration, or nothing.
+mod span_or_unset {
+    use model::Nanos;
+    use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
+
+    use crate::span;
+
+    pub(super) fn serialize<S: Serializer>(of: &Option<Nanos>, serializer: S) -> Result<S::Ok, S::Error> {
+        of.map(|of| of.as_secs_f64()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Nanos>, D::Error> {
+        #[derive(Deserialize)]
+        struct Span(#[serde(deserialize_with = "span::deserialize")] Nanos);
+        Ok(Option::<Span>::deserialize(deserializer)?.map(|of| of.0))
     }
 }
 

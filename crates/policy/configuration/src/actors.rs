@@ -10,7 +10,7 @@ use placement::Placement;
 
 use crate::keys;
 use crate::read::{At, Reader, Section};
-use crate::types::{Affinity, Configuration, Instances, Service, SwitchDriver};
+use crate::types::{Affinity, Configuration, Instances, Origin, Service, SwitchDriver};
 use crate::units::ValueError;
 use crate::values::name;
 
@@ -209,7 +209,7 @@ pub(crate) fn make_card(
     service.port = PortKind::Memif;
     service.image.get_or_insert_with(|| ACTORS_IMAGE.to_owned());
     service.instances = Instances {
-        from: Vec::new(),
+        from: Origin::Inco,
         min: 1,
         max: 1,
         standby: 0,

@@ -3,7 +3,9 @@
 mod back_ends;
 mod external;
 mod moves;
+mod placed;
 mod places;
+mod tunnels;
 
 use std::ops::RangeInclusive;
 
@@ -34,6 +36,8 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_devices(reader, configuration);
     check_switch(reader, configuration);
     back_ends::check(reader, configuration);
+    placed::check(reader, configuration);
+    tunnels::check(reader, configuration);
     external::check(reader, configuration);
     moves::check(reader, configuration);
     check_overlaps(reader, configuration);
@@ -104,7 +108,8 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
 /// Checks what engines on other machines need.
 fn check_engine(reader: &mut Reader, configuration: &Configuration) {
     for (place, engine) in configuration.engines() {
-        if engine.is_local() || engine.tls.is_some() {
+        // A kubeconfig says by itself how the connection is encrypted.
+        if engine.answers_here() || engine.tls.is_some() || engine.driver == EngineDriver::Kubernetes {
             continue;
         }
         let what = "the engine is on another machine and the connection to it is not encrypted";
@@ -117,7 +122,8 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
     }
     for service in &configuration.services {
         let mut engines = configuration.engines_of(service).into_iter();
-        let Some(engine) = engines.find(|engine| !engine.is_local()) else {
+        let is_elsewhere = |engine: &Engine| !engine.is_local() && !engine.is_orchestrator();
+        let Some(engine) = engines.find(is_elsewhere) else {
             continue;
         };
         let key = |name: &str| format!("service.{}.{name}", service.name);
@@ -189,7 +195,7 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
             known.push((device, place.clone()));
             let is_moved = !matches!(device.function, NetFunction::Pci { .. });
             let mut engines = configuration.engines_of(service).into_iter();
-            if is_moved && engines.any(|engine| engine.driver == EngineDriver::Docker) {
+            if is_moved && engines.any(|engine| engine.driver != EngineDriver::Oci) {
                 let wrong = ValueError::new(
                     "Docker cannot move a network interface of the machine into a container",
                     "write pci = \"ADDRESS\" of a function that vfio-pci has, or driver = \"oci\" in [engine]",
@@ -384,7 +390,12 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         if is_routed && !can.connects(service.port) {
             let what = "reaches no servers that others run";
             let other = or_other(&|can| can.connects(PortKind::Routed));
-            wrong("instances.from", what, format!("remove it{other}"));
+            if service.instances.are_others() {
+                wrong("instances.from", what, format!("remove it{other}"));
+            } else {
+                let what = "reaches no instances on other machines by their addresses";
+                wrong("port", what, format!("write another port{other}"));
+            }
         } else if !can.connects(service.port) {
             let known = can.ports.iter().find(|kind| **kind != PortKind::Null);
             let known = known.map_or("null", |kind| kind.name());
@@ -570,7 +581,12 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         }
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
-            PortKind::Memif | PortKind::Kernel | PortKind::Frames | PortKind::Routed | PortKind::Null => {
+            PortKind::Memif
+            | PortKind::Kernel
+            | PortKind::Frames
+            | PortKind::Routed
+            | PortKind::Tunnel
+            | PortKind::Null => {
                 u64::from(service.made_ports(switch.spare_ports())) * service.uplinks.len() as u64
             }
         };

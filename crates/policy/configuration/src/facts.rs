@@ -52,6 +52,8 @@ pub trait Facts {
     fn listen(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
     /// The certificate and the private key match.
     fn certificate(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
+    /// The API server of the Kubernetes cluster can be asked: where it is, and who inco is there, is known.
+    fn kubernetes(&self, of: &Kubernetes) -> Result<(), Unusable>;
     /// The file of tokens contains tokens and is not world-readable.
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
     /// Events can be written to the directory. `None`: `events` in the run directory.
@@ -104,6 +106,17 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         }
         ask("api.tokens".to_owned(), facts.tokens(tcp));
     }
+    let is_followed = |of: &Service| of.instances.kubernetes().is_some();
+    let runs = |(_, engine): &(Option<PlaceId>, Engine)| engine.driver == EngineDriver::Kubernetes;
+    if configuration.services.iter().any(is_followed)
+        || configuration.has_containers() && configuration.engines().iter().any(runs)
+    {
+        let key = match &configuration.kubernetes {
+            of if of.context.is_some() && of.kubeconfig.is_none() => "kubernetes.context",
+            _ => "kubernetes.kubeconfig",
+        };
+        ask(key.to_owned(), facts.kubernetes(&configuration.kubernetes));
+    }
     ask(
         "event_log.directory".to_owned(),
         facts.event_log(configuration.event_log.directory.as_deref()),
@@ -135,10 +148,9 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         if answer.is_ok() {
             answering.push(engine);
         }
-        let key = if engine.driver == EngineDriver::Docker {
-            "host"
-        } else {
-            "driver"
+        let key = match engine.driver {
+            EngineDriver::Docker | EngineDriver::Swarm => "host",
+            EngineDriver::Oci | EngineDriver::Kubernetes => "driver",
         };
         ask(key_of(*place, key), answer);
     }

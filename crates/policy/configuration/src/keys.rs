@@ -9,8 +9,8 @@ use actor_scheduling::migration;
 use autoscaling::Autoscaler;
 use model::{
     ActorSide, AffinityKey, AgentCheck, Association, External, FlowSetup, HealthCheck, Match, Mount, Nanos,
-    NetFunction, Polling, PortKind, Probe, Ready, Selector, StandbyMode, TableFull, Timeouts, UplinkId, Vip,
-    VipMode,
+    NetFunction, PodOptions, Polling, PortKind, Probe, Ready, Selector, StandbyMode, TableFull, TaskNetwork,
+    TaskOptions, TaskProtocol, Timeouts, UplinkId, Vip, VipMode,
 };
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
@@ -141,6 +141,8 @@ tables! {
             "tables", "", "See `[[place]]`.";
         engine: engine, [keys], Keys,
             "table", "", "See `[engine]`.";
+        kubernetes: kubernetes, [keys], Keys,
+            "table", "", "See `[kubernetes]`.";
         api: api, [keys], Keys,
             "table", "", "See `[api]`.";
         event_log: event_log, [keys], Keys,
@@ -157,6 +159,7 @@ tables! {
             services: services.unwrap_or_default(),
             places,
             engine,
+            kubernetes,
             api,
             event_log,
             positions: Default::default(),
@@ -168,10 +171,11 @@ tables! {
         "The packet switch."
     {
         driver: word(SwitchDriver::WORDS), [= "\"soft\""], Restart,
-            "`\"soft\"`, `\"openflow\"` or `\"ebpf\"`", "\"soft\"",
+            "`\"soft\"`, `\"openflow\"`, `\"ebpf\"` or `\"hybrid\"`", "\"soft\"",
             "The driver: `soft` is inco's own switch; `openflow` is a bridge of Open vSwitch (`[switch.openflow]`, \
              [smartnic](../smartnic.md)); `ebpf` is programs in this machine's kernel, for ordinary containers behind an \
-             address (`[switch.ebpf]`, [ebpf](../ebpf.md)).";
+             address (`[switch.ebpf]`, [ebpf](../ebpf.md)); `hybrid` is `soft`, with programs in the kernel for flows that \
+             are worth it (`[switch.hybrid]`, [hybrid](../hybrid.md)).";
         workers: workers, [or "one worker without a CPU of its own" => Vec::new()], Restart,
             "list of CPU numbers", "[2, 3]",
             "The CPUs of the workers, one worker per CPU. Isolate them from other work (`isolcpus`) for the best \
@@ -215,11 +219,13 @@ tables! {
             "table", "{ rules = 10_000 }", "See the table below.";
         ebpf: ebpf, [keys], Keys,
             "table", "{ spare_ports = 4 }", "See the table below.";
+        hybrid: hybrid, [keys], Keys,
+            "table", "{ rules = 1000 }", "See the table below.";
     } => {
         // A driver's own keys are in the table named after it.
         for (other, _) in SwitchDriver::WORDS {
             // Kernel ports have their keys there, whichever driver connects them.
-            let has_some = *other == "ebpf" && driver == SwitchDriver::Soft;
+            let has_some = *other == "ebpf" && matches!(driver, SwitchDriver::Soft | SwitchDriver::Hybrid);
             if *other != driver.name() && !has_some && section.get(other).is_some() {
                 let what = format!("these keys belong to the driver {other}, which is not the selected driver");
                 let write = format!("write driver = \"{other}\" in [switch], or remove them");
@@ -229,7 +235,14 @@ tables! {
         let can = (reader.drivers)(driver);
         let switch = Switch {
             driver, can, workers, poll, flows, flows_ipv6, timeouts, unmatched, other, hugepages, dpdk_args, openflow, ebpf,
+            hybrid,
         };
+        if driver == SwitchDriver::Hybrid && switch.workers.len() != 1 {
+            let what = "the driver hybrid has one worker, on a CPU of its own: packets of a flow keep their order between the \
+                        two paths because one CPU has all of the slow one";
+            let write = "write the number of one CPU, workers = [1]";
+            reader.report(&section.key("workers"), ValueError::new(what, write));
+        }
         reader.workers = switch.worker_count();
         reader.usual_port = can.usual_port();
         switch
@@ -353,6 +366,27 @@ tables! {
         Ebpf { instance_addresses, spare_ports, half_open }
     }
 
+    hybrid(reader, section) -> Hybrid = "switch.hybrid":
+        "Which flows the driver `hybrid` gives to programs in the kernel: those of ordinary containers (`port = \"kernel\"`) \
+         behind an uplink `kernel:INTERFACE` that are worth it. [hybrid](../hybrid.md) describes how, and its limits."
+    {
+        rules: number(1, HYBRID_RULES_MAX), [= "4000"], Restart,
+            "number, 1 to 4,000", "1000",
+            "Flows that have a rule at a time, at most. Beyond it, a flow takes the place of one that saves half as much.";
+        promotions_per_second: number(1, 1_000_000), [= "20000"], Restart,
+            "number", "1000",
+            "Flows that get a rule in a second, at most; a tenth of them at once.";
+        window: span(Nanos(1_000_000), Nanos(60_000_000_000)), [= "\"1s\""], Restart,
+            "duration, 1ms to 60s", "\"100ms\"",
+            "In which span a flow has to save the CPU time of some rules to get one, and how often each rule is looked at. \
+             One that saved less than a quarter of its cost in that span is removed.";
+        costs: path, [or "figures of one machine, as docs/paths.md has them"], Restart,
+            "file", "\"/etc/inco/paths.toml\"",
+            "What a packet costs on both paths: the file that `inco bench paths` has written on this machine.";
+    } => {
+        Hybrid { rules, promotions_per_second, window, costs }
+    }
+
     uplink(reader, section) -> Uplink = "uplink[]":
         "A port towards the network. 1 to 8 uplinks, each with its own heading `[[uplink]]`."
     {
@@ -379,8 +413,29 @@ tables! {
             "bytes, 60 to 16384", "9022",
             "Maximum frame length, from the destination address to the end of the payload. Longer frames are \
              dropped as `too_large`.";
+        tunnel: |at| at.table(tunnel_table), [or "none"], Restart,
+            "table", "{ address = \"10.9.0.1\", network = 7 }",
+            "With the driver `soft` and `kernel:INTERFACE`: the near end of tunnels to other machines, at one uplink. See the \
+             table below and [many machines](../many-machines.md).";
     } => {
-        Uplink { name, device, queues, max_frame }
+        Uplink { name, device, queues, max_frame, tunnel }
+    }
+
+    tunnel_table(reader, section) -> UplinkTunnel = "uplink[].tunnel":
+        "The near end of tunnels (VXLAN) at an uplink. Services with `port = \"tunnel\"` send by it; what machines of `from` \
+         send is taken out of the tunnel, and steered as if it had come without one. inco does not answer for addresses of \
+         services at an uplink with `from`: who sends into the tunnel does."
+    {
+        address: text(tunnel_end), [required], Restart,
+            "IPv4 address", "\"10.9.0.1\"",
+            "Its address. inco answers ARP for it; no network stack of this machine has it.";
+        network: number(0, (1 << 24) - 1), [required], Restart,
+            "number, below 16777216", "7", "The network's number (VNI), the same at both ends.";
+        from: tunnel_ends, [= "[]"], Restart,
+            "list of at most 64 IPv4 addresses", "[\"10.9.0.1\", \"10.9.0.2\"]",
+            "The far ends whose packets are taken out. Those of others are dropped as `tunnel`.";
+    } => {
+        UplinkTunnel { address: address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED), network, from }
     }
 
     service(reader, section) -> Service = "service.NAME":
@@ -436,7 +491,10 @@ tables! {
              with the drivers `ebpf` and `soft`, and needs `vip` with `soft`; `frames` is an interface without an address \
              for each uplink, `eth0` and `eth1`, from which a function takes whole frames by packet sockets, with `soft`: it \
              has `CAP_NET_RAW` for them. See [functions on interfaces](../kernel-ports.md#functions-on-interfaces); \
-             `null` is a sink without a container, for benches. A service with `from` in `instances` has `routed`.";
+             `null` is a sink without a container, for benches; `routed` is an address in the network that this machine's routes \
+             lead to, with the driver `ebpf` only: of instances in a [swarm](../tasks/swarm.md) or in [Kubernetes](../tasks/kubernetes.md). A service with `from` in \
+             `instances` has it by itself; `tunnel`, with `soft` only, leads to the machines of `from` through VXLAN: see \
+             [many machines](../many-machines.md).";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
         args: texts, [= "[]"], Applies,
@@ -581,22 +639,30 @@ tables! {
             "true or false", "true",
             "Whether a drain moves flows with the state of their function, for at most 50 ms and 4,096 packets. It needs \
              `affinity = \"relaxed\"`. See [moves with state](../functions.md#moves-with-state).";
+        swarm: |at| at.table(swarm_table), [or "the defaults of its keys"], Applies,
+            "table", "{ constraints = [\"node.labels.edge == true\"] }",
+            "With the engine `swarm`: what the swarm is asked about its instances. See the table below.";
+        pods as "kubernetes": |at| at.table(pod_table), [or "the defaults of its keys"], Applies,
+            "table", "{ node_selector = { disk = \"fast\" } }",
+            "With the engine `kubernetes`: what Kubernetes is asked about its Pods. See the table below.";
         signals: boolean, [= "false"], Restart,
             "true or false", "true",
             "Whether the host's manager (`inco-nf manager`) decides which instances take new flows, by signals through \
              their ports. It needs `autoscaler = \"fixed\"`. See [signals](../signals.md).";
     } => {
-        let is_routed = !instances.from.is_empty();
-        let port = if is_routed && section.get("port").is_none() { PortKind::Routed } else { port };
-        let ready = if is_routed && section.get("ready").is_none() { Ready::Connected } else { ready };
-        if port.has_container() && kind == ServiceKind::Containers {
+        let port = if instances.are_others() && section.get("port").is_none() { PortKind::Routed } else { port };
+        let is_routed = port == PortKind::Routed;
+        let is_remote = is_routed || port == PortKind::Tunnel;
+        let ready = if is_remote && section.get("ready").is_none() { Ready::Connected } else { ready };
+        let has_container = port.has_container() || is_routed && !instances.are_others();
+        if has_container && kind == ServiceKind::Containers {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;
         let (exclusive, cpus) = (cpus == Cpus::Exclusive, cpus.limit());
         let first_port = vip.as_ref().and_then(|vip: &Vip| Some(*vip.instance_ports().first()?.start()));
         let external = external.flatten();
-        // Others' servers have a port each.
+        // Servers at addresses in the network have a port each.
         let first_port = first_port.filter(|_| !is_routed).unwrap_or_default();
         let health = health.flatten().map(|of| of.at_port(first_port));
         let name = section.path.trim_start_matches("service.").to_owned();
@@ -615,7 +681,7 @@ tables! {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, subnets, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
-            signals, part: None,
+            signals, swarm, pods, part: None,
         };
         match kind {
             ServiceKind::Actors => make_card(reader, section, &mut service, actors, sides),
@@ -839,6 +905,72 @@ tables! {
         Mount { source, target, read_only }
     }
 
+    swarm_table(reader, section) -> TaskOptions = "service.NAME.swarm":
+        "What the swarm is asked about the instances of a service, with `driver = \"swarm\"` in `[engine]`. Each instance is a \
+         service of the swarm with one task. Limits are `cpus`, `memory` and `processes` of the service. See \
+         [swarm](../tasks/swarm.md)."
+    {
+        network: word(TaskNetwork::WORDS), [= "\"published\""], Applies,
+            "`\"published\"` or `\"host\"`", "\"host\"",
+            "How an instance is reached at its node. `published`: at a port that the node chooses, which leads to the \
+             container's own. `host`: the container is in the network of its node, and each node has at most one.";
+        protocol: word(TaskProtocol::WORDS), [= "\"tcp\""], Applies,
+            "`\"tcp\"` or `\"udp\"`", "\"udp\"", "What instances speak at their port.";
+        constraints: texts, [= "[]"], Applies,
+            "list of text", "[\"node.labels.edge == true\", \"node.role == worker\"]",
+            "What a node must be for an instance, in Docker's words.";
+        spread: texts, [= "[]"], Applies,
+            "list of text", "[\"node.labels.rack\"]",
+            "Over what instances of one service of the swarm are spread, in Docker's words (placement preferences).";
+        reserved_cpus: task_cpus, [or "none"], Applies,
+            "CPUs", "0.5", "CPUs that a node keeps for an instance. The swarm places it where so much is not kept for others.";
+        reserved_memory_bytes as "reserved_memory": bytes(1, 1 << 50), [or "none"], Applies,
+            "size", "\"256MiB\"", "Memory that a node keeps for an instance.";
+        secrets: task_files, [= "[]"], Applies,
+            "list of `\"NAME\"` or `\"NAME:/PATH\"`", "[\"key:/etc/tls/key.pem\"]",
+            "Secrets of the swarm as files in the container; without a path, in `/run/secrets`.";
+        configs: task_files, [= "[]"], Applies,
+            "list of `\"NAME\"` or `\"NAME:/PATH\"`", "[\"site:/etc/nginx/nginx.conf\"]",
+            "Configs of the swarm as files in the container; without a path, in `/`.";
+    } => {
+        TaskOptions {
+            network, protocol, constraints, spread, reserved_cpus, reserved_memory_bytes, secrets, configs,
+        }
+    }
+
+    pod_table(reader, section) -> PodOptions = "service.NAME.kubernetes":
+        "What Kubernetes is asked about the Pods of a service, with `driver = \"kubernetes\"` in `[engine]`. Each instance is a \
+         Pod. Limits are `cpus` and `memory` of the service. See [kubernetes](../tasks/kubernetes.md)."
+    {
+        node_selector: node_labels, [= "{}"], Applies,
+            "table of text", "{ \"kubernetes.io/arch\" = \"amd64\" }", "Labels that a node must have for an instance.";
+        tolerations: kubernetes_list, [or "none"], Applies,
+            "list of tables", "[{ key = \"edge\", operator = \"Exists\", effect = \"NoSchedule\" }]",
+            "Taints of nodes that an instance tolerates, in Kubernetes' words. The API server checks them.";
+        affinity: kubernetes_table, [or "none"], Applies,
+            "table", "{ nodeAffinity = { requiredDuringSchedulingIgnoredDuringExecution = { nodeSelectorTerms = [{ matchExpressions = [{ key = \"edge\", operator = \"Exists\" }] }] } } }",
+            "To which nodes, and to which other Pods, an instance is drawn, in Kubernetes' words. The API server checks them.";
+        pull_secrets: texts, [= "[]"], Applies,
+            "list of text", "[\"registry-login\"]", "Secrets with the login for the registry of the image.";
+        service_account: text(kubernetes_name), [or "none: without a token"], Applies,
+            "name", "\"web\"", "The account whose token an instance gets.";
+        reserved_cpus: task_cpus, [or "as many as `cpus`"], Applies,
+            "CPUs", "0.5", "CPUs that a node keeps for an instance (its request). Kubernetes places it where so much is not kept for others.";
+        reserved_memory_bytes as "reserved_memory": bytes(1, 1 << 50), [or "as much as `memory`"], Applies,
+            "size", "\"256MiB\"", "Memory that a node keeps for an instance (its request).";
+        secrets: task_files, [= "[]"], Applies,
+            "list of `\"NAME\"` or `\"NAME:/DIRECTORY\"`", "[\"key:/etc/tls\"]",
+            "Secrets whose keys are files in the container; without a directory, in `/run/secrets/NAME`.";
+        configs: task_files, [= "[]"], Applies,
+            "list of `\"NAME\"` or `\"NAME:/DIRECTORY\"`", "[\"site:/etc/nginx\"]",
+            "ConfigMaps whose keys are files in the container; without a directory, in `/run/configs/NAME`.";
+    } => {
+        PodOptions {
+            node_selector, tolerations, affinity, pull_secrets, service_account, reserved_cpus, reserved_memory_bytes,
+            secrets, configs,
+        }
+    }
+
     device_table(reader, section) -> Option<InstanceDevice> = "service.NAME.devices[]":
         "For `port = \"device\"`: functions of a card, or other network interfaces. Each instance gets one per \
          uplink, in the order of the list. [smartnic](../smartnic.md) shows the commands that create functions and \
@@ -960,25 +1092,35 @@ tables! {
     instances_table(reader, section) -> Instances = "service.NAME.instances":
         "The number of instances. A number alone is a fixed count: `instances = 3`."
     {
-        from: back_ends, [or "none: inco runs them" => Vec::new()], Applies,
-            "list of addresses with ports", "[\"10.0.0.5:80\", \"10.0.0.6:80\"]",
-            "Servers that others run, as the instances: inco neither starts nor stops them. With the driver `ebpf` only; \
-             see [back ends](../back-ends.md).";
+        from: origin, [or "none: inco runs them" => Origin::Inco], Applies,
+            "list of addresses with ports, or `\"kubernetes:NAMESPACE/SERVICE\"`", "[\"10.0.0.5:80\", \"10.0.0.6:80\"]",
+            "Servers that others run, as the instances: inco neither starts nor stops them. They are listed, or are the \
+             endpoints of a Kubernetes Service ([kubernetes](../tasks/kubernetes.md)). With the driver `ebpf`: \
+             see [back ends](../back-ends.md). With `soft` they are machines behind tunnels: see [many \
+             machines](../many-machines.md).";
+        endpoint_port as "port": endpoint_port, [or "the only one of the Service"], Applies,
+            "name, or number, 1 to 65535", "\"http\"",
+            "The port of the endpoints of a Kubernetes Service: its name in the Service, or its number at the endpoints \
+             (`targetPort`).";
         // With zero, the first packets of a service would wait for a container to start.
         min: number(1, INSTANCE_LIMIT), [= "1"], Applies,
             "number, 1 to 1024", "3", "Minimum number of active instances.";
         // The maximum in the paper's experiment.
-        max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more; with `from` as many as it has" =>
-            if from.is_empty() { 8.max(min) } else { from.len() as u32 }], Applies,
+        max: number(1, INSTANCE_LIMIT), [or "8, or `min` if that is more; with `from` as many as it lists; 64 of a \
+             Kubernetes Service" => match &from {
+                Origin::Inco => 8.max(min),
+                Origin::Addresses(all) => all.len() as u32,
+                Origin::Kubernetes(_) => ENDPOINTS_USUAL,
+            }], Applies,
             "number, at least `min`", "8",
-            "Maximum number of active instances. With `from`: how many servers the list may have after a reload.";
+            "Maximum number of active instances. With `from`: how many servers there may be without a new start of inco.";
         sleep: boolean, [= "false"], Applies,
             "true or false", "true",
             "Whether all `max` instances run and are connected, and those that are not active sleep: they take no new \
              flows and keep those that they have. Instead of `standby`.";
         // With one, the first scale-out takes microseconds instead of a container's start.
         standby: number(0, INSTANCE_LIMIT), [or "1; 0 with `sleep` or `from`, or if `instances` is a number" =>
-            u32::from(!sleep && from.is_empty())], Applies,
+            u32::from(!sleep && from == Origin::Inco)], Applies,
             "number, at most `max`", "2", "Instances that are ready in addition to the active ones.";
         standby_mode: word(StandbyMode::WORDS), [= "\"warm\""], Applies,
             "`\"warm\"` or `\"paused\"`", "\"paused\"",
@@ -986,14 +1128,29 @@ tables! {
              frozen, uses no CPU and must be resumed first.";
     } => {
         let most = |what: u32| format!("{what} is more than max ({max})");
-        let min = if from.is_empty() { min } else { from.len() as u32 };
-        for key in ["min", "sleep", "standby", "standby_mode"].into_iter().filter(|_| !from.is_empty()) {
+        let min = match &from {
+            Origin::Inco => min,
+            Origin::Addresses(all) => all.len() as u32,
+            // As many as there are endpoints, which is known later.
+            Origin::Kubernetes(_) => 0,
+        };
+        for key in ["min", "sleep", "standby", "standby_mode"].into_iter().filter(|_| from != Origin::Inco) {
             if section.get(key).is_some() {
                 let wrong = ValueError::new("all servers of `from` are used", format!("remove {key}"));
                 reader.report(&section.key(key), wrong);
             }
         }
-        if !from.is_empty() && min > max {
+        let mut from = from;
+        match &mut from {
+            Origin::Kubernetes(service) => service.port = endpoint_port,
+            Origin::Inco | Origin::Addresses(_) if endpoint_port.is_some() => {
+                let what = "it is the port of the endpoints of a Kubernetes Service";
+                let write = "remove it, or write from = \"kubernetes:NAMESPACE/SERVICE\"";
+                reader.report(&section.key("port"), ValueError::new(what, write));
+            }
+            Origin::Inco | Origin::Addresses(_) => {}
+        }
+        if from != Origin::Inco && min > max {
             let wrong = ValueError::new(format!("from has {min} servers"), format!("write at least {min}"));
             reader.report(&section.key("max"), wrong);
         } else if min > max {
@@ -1146,11 +1303,13 @@ tables! {
         "The container engine."
     {
         driver: word(EngineDriver::WORDS), [= "\"oci\""], Restart,
-            "`\"oci\"` or `\"docker\"`", "\"docker\"",
-            "`oci` is embedded and needs no daemon; `docker` uses Docker or Podman.";
+            "`\"oci\"`, `\"docker\"`, `\"swarm\"` or `\"kubernetes\"`", "\"docker\"",
+            "`oci` is embedded and needs no daemon; `docker` uses Docker or Podman; `swarm` has a swarm of Docker's place \
+             each instance on one of its machines ([swarm](../tasks/swarm.md)); `kubernetes` makes a Pod for each instance in \
+             the cluster of `[kubernetes]` ([kubernetes](../tasks/kubernetes.md)).";
         host: text(host), [= "\"unix:///run/docker.sock\""], Restart,
             "`unix:///...` or `tcp://HOST:PORT`", "\"tcp://192.0.2.7:2376\"",
-            "Address of Docker or Podman. Ports of kind `memif` need an engine on this machine.";
+            "Address of Docker, Podman or a manager of the swarm. Ports of kind `memif` need an engine on this machine.";
         tls: path, [or "none"], Restart,
             "directory", "\"/etc/inco/tls\"",
             "For a remote engine: directory with `ca.pem`, `cert.pem` and `key.pem`, as for Docker's own command.";
@@ -1161,15 +1320,20 @@ tables! {
         pull: word(Pull::WORDS), [= "\"missing\""], Applies,
             "`\"missing\"` or `\"never\"`", "\"never\"",
             "Whether `inco run` and `inco reload` pull the image of a service from its registry if it is not on this \
-             machine. With `never`, `inco image pull` does it. Images named `inco/...` are never pulled.";
+             machine. With `never`, `inco image pull` does it. Images named `inco/...` are never pulled. With the engine \
+             `kubernetes`: whether nodes get an image that they lack.";
         plain_http: registries, [= "[]"], Applies,
             "list of `HOST:PORT`", "[\"10.0.0.5:5000\"]",
             "Registries that are asked without TLS. Whoever controls the network can then replace tags. A registry \
              on this machine (`localhost`, `127.0.0.1`) needs no entry.";
     } => {
-        if driver == EngineDriver::Oci {
+        let unknown = match driver {
+            EngineDriver::Oci => Some("the oci engine is embedded and has no such key"),
+            EngineDriver::Kubernetes => Some("[kubernetes] says where the API server is"),
+            EngineDriver::Docker | EngineDriver::Swarm => None,
+        };
+        if let Some(what) = unknown {
             for key in ["host", "tls"].into_iter().filter(|key| section.get(key).is_some()) {
-                let what = "the oci engine is embedded and has no such key";
                 reader.report(&section.key(key), ValueError::new(what, "remove it, or write driver = \"docker\""));
             }
         }
@@ -1207,6 +1371,23 @@ tables! {
             listen, certificate, key, tokens,
         });
         Api { socket, tcp }
+    }
+
+    kubernetes(reader, section) -> Kubernetes = "kubernetes":
+        "The Kubernetes cluster of services with `instances.from = \"kubernetes:NAMESPACE/SERVICE\"`, and of the engine \
+         `kubernetes`, which takes a change with the next start of inco. See [kubernetes](../tasks/kubernetes.md)."
+    {
+        kubeconfig: path,
+            [or "the account of the Pod in which inco runs; else `$KUBECONFIG`, else `~/.kube/config`"], Applies,
+            "path", "\"/etc/inco/kubeconfig\"",
+            "The file that says where the API server is and who inco is there. It is read again after each failure, so \
+             credentials may change.";
+        context: text(known_context), [or "the kubeconfig's current one"], Applies,
+            "context", "\"production\"", "The context of the kubeconfig.";
+        namespace: text(kubernetes_name), [or "that of the context, or of the Pod in which inco runs"], Restart,
+            "name", "\"edge\"", "Where the engine `kubernetes` has its Pods.";
+    } => {
+        Kubernetes { kubeconfig, context, namespace }
     }
 
     event_log(reader, section) -> EventLog = "event_log":

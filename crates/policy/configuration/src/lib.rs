@@ -41,4 +41,4 @@ pub use placement::{Goal, PlaceId, Placement, estimate};
 pub use problem::{Position, Problem};
 pub use reference::reference;
 pub use types::*;
-pub use units::{ValueError, rate as parse_rate, show_rate, show_size, show_span};
+pub use units::{ValueError, rate as parse_rate, show_rate, show_size, show_span, span as parse_span};

@@ -28,6 +28,8 @@ pub(crate) const MAX_FRAME_MIN: u64 = 60;
 pub(crate) const MAX_FRAME_MAX: u64 = 16_384;
 /// Most instances of a service: each needs a slot.
 pub(crate) const INSTANCE_LIMIT: u64 = model::Slot::LIMIT as u64;
+/// Usual maximum of endpoints of a Kubernetes Service. Each takes a slot in advance.
+pub(crate) const ENDPOINTS_USUAL: u32 = 64;
 /// Least memory: Docker refuses less than 6 MiB.
 pub(crate) const MEMORY_MIN_BYTES: u64 = 6 << 20;
 /// Fewest CPUs of a container: the kernel's shortest quota in its longest period.
@@ -44,6 +46,8 @@ pub(crate) const BUFFER_BYTES_MIN: u64 = 128;
 pub(crate) const BUFFER_BYTES_MAX: u64 = 16_384;
 /// Most exact rules: more than any known card forwards at full speed.
 pub(crate) const RULES_MAX: u64 = 4_000_000;
+/// Flows with a rule of the driver `hybrid`: as many as its programs have passages for, with those that are being removed.
+pub(crate) const HYBRID_RULES_MAX: u64 = 4_000;
 /// Most buckets: a bucket's number has 12 bits.
 pub(crate) const BUCKETS_MAX: u64 = 4096;
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
     AffinityKey, AgentCheck, Association, Capabilities, External, Fallback, FlowSetup, HealthCheck, Match,
-    Mount, Nanos, NetFunction, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode, TableFull, Timeouts,
-    UplinkId, UplinkKind, Vip,
+    Mount, Nanos, NetFunction, PodOptions, Polling, PortKind, Prefix, Ready, ServiceId, StandbyMode,
+    TableFull, TaskOptions, Timeouts, UplinkId, UplinkKind, Vip,
 };
 use placement::{GUARD, PlaceId, Placement};
 use scheduling::Scheduler;
@@ -34,6 +34,8 @@ pub struct Configuration {
     pub places: Vec<Place>,
     /// The container engine.
     pub engine: Engine,
+    /// The Kubernetes cluster, for services whose instances are its endpoints.
+    pub kubernetes: Kubernetes,
     /// The API.
     pub api: Api,
     /// The event log.
@@ -73,6 +75,21 @@ pub struct Switch {
     pub openflow: OpenFlow,
     /// Settings of the `ebpf` driver.
     pub ebpf: Ebpf,
+    /// Settings of the `hybrid` driver.
+    pub hybrid: Hybrid,
+}
+
+/// Which flows the driver `hybrid` gives to the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hybrid {
+    /// Flows with a rule at a time, at most.
+    pub rules: u32,
+    /// Promotions in a second, at most.
+    pub promotions_per_second: u32,
+    /// The span in which a flow has to be worth a rule, and after which each rule is looked at again.
+    pub window: Nanos,
+    /// The file of `inco bench paths` with what both paths cost.
+    pub costs: Option<PathBuf>,
 }
 
 impl Switch {
@@ -85,7 +102,7 @@ impl Switch {
     /// Ports of each service for draining instances, where the driver makes ports in advance.
     pub fn spare_ports(&self) -> u32 {
         match self.driver {
-            SwitchDriver::Ebpf | SwitchDriver::Soft => self.ebpf.spare_ports,
+            SwitchDriver::Ebpf | SwitchDriver::Soft | SwitchDriver::Hybrid => self.ebpf.spare_ports,
             SwitchDriver::OpenFlow => self.openflow.spare_ports,
         }
     }
@@ -103,6 +120,8 @@ model::words! {
         OpenFlow = "openflow",
         /// Programs in this machine's kernel.
         Ebpf = "ebpf",
+        /// inco's own switch, with programs in this machine's kernel for flows that are worth it.
+        Hybrid = "hybrid",
     }
 
     /// Where a bridge forwards packets.
@@ -137,6 +156,10 @@ model::words! {
         Oci = "oci",
         /// Docker's or Podman's API.
         Docker = "docker",
+        /// A manager of a swarm of Docker's, which places containers on several machines.
+        Swarm = "swarm",
+        /// The API server of Kubernetes, which places Pods on several machines.
+        Kubernetes = "kubernetes",
     }
 
     /// When an image comes from its registry.
@@ -207,6 +230,19 @@ pub struct Uplink {
     pub queues: u8,
     /// The longest frame in bytes, from the destination address to the end of the payload.
     pub max_frame: u16,
+    /// The near end of tunnels there.
+    pub tunnel: Option<UplinkTunnel>,
+}
+
+/// The near end of tunnels (VXLAN) at an uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkTunnel {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// The network's number (VNI).
+    pub network: u32,
+    /// Far ends whose packets are taken out of the tunnel.
+    pub from: Vec<Ipv4Addr>,
 }
 
 /// The device of an uplink.
@@ -422,6 +458,10 @@ pub struct Service {
     pub signals: bool,
     /// The service that gets what its instances return, by its name.
     pub next: Option<String>,
+    /// What a swarm is asked about its instances; `None` where the file says nothing of it.
+    pub swarm: Option<TaskOptions>,
+    /// What Kubernetes is asked about its Pods; `None` where the file says nothing of it.
+    pub pods: Option<PodOptions>,
     /// Which side of a service of actors it is; `None` for a service of containers.
     pub part: Option<ActorsPart>,
 }
@@ -447,7 +487,7 @@ impl Service {
 
     /// Whether its instances have containers.
     pub fn has_containers(&self) -> bool {
-        self.port.has_container()
+        self.port.has_container() || self.port == PortKind::Routed && !self.instances.are_others()
     }
 
     /// Most containers that exist at once, except draining ones.
@@ -503,8 +543,8 @@ impl fmt::Display for MacAddress {
 /// The number of instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instances {
-    /// Where others run them: all of them, each once. Empty: inco runs them.
-    pub from: Vec<SocketAddr>,
+    /// Who runs them.
+    pub from: Origin,
     /// Minimum of active instances.
     pub min: u32,
     /// Maximum of active instances; with `from`, how many there may be without a restart.
@@ -515,6 +555,78 @@ pub struct Instances {
     pub standby_mode: StandbyMode,
     /// Whether all `max` instances run, and those that are not active sleep.
     pub sleep: bool,
+}
+
+/// Who runs the instances of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// inco.
+    #[default]
+    Inco,
+    /// Others, at these addresses: all of them, each once.
+    Addresses(Vec<SocketAddr>),
+    /// Kubernetes: the endpoints of a Service.
+    Kubernetes(KubernetesService),
+}
+
+/// A Service of Kubernetes, whose endpoints are instances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesService {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The port of its endpoints; [`None`]: it has one.
+    pub port: Option<EndpointPort>,
+}
+
+/// A port of a Kubernetes Service's endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndpointPort {
+    /// By its name in the Service.
+    Name(String),
+    /// By its number at the endpoints, which a Service calls `targetPort`.
+    Number(u16),
+}
+
+impl fmt::Display for KubernetesService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Instances {
+    /// Whether others run them.
+    pub fn are_others(&self) -> bool {
+        self.from != Origin::Inco
+    }
+
+    /// The servers that the file lists.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        match &self.from {
+            Origin::Addresses(all) => all,
+            Origin::Inco | Origin::Kubernetes(_) => &[],
+        }
+    }
+
+    /// The Kubernetes Service whose endpoints they are.
+    pub fn kubernetes(&self) -> Option<&KubernetesService> {
+        match &self.from {
+            Origin::Kubernetes(service) => Some(service),
+            Origin::Inco | Origin::Addresses(_) => None,
+        }
+    }
+}
+
+/// How the API server of a Kubernetes cluster is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kubernetes {
+    /// The kubeconfig; [`None`]: the account of the Pod in which inco runs, else `$KUBECONFIG`, else `~/.kube/config`.
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig; [`None`]: its current one.
+    pub context: Option<String>,
+    /// Where the engine has its Pods; [`None`]: the namespace of the context, or of the Pod in which inco runs.
+    pub namespace: Option<String>,
 }
 
 /// The capacity of one instance.
@@ -549,7 +661,8 @@ impl Ring {
 pub struct Engine {
     /// Its driver.
     pub driver: EngineDriver,
-    /// The endpoint of Docker or Podman: `unix:///...` or `tcp://host:port`. Only for [`EngineDriver::Docker`].
+    /// The endpoint of Docker, Podman or a swarm's manager: `unix:///...` or `tcp://host:port`. Not for
+    /// [`EngineDriver::Oci`].
     pub host: String,
     /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for a remote engine.
     pub tls: Option<PathBuf>,
@@ -563,9 +676,27 @@ pub struct Engine {
 
 impl Engine {
     /// Whether its containers run on this machine and can share memory. True only for a unix socket, because a local
-    /// TCP address may be the end of a tunnel.
+    /// TCP address may be the end of a tunnel. What an orchestrator places may be anywhere.
     pub fn is_local(&self) -> bool {
-        self.driver == EngineDriver::Oci || self.host.starts_with("unix:")
+        match self.driver {
+            EngineDriver::Oci => true,
+            EngineDriver::Docker => self.answers_here(),
+            EngineDriver::Swarm | EngineDriver::Kubernetes => false,
+        }
+    }
+
+    /// Whether it places containers on machines of its own choice, where they are reached over the network.
+    pub fn is_orchestrator(&self) -> bool {
+        matches!(self.driver, EngineDriver::Swarm | EngineDriver::Kubernetes)
+    }
+
+    /// Whether the engine itself answers at a unix socket of this machine.
+    pub fn answers_here(&self) -> bool {
+        match self.driver {
+            EngineDriver::Oci => true,
+            EngineDriver::Docker | EngineDriver::Swarm => self.host.starts_with("unix:"),
+            EngineDriver::Kubernetes => false,
+        }
     }
 
     /// Whether both are one engine: the embedded one, or the same endpoint.

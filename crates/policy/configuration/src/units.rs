@@ -111,7 +111,10 @@ const SPANS: &[(&str, f64)] = &[
 ];
 
 /// Parses a duration. A unit is required, because a bare number may mean seconds or milliseconds.
-pub(crate) fn span(text: &str) -> Result<Nanos, ValueError> {
+///
+/// # Errors
+/// The text has another form, or is longer than 100 years.
+pub fn span(text: &str) -> Result<Nanos, ValueError> {
     let of = |(number, unit): (f64, &str)| {
         SPANS
             .iter()

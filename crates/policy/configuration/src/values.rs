@@ -1,13 +1,13 @@
 //! Parsers of values, with their error messages.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use model::{
     Association, CAPABILITIES, Capabilities, Fallback, Match, Mount, PortKind, Prefix, Ready, ServiceId,
-    StandbyMode, UplinkId, WorkerId, protocol,
+    StandbyMode, TaskFile, UplinkId, WorkerId, protocol,
 };
 use placement::{PlaceId, Placement};
 use toml::de::DeValue;
@@ -335,6 +335,30 @@ pub(crate) fn address(text: &str) -> Result<Option<IpAddr>, ValueError> {
             )
         })
 }
+
+/// Parses an end of a tunnel.
+pub(crate) fn tunnel_end(text: &str) -> Result<Option<Ipv4Addr>, ValueError> {
+    match address(text)? {
+        Some(IpAddr::V4(address)) if !address.is_broadcast() && !address.is_loopback() => Ok(Some(address)),
+        _ => {
+            let what = format!("{text:?} is not the IPv4 address of an end of tunnels");
+            Err(ValueError::new(what, "write one, for example \"10.9.0.1\""))
+        }
+    }
+}
+
+/// Reads the far ends of tunnels.
+pub(crate) fn tunnel_ends(at: At<'_>) -> Result<Vec<Ipv4Addr>, ValueError> {
+    let (ends, count) = at.items(text(tunnel_end))?;
+    if count > MACHINES_LIMIT {
+        let what = format!("{count} machines, and there can be {MACHINES_LIMIT}");
+        return Err(ValueError::new(what, "write fewer"));
+    }
+    Ok(ends.into_iter().flatten().collect())
+}
+
+/// Machines that may send into one end of tunnels at most: each packet's sender is looked for among them.
+const MACHINES_LIMIT: usize = 64;
 
 /// Reads the prefixes of a selector.
 pub(crate) fn selected_prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
@@ -767,6 +791,109 @@ pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, ValueError> {
     Ok(at.items(mount)?.0)
 }
 
+/// Reads the secrets or configs of a swarm for a container.
+pub(crate) fn task_files(at: At<'_>) -> Result<Vec<TaskFile>, ValueError> {
+    let file = |at: At<'_>| {
+        let text = at.text()?;
+        let (name, target) = match text.split_once(':') {
+            Some((name, target)) => (name, Some(absolute(target)?)),
+            None => (text, None),
+        };
+        let name = name.to_owned();
+        if name.is_empty() || name.contains('/') {
+            let what = format!("{text:?} begins with no name");
+            return Err(ValueError::new(what, "write \"NAME\" or \"NAME:/PATH\""));
+        }
+        Ok(TaskFile { name, target })
+    };
+    Ok(at.items(file)?.0)
+}
+
+/// Reads labels of nodes.
+pub(crate) fn node_labels(at: At<'_>) -> Result<Vec<(String, String)>, ValueError> {
+    const WRITE: &str = "{ \"kubernetes.io/arch\" = \"amd64\" }";
+    let table = at
+        .value
+        .as_table()
+        .ok_or_else(|| at.wrong_kind("a table", WRITE))?;
+    let one = |(key, value): (
+        &toml::Spanned<std::borrow::Cow<'_, str>>,
+        &toml::Spanned<DeValue<'_>>,
+    )| {
+        let text = value.get_ref().as_str();
+        let what = || ValueError::new(format!("{} is not text", key.get_ref()), format!("write {WRITE}"));
+        Ok((key.get_ref().to_string(), text.ok_or_else(what)?.to_owned()))
+    };
+    table.iter().map(one).collect()
+}
+
+/// Reads a list of tables in Kubernetes' words; as JSON.
+pub(crate) fn kubernetes_list(at: At<'_>) -> Result<String, ValueError> {
+    let is_list = at
+        .value
+        .as_array()
+        .is_some_and(|all| all.iter().all(|of| of.get_ref().is_table()));
+    match is_list {
+        true => Ok(json(at.value)?.to_string()),
+        false => Err(at.wrong_kind("a list of tables", "[{ key = \"edge\", operator = \"Exists\" }]")),
+    }
+}
+
+/// Reads a table in Kubernetes' words; as JSON.
+pub(crate) fn kubernetes_table(at: At<'_>) -> Result<String, ValueError> {
+    match at.value.is_table() {
+        true => Ok(json(at.value)?.to_string()),
+        false => Err(at.wrong_kind("a table", "a table such as { nodeAffinity = { ... } }")),
+    }
+}
+
+/// A value as JSON has it.
+fn json(value: &DeValue<'_>) -> Result<serde_json::Value, ValueError> {
+    Ok(match value {
+        DeValue::String(text) => text.as_ref().into(),
+        DeValue::Integer(number) => {
+            let number = i64::from_str_radix(number.as_str(), number.radix());
+            let write = |_| ValueError::new("this number is too large", "write a smaller one");
+            number.map_err(write)?.into()
+        }
+        DeValue::Float(number) => {
+            let wrong = |_| ValueError::new("this is no number", "write one such as 0.5");
+            number.as_str().parse::<f64>().map_err(wrong)?.into()
+        }
+        DeValue::Boolean(value) => (*value).into(),
+        DeValue::Datetime(time) => time.to_string().into(),
+        DeValue::Array(all) => all
+            .iter()
+            .map(|of| json(of.get_ref()))
+            .collect::<Result<_, _>>()?,
+        DeValue::Table(table) => {
+            let one = |(key, of): (
+                &toml::Spanned<std::borrow::Cow<'_, str>>,
+                &toml::Spanned<DeValue<'_>>,
+            )| { Ok((key.get_ref().to_string(), json(of.get_ref())?)) };
+            let all: Result<serde_json::Map<_, _>, ValueError> = table.iter().map(one).collect();
+            all?.into()
+        }
+    })
+}
+
+/// Reads the name of an object of Kubernetes.
+pub(crate) fn kubernetes_name(text: &str) -> Result<String, ValueError> {
+    let is_taken =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    if text.is_empty() || text.len() > 253 || !text.bytes().all(is_taken) {
+        let what = format!("{text:?} is no name of an object of Kubernetes");
+        return Err(ValueError::new(what, "write one of a-z, 0-9, '-' and '.'"));
+    }
+    Ok(text.to_owned())
+}
+
+/// Reads a number of CPUs.
+pub(crate) fn task_cpus(at: At<'_>) -> Result<f64, ValueError> {
+    let write = || ValueError::new("this is no number of CPUs", "write a number such as 0.5");
+    cpus(at)?.limit().ok_or_else(write)
+}
+
 /// Parses a path of this machine: an absolute one, or one that begins at the configuration's own directory.
 pub(crate) fn host_path(text: &str) -> Result<PathBuf, ValueError> {
     let Some(rest) = text.strip_prefix("./") else {
@@ -908,7 +1035,7 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
     }
     let count = number(1, INSTANCE_LIMIT)(at)?;
     Ok(Instances {
-        from: Vec::new(),
+        from: Origin::Inco,
         min: count,
         max: count,
         standby: 0,
@@ -917,8 +1044,73 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
     })
 }
 
+/// Reads who runs instances.
+pub(crate) fn origin(at: At<'_>) -> Result<Origin, ValueError> {
+    match at.value.as_str() {
+        Some(text) => kubernetes_service(text).map(Origin::Kubernetes),
+        None => back_ends(at).map(Origin::Addresses),
+    }
+}
+
+/// Reads `kubernetes:NAMESPACE/SERVICE`.
+fn kubernetes_service(text: &str) -> Result<KubernetesService, ValueError> {
+    const WRITE: &str = "write \"kubernetes:NAMESPACE/SERVICE\", or a list such as [\"10.0.0.5:80\"]";
+    let wrong = |what: String| ValueError::new(what, WRITE);
+    let Some(name) = text.strip_prefix("kubernetes:") else {
+        return Err(wrong(format!("{text:?} names no Service of Kubernetes")));
+    };
+    let Some((namespace, name)) = name.split_once('/') else {
+        return Err(wrong(format!("{text:?} has no namespace")));
+    };
+    for (what, part) in [("a namespace", namespace), ("a Service", name)] {
+        if !is_dns_label(part) {
+            return Err(wrong(format!(
+                "{part:?} is not the name of {what}: 1 to 63 characters of a-z, 0-9 and -, not at the ends"
+            )));
+        }
+    }
+    Ok(KubernetesService {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        port: None,
+    })
+}
+
+/// Whether Kubernetes takes it as a name (RFC 1123, section 2.1).
+fn is_dns_label(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_edge = |c: char| c != '-';
+    (1..=63).contains(&text.len())
+        && text.chars().all(allowed)
+        && text.starts_with(is_edge)
+        && text.ends_with(is_edge)
+}
+
+/// Reads the port of endpoints: a name or a number.
+pub(crate) fn endpoint_port(at: At<'_>) -> Result<EndpointPort, ValueError> {
+    match at.value.as_str() {
+        Some(name) if is_dns_label(name) && name.contains(|c: char| c.is_ascii_lowercase()) => {
+            Ok(EndpointPort::Name(name.to_owned()))
+        }
+        Some(text) => Err(ValueError::new(
+            format!("{text:?} is not the name of a port"),
+            "write the name that the port has in the Service, such as \"http\", or a number without quotes",
+        )),
+        None => number(1, 65_535)(at).map(EndpointPort::Number),
+    }
+}
+
+/// The context of a kubeconfig: any text.
+pub(crate) fn known_context(text: &str) -> Result<String, ValueError> {
+    if text.trim().is_empty() {
+        let write = "write a name that `kubectl config get-contexts` shows";
+        return Err(ValueError::new("the context has no name", write));
+    }
+    Ok(text.to_owned())
+}
+
 /// Reads where others run instances.
-pub(crate) fn back_ends(at: At<'_>) -> Result<Vec<SocketAddr>, ValueError> {
+fn back_ends(at: At<'_>) -> Result<Vec<SocketAddr>, ValueError> {
     const WRITE: &str = "write a list such as [\"10.0.0.5:80\", \"10.0.0.6:80\"], each server once";
     let one = |text: &str| {
         let at: Option<SocketAddr> = text.parse().ok();

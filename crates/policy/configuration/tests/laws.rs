@@ -164,6 +164,10 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         "service.NAME" if ["health", "agent"].contains(&name) => {
             text = for_the_kernel(&format!("{text}{VIP}"), "");
         }
+        "service.NAME" if name == "swarm" => text = in_swarm(&text, ""),
+        "service.NAME.swarm" => text = in_swarm(&text, &format!("[service.a.swarm]\n{line}")),
+        "service.NAME" if name == "kubernetes" => text = in_kubernetes(&text, ""),
+        "service.NAME.kubernetes" => text = in_kubernetes(&text, &format!("[service.a.kubernetes]\n{line}")),
         "service.NAME" if name == "associations" => text.push_str("affinity_key = \"spi\"\n"),
         "service.NAME.associations[]" => {
             let others = without("spi = 4097\nto = \"192.0.2.2\"\n");
@@ -180,10 +184,11 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             let kind = if is_kind { "" } else { "http = \"/\"\n" };
             text = for_the_kernel(&format!("{text}{VIP}[service.a.health]\n{kind}{line}"), "");
         }
-        "service.NAME.instances" if name == "from" => {
+        "service.NAME.instances" if ["from", "port"].contains(&name) => {
             let text_of_others = text.replace("image = \"inco/forward\"\n", "");
+            let others = without("from = \"kubernetes:shop/web\"\n");
             text = for_the_kernel(
-                &format!("{text_of_others}{VIP}mode = \"dnat\"\n[service.a.instances]\n{line}"),
+                &format!("{text_of_others}{VIP}mode = \"dnat\"\n[service.a.instances]\n{others}{line}"),
                 "",
             );
         }
@@ -204,6 +209,11 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             text.push_str(&format!("kind = \"actors\"\n{ACTORS}[service.a.sides]\n{line}"));
         }
         "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
+        "uplink[]" if name == "tunnel" => text = for_tunnels(&text),
+        "uplink[].tunnel" => {
+            let others = without("address = \"10.9.0.11\"\nnetwork = 7\n");
+            text = for_tunnels(&format!("{text}[uplink.tunnel]\n{others}{line}"));
+        }
         "" | "uplink[]" | "service.NAME" => {}
         "service.NAME.mounts[]" => {
             let others = without("source = \"/a\"\ntarget = \"/b\"\n");
@@ -240,6 +250,8 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         "switch.ebpf" => {
             text = for_the_kernel(&format!("{text}{VIP}"), &format!("[switch.ebpf]\n{line}"));
         }
+        "switch" if name == "hybrid" => text = for_two_paths(&text, &line),
+        "switch.hybrid" => text = for_two_paths(&text, &format!("[switch.hybrid]\n{line}")),
         "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
         // The keys are valid only with TLS.
         "switch.openflow" if name == "tls" => text.push_str(&format!(
@@ -273,6 +285,37 @@ const VIP: &str = "[service.a.vip]\naddress = \"10.0.0.100\"\nports = 80\n";
 fn for_the_kernel(text: &str, lines: &str) -> String {
     let text = text.replace("memif:wan.sock", "kernel:eth0");
     format!("{text}[switch]\ndriver = \"ebpf\"\n{lines}")
+}
+
+/// The same for the driver with a fast path beside the slow one.
+fn for_two_paths(text: &str, lines: &str) -> String {
+    format!("{text}[switch]\ndriver = \"hybrid\"\nworkers = [1]\n{lines}")
+}
+
+/// The same with an uplink that carries tunnels.
+fn for_tunnels(text: &str) -> String {
+    let device = "device = \"memif:wan.sock\"\n";
+    text.replace(device, "device = \"kernel:eth0\"\nmax_frame = 1572\n")
+}
+
+/// The same with instances that a swarm places, with a check that speaks what they do.
+fn in_swarm(text: &str, lines: &str) -> String {
+    let check = if lines.contains("udp") {
+        "dns = \"a.b\""
+    } else {
+        "http = \"/\""
+    };
+    let service = format!("image = \"inco/forward\"\nport = \"routed\"\nhealth = {{ {check} }}\n");
+    let text = text.replace("image = \"inco/forward\"\n", &service);
+    for_the_kernel(
+        &format!("{text}{VIP}mode = \"dnat\"\n{lines}[engine]\ndriver = \"swarm\"\n"),
+        "",
+    )
+}
+
+/// The same with Pods.
+fn in_kubernetes(text: &str, lines: &str) -> String {
+    in_swarm(text, lines).replace("driver = \"swarm\"", "driver = \"kubernetes\"")
 }
 
 /// The example of each key in the reference is accepted, so no key is listed that is not read.

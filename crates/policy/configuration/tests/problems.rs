@@ -630,6 +630,14 @@ fn problems_outside_of_services_are_reported() {
             "switch.other: \"opposite\" needs two uplinks; 1 are configured; write an uplink's name, or \"drop\"",
         ),
         (
+            with("[switch]\ndriver = 'hybrid'\nworkers = [0, 1]\n", ""),
+            "switch.workers: the driver hybrid has one worker, on a CPU of its own",
+        ),
+        (
+            with("[switch]\ndriver = 'hybrid'\nworkers = [0]\nhybrid = { rules = 5_000 }\n", ""),
+            "switch.hybrid.rules: 5000 is more than 4000",
+        ),
+        (
             with("[switch]\ndriver = 'hardware'\n", ""),
             "switch.driver: unknown value \"hardware\"; write one of \"soft\", \"openflow\"",
         ),
@@ -1003,6 +1011,9 @@ impl Facts for Machine {
     }
     fn certificate(&self, _: &configuration::ApiTcp) -> Result<(), Unusable> {
         self.has("pair")
+    }
+    fn kubernetes(&self, _: &configuration::Kubernetes) -> Result<(), Unusable> {
+        self.has("cluster")
     }
     fn tokens(&self, _: &configuration::ApiTcp) -> Result<(), Unusable> {
         self.has("tokens")
@@ -1851,12 +1862,20 @@ fn what_a_driver_cannot_do_is_refused() {
     ];
     let (mut had, mut lacked) = ([0; 11], [0; 11]);
     for (driver, _) in SwitchDriver::WORDS {
-        let can = good(&format!("{}[switch]\ndriver = '{driver}'\n", base(driver)))
-            .switch
-            .can;
+        let workers = if *driver == "hybrid" {
+            "workers = [0]\n"
+        } else {
+            ""
+        };
+        let can = good(&format!(
+            "{}[switch]\ndriver = '{driver}'\n{workers}",
+            base(driver)
+        ))
+        .switch
+        .can;
         for (number, (service, switch, has, said)) in abilities.iter().enumerate() {
             let text = format!(
-                "{}{service}\n[switch]\ndriver = '{driver}'\n{switch}\n",
+                "{}{service}\n[switch]\ndriver = '{driver}'\n{workers}{switch}\n",
                 base(driver)
             );
             let problems = match parse(&text, "inco.toml") {
@@ -2028,6 +2047,303 @@ fn others_servers(change: &[(&str, &str)]) -> String {
     text
 }
 
+/// A service whose instances a swarm places, with lines in the place of those that it has.
+fn in_swarm(change: &[(&str, &str)]) -> String {
+    let mut text = "[switch]\ndriver = \"ebpf\"\n[engine]\ndriver = \"swarm\"\n[[uplink]]\nname = \"wan\"\ndevice = \
+                    \"kernel:eth1\"\n[service.web]\nport = \"routed\"\nimage = \"nginx\"\nvip = { address = \"10.0.0.100\", \
+                    ports = 80, mode = \"dnat\", target_port = 8080 }\nhealth = { http = \"/\" }\n"
+        .to_owned();
+    for (from, to) in change {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    text
+}
+
+#[test]
+fn a_swarm_places_instances() {
+    let all = "swarm = { network = \"host\", protocol = \"tcp\", constraints = [\"node.role == worker\"], spread = \
+               [\"node.labels.rack\"], reserved_cpus = 0.5, reserved_memory = \"1MiB\", secrets = [\"key\"], configs = \
+               [\"site:/etc/a.conf\"] }\nhealth = { tcp = 8080 }\nagent = { port = 9000 }\n";
+    let read = good(&in_swarm(&[]));
+    let service = &read.services[0];
+    assert!(service.has_containers() && service.swarm.is_none() && !read.engine.is_local());
+    assert_eq!(
+        (service.port, &service.ready),
+        (PortKind::Routed, &Ready::Connected)
+    );
+    // At the port that its node publishes.
+    let probe = service.health.as_ref().map(|of| of.probe.clone());
+    assert_eq!(probe, Some(model::Probe::Http(0, "/".to_owned())));
+    let read = good(&in_swarm(&[("health = { http = \"/\" }\n", all)]));
+    let options = read.services[0].swarm.clone().unwrap();
+    assert_eq!(options.network, model::TaskNetwork::Host);
+    assert_eq!(options.constraints, ["node.role == worker"]);
+    assert_eq!(
+        (options.reserved_cpus, options.reserved_memory_bytes),
+        (Some(0.5), Some(1 << 20))
+    );
+    assert_eq!(
+        (options.secrets[0].name.as_str(), &options.secrets[0].target),
+        ("key", &None)
+    );
+    assert_eq!(options.configs[0].target, Some("/etc/a.conf".into()));
+}
+
+#[test]
+fn what_a_swarm_cannot_do_is_reported() {
+    let with = |line: &str| format!("{line}\nhealth");
+    for (from, to, key, said) in [
+        (
+            "\"ebpf\"",
+            "\"soft\"".to_owned(),
+            "service.web.port",
+            "the driver soft reaches no instances",
+        ),
+        (
+            "port = \"routed\"",
+            "port = \"kernel\"".to_owned(),
+            "service.web.port",
+            "write port = \"routed\"",
+        ),
+        (
+            "\"swarm\"",
+            "\"docker\"".to_owned(),
+            "service.web.port",
+            "or driver = \"swarm\" or \"kubernetes\" in [engine]",
+        ),
+        (
+            "mode = \"dnat\", target_port = 8080",
+            "mode = \"l2\"".to_owned(),
+            "service.web.vip.mode",
+            "write mode = \"dnat\"",
+        ),
+        (
+            "ports = 80,",
+            "ports = \"80,443\",".to_owned(),
+            "service.web.vip.ports",
+            "at one port",
+        ),
+        (
+            "health = { http = \"/\" }",
+            String::new(),
+            "service.web.health",
+            "by its check alone",
+        ),
+        (
+            "http = \"/\"",
+            "command = [\"/a\"]".to_owned(),
+            "service.web.health",
+            "runs no command",
+        ),
+        (
+            "http = \"/\"",
+            "tcp = 8080".to_owned(),
+            "service.web.health",
+            "before the instance does",
+        ),
+        (
+            "http = \"/\"",
+            "dns = \"a.b\"".to_owned(),
+            "service.web.health",
+            "another protocol",
+        ),
+        (
+            "http = \"/\"",
+            "http = \"/\", port = 81".to_owned(),
+            "service.web.health.port",
+            "alone",
+        ),
+        (
+            "health",
+            with("agent = { port = 81 }"),
+            "service.web.agent",
+            "another one",
+        ),
+        (
+            "health",
+            with("ready = \"listens\""),
+            "service.web.ready",
+            "first check has passed",
+        ),
+        (
+            "health",
+            with("instances = { standby_mode = \"paused\" }"),
+            "service.web.instances.standby_mode",
+            "pauses no instance",
+        ),
+        (
+            "health",
+            with("cpuset = \"0\""),
+            "service.web.cpuset",
+            "does not choose the CPUs",
+        ),
+        (
+            "health",
+            with("hugepages = true"),
+            "service.web.hugepages",
+            "no hugepages",
+        ),
+        (
+            "health",
+            with("cpus = 1\nautoscaler = { policy = \"ladder\", cpus_max = 2 }"),
+            "service.web.autoscaler.cpus_max",
+            "keeps its limits",
+        ),
+        (
+            "health",
+            with("swarm = { secrets = [\"\"] }"),
+            "service.web.swarm.secrets",
+            "begins with no name",
+        ),
+        (
+            "[[uplink]]",
+            "[[place]]\nname = \"a\"\n[[uplink]]".to_owned(),
+            "engine.driver",
+            "is no place among others",
+        ),
+    ] {
+        let problems = problems_of(&in_swarm(&[(from, &to)])).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(key) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+    let elsewhere = service_with("swarm = { network = \"host\" }");
+    let problems = problems_of(&elsewhere).join("\n");
+    assert!(problems.contains("only a swarm is asked that"), "{problems}");
+}
+
+/// The same with Pods.
+fn in_kubernetes(change: &[(&str, &str)]) -> String {
+    let mut all = vec![("\"swarm\"", "\"kubernetes\"")];
+    all.extend(change);
+    in_swarm(&all)
+}
+
+#[test]
+fn kubernetes_places_instances() {
+    let all = "kubernetes = { node_selector = { disk = \"fast\" }, tolerations = [{ key = \"a\", tolerationSeconds = 5 }], affinity = { \
+               nodeAffinity = { any = [true, 0.5] } }, pull_secrets = [\"login\"], service_account = \"web\", reserved_cpus = 0.5, \
+               reserved_memory = \"1MiB\", secrets = [\"key\"], configs = [\"site:/etc/site\"] }\nhealth = { tcp = 8080 }\nagent = { \
+               port = 9000 }\ncpus = 1\nautoscaler = { policy = \"ladder\", cpus_max = 2 }\n";
+    let read = good(&in_kubernetes(&[]));
+    let service = &read.services[0];
+    assert!(service.has_containers() && service.pods.is_none() && !read.engine.is_local());
+    let read = good(&in_kubernetes(&[("health = { http = \"/\" }\n", all)]));
+    let options = read.services[0].pods.clone().unwrap();
+    assert_eq!(options.node_selector, [("disk".to_owned(), "fast".to_owned())]);
+    assert_eq!(
+        options.tolerations.as_deref(),
+        Some(r#"[{"key":"a","tolerationSeconds":5}]"#)
+    );
+    assert_eq!(
+        options.affinity.as_deref(),
+        Some(r#"{"nodeAffinity":{"any":[true,0.5]}}"#)
+    );
+    assert_eq!(options.service_account.as_deref(), Some("web"));
+    assert_eq!(options.configs[0].target, Some("/etc/site".into()));
+}
+
+#[test]
+fn what_kubernetes_cannot_do_is_reported() {
+    let with = |line: &str| format!("{line}\nhealth");
+    for (from, to, key, said) in [
+        (
+            "\"ebpf\"",
+            "\"soft\"".to_owned(),
+            "service.web.port",
+            "the driver soft reaches no instances",
+        ),
+        (
+            "port = \"routed\"",
+            "port = \"kernel\"".to_owned(),
+            "service.web.port",
+            "write port = \"routed\"",
+        ),
+        (
+            "health = { http = \"/\" }",
+            String::new(),
+            "service.web.health",
+            "by its check alone",
+        ),
+        (
+            "http = \"/\"",
+            "command = [\"/a\"]".to_owned(),
+            "service.web.health",
+            "Kubernetes runs no command",
+        ),
+        (
+            "health",
+            with("instances = { standby_mode = \"paused\" }"),
+            "service.web.instances.standby_mode",
+            "Kubernetes pauses no instance",
+        ),
+        (
+            "health",
+            with("mounts = [\"/a:/b\"]"),
+            "service.web.mounts",
+            "on any node",
+        ),
+        (
+            "health",
+            with("processes = 5"),
+            "service.web.processes",
+            "kubelet",
+        ),
+        (
+            "health",
+            with("kubernetes = { affinity = 5 }"),
+            "service.web.kubernetes.affinity",
+            "is not a table",
+        ),
+        (
+            "health",
+            with("kubernetes = { tolerations = [5] }"),
+            "service.web.kubernetes.tolerations",
+            "list of tables",
+        ),
+        (
+            "health",
+            with("kubernetes = { node_selector = { a = 1 } }"),
+            "service.web.kubernetes.node_selector",
+            "not text",
+        ),
+        (
+            "health",
+            with("kubernetes = { service_account = \"A\" }"),
+            "service.web.kubernetes.service_account",
+            "no name",
+        ),
+        (
+            "health",
+            with("swarm = { network = \"host\" }"),
+            "service.web.swarm",
+            "only a swarm is asked that",
+        ),
+        (
+            "[[uplink]]",
+            "host = \"unix:///a\"\n[[uplink]]".to_owned(),
+            "engine.host",
+            "[kubernetes] says where",
+        ),
+        (
+            "[[uplink]]",
+            "[[place]]\nname = \"a\"\n[[uplink]]".to_owned(),
+            "engine.driver",
+            "is no place among others",
+        ),
+    ] {
+        let problems = problems_of(&in_kubernetes(&[(from, &to)])).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(key) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+    let problems = problems_of(&service_with("kubernetes = { pull_secrets = [\"a\"] }")).join("\n");
+    assert!(problems.contains("only Kubernetes is asked that"), "{problems}");
+}
+
 #[test]
 fn servers_that_others_run_are_instances() {
     let read = good(&others_servers(&[]));
@@ -2159,6 +2475,235 @@ fn what_servers_that_others_run_cannot_have_is_reported() {
         let found = problems
             .lines()
             .any(|line| line.contains(&format!("service.web.{key}")) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+}
+
+/// The same service with the endpoints of a Kubernetes Service, and what is written in the place of `from`'s value.
+fn endpoints(from: &str, more: &str) -> String {
+    others_servers(&[("[\"10.1.0.11:8080\", \"10.1.0.12:80\"]", from)]) + more
+}
+
+#[test]
+fn endpoints_of_a_kubernetes_service_are_instances() {
+    let read = good(&endpoints(
+        "\"kubernetes:shop/web\", port = \"http\"",
+        "[kubernetes]\nkubeconfig = \"/etc/inco/kubeconfig\"\ncontext = \"x\"\n",
+    ));
+    let instances = &read.services[0].instances;
+    assert_eq!((instances.min, instances.max, instances.standby), (0, 64, 0));
+    let of = instances.kubernetes().unwrap();
+    assert_eq!(
+        (of.to_string().as_str(), &of.port),
+        (
+            "shop/web",
+            &Some(configuration::EndpointPort::Name("http".to_owned()))
+        )
+    );
+    assert_eq!(read.services[0].port, PortKind::Routed);
+    assert_eq!(read.kubernetes.context.as_deref(), Some("x"));
+    let by_number = good(&endpoints("\"kubernetes:shop/web\", port = 8080, max = 9", ""));
+    let instances = &by_number.services[0].instances;
+    let port = &instances.kubernetes().unwrap().port;
+    assert_eq!(
+        (port, instances.max),
+        (&Some(configuration::EndpointPort::Number(8080)), 9)
+    );
+    let changes = read.changes_to(&by_number);
+    let restarts: Vec<_> = changes.iter().filter(|change| change.needs_restart).collect();
+    assert!(restarts.is_empty() && changes.len() >= 3, "{changes:?}");
+    // The kubeconfig is looked at where it is needed.
+    let problems = check_facts(&read, &Machine(&["cluster"]));
+    assert!(
+        shown(&problems).contains("kubernetes.kubeconfig: there is no cluster"),
+        "{problems:?}"
+    );
+    assert_eq!(
+        check_facts(&good(&others_servers(&[])), &Machine(&["cluster"])),
+        []
+    );
+}
+
+#[test]
+fn mistakes_about_kubernetes_services_are_reported() {
+    for (from, more, key, said) in [
+        (
+            "\"web\"",
+            "",
+            "service.web.instances.from",
+            "names no Service of Kubernetes",
+        ),
+        (
+            "\"kubernetes:web\"",
+            "",
+            "service.web.instances.from",
+            "has no namespace",
+        ),
+        (
+            "\"kubernetes:Shop/web\"",
+            "",
+            "service.web.instances.from",
+            "\"Shop\" is not the name of a namespace",
+        ),
+        (
+            "\"kubernetes:shop/-web\"",
+            "",
+            "service.web.instances.from",
+            "is not the name of a Service",
+        ),
+        (
+            "\"kubernetes:shop/a/b\"",
+            "",
+            "service.web.instances.from",
+            "is not the name of a Service",
+        ),
+        (
+            "\"kubernetes:shop/web\", port = \"8080\"",
+            "",
+            "service.web.instances.port",
+            "a number without quotes",
+        ),
+        (
+            "\"kubernetes:shop/web\", port = 0",
+            "",
+            "service.web.instances.port",
+            "0",
+        ),
+        (
+            "[\"10.1.0.11:80\"], port = 80",
+            "",
+            "service.web.instances.port",
+            "the endpoints of a Kubernetes Service",
+        ),
+        (
+            "\"kubernetes:shop/web\", min = 1",
+            "",
+            "service.web.instances.min",
+            "remove min",
+        ),
+        (
+            "\"kubernetes:shop/web\"",
+            "[kubernetes]\ncontext = \" \"\n",
+            "kubernetes.context",
+            "has no name",
+        ),
+        (
+            "\"kubernetes:shop/web\"",
+            "[kubernetes]\nconfig = \"/a\"\n",
+            "kubernetes.config",
+            "kubeconfig",
+        ),
+    ] {
+        let problems = problems_of(&endpoints(from, more)).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(key) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+    let both = endpoints("\"kubernetes:shop/web\"", "")
+        .replace("\"10.0.0.100\"", "[\"10.0.0.100\", \"2001:db8::100\"]");
+    let problems = problems_of(&both).join("\n");
+    assert!(
+        problems.contains("service.web.vip.address: the endpoints of shop/web"),
+        "{problems}"
+    );
+    let soft = endpoints("\"kubernetes:shop/web\"", "").replace("\"ebpf\"", "\"soft\"");
+    let problems = problems_of(&soft).join("\n");
+    assert!(
+        problems.contains("the driver soft reaches no servers"),
+        "{problems}"
+    );
+}
+
+/// Machines behind tunnels, with lines in the place of those that there are.
+fn behind_tunnels(change: &[(&str, &str)]) -> String {
+    let mut text =
+        "[switch]\ndriver = \"soft\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\nmax_frame = \
+                    1572\ntunnel = { address = \"10.9.0.1\", network = 7 }\n[service.web]\nport = \"tunnel\"\nvip = { address = \
+                    \"10.0.0.100\", ports = 80 }\ninstances = { from = [\"10.9.0.2:4789\", \"10.9.0.3:4789\"] }\n"
+            .to_owned();
+    for (from, to) in change {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    text
+}
+
+#[test]
+fn machines_behind_tunnels_are_instances() {
+    let read = good(&behind_tunnels(&[]));
+    let service = &read.services[0];
+    assert_eq!(
+        (service.port, &service.ready),
+        (PortKind::Tunnel, &Ready::Connected)
+    );
+    assert!(!service.has_containers());
+    let tunnel = read.uplinks[0].tunnel.as_ref().unwrap();
+    assert_eq!((tunnel.network, tunnel.from.len()), (7, 0));
+}
+
+#[test]
+fn what_a_tunnel_cannot_do_is_refused() {
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
+    let cases: [Case<'_>; 12] = [
+        (&[("\"soft\"", "\"ebpf\"")], "uplink[0].tunnel", "has no tunnels"),
+        (
+            &[("kernel:eth1", "memif:w")],
+            "uplink[0].tunnel",
+            "interfaces of the kernel",
+        ),
+        (
+            &[("max_frame = 1572\n", "")],
+            "uplink[0].tunnel",
+            "max_frame of the uplink is 1522",
+        ),
+        (
+            &[("7 }", "7, from = [\"10.9.0.1\"] }")],
+            "uplink[0].tunnel.from",
+            "near end itself",
+        ),
+        (
+            &[("7 }", "7, from = [\"10.9.0.9\"] }")],
+            "service.web.port",
+            "must not go into another one",
+        ),
+        (&[("7 }", "16777216 }")], "uplink[0].tunnel.network", "16777215"),
+        (
+            &[("\"10.9.0.1\"", "\"::1\"")],
+            "uplink[0].tunnel.address",
+            "IPv4 address",
+        ),
+        (
+            &[("tunnel = { address = \"10.9.0.1\", network = 7 }\n", "")],
+            "service.web.port",
+            "no uplink has an end",
+        ),
+        (
+            &[("10.9.0.3:4789", "10.9.0.3:80")],
+            "service.web.instances.from",
+            "UDP port of VXLAN",
+        ),
+        (
+            &[("10.9.0.3:4789", "10.9.0.1:4789")],
+            "service.web.instances.from",
+            "near end itself",
+        ),
+        (
+            &[("[service.web]", "[service.web]\nhealth = { http = \"/\" }")],
+            "service.web.health",
+            "remove health",
+        ),
+        (
+            &[("\"soft\"", "\"soft\"\nworkers = [0, 1]")],
+            "switch.workers",
+            "one worker",
+        ),
+    ];
+    for (change, key, said) in cases {
+        let problems = problems_of(&behind_tunnels(change)).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(key) && line.contains(said));
         assert!(found, "{key}: {said}\n{problems}");
     }
 }

@@ -9,7 +9,7 @@
 //! [[cost]]
 //! path = "bridge"
 //! scope = "local"              # two containers of one host; "across": of two hosts
-//! work = "tcp"                 # or "requests", "packets"
+//! work = "tcp"                 # or "requests", "tiers", "packets", "mix-large", "mix-half", "mix-small"
 //! streams = 4                  # connections or flows at a time
 //! gbps = { median = 31.2, low = 30.1, high = 31.9 }
 //! cpu_s_per_gbit = { median = 0.06, low = 0.058, high = 0.063 }
@@ -48,8 +48,19 @@ pub enum Work {
     Tcp,
     /// HTTP requests.
     Requests,
+    /// HTTP requests through three tiers.
+    Tiers,
     /// UDP packets at a rate.
     Packets,
+    /// UDP packets of large flows alone.
+    #[serde(rename = "mix-large")]
+    MixLarge,
+    /// UDP packets, half of them of large flows and half of small ones.
+    #[serde(rename = "mix-half")]
+    MixHalf,
+    /// UDP packets of small flows alone.
+    #[serde(rename = "mix-small")]
+    MixSmall,
 }
 
 /// A figure of several rounds.
@@ -295,7 +306,8 @@ mod tests {
         let mut tcp = Cost::new("veth-bridge", Scope::Local, Work::Tcp, 4);
         tcp.gbps = Figure::of(&[30.0, 32.0, 31.0]);
         let packets = Cost::new("veth-bridge", Scope::Across, Work::Packets, 4);
-        Costs::new(2, "6.12", vec![tcp, packets])
+        let mix = Cost::new("veth-bridge", Scope::Across, Work::MixHalf, 4);
+        Costs::new(2, "6.12", vec![tcp, packets, mix])
     }
 
     #[test]

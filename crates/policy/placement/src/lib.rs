@@ -15,21 +15,8 @@ pub mod order;
 
 use std::fmt;
 
+pub use model::PlaceId;
 pub use order::{Costs, Goal};
-
-/// The number of a place: its position in the configuration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PlaceId(pub u8);
-
-impl PlaceId {
-    /// Most places: a server, its cards, and some machines beside it.
-    pub const LIMIT: usize = 16;
-
-    /// Its position in a list of all places.
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 /// The share of the load at which a place collapses up to which it is filled: a margin for bursts, and for the error of
 /// what its owner knows. InReal's BlueField-2 collapses at 40 Mpps, and is given 36 Mpps.

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::io::Write;
 use std::time::Instant;
 
-use model::{Direction, FlowKey, FlowKeyV4, Nanos, Slot};
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, PlaceId, Slot};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms, UnknownScheduler};
 
 const ROUNDS: u32 = 20_000;
@@ -23,6 +23,7 @@ fn fill(candidates: &mut Candidates, count: u16, at: Nanos) {
     for n in 0..count {
         candidates.push(Candidate {
             slot: Slot(n),
+            place: PlaceId::default(),
             capacity: 1e6,
             load: f32::from(n.wrapping_mul(7919) % 997) * 100.0,
             weight: 256,

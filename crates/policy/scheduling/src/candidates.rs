@@ -1,4 +1,4 @@
-use model::{Nanos, Slot, mix};
+use model::{Nanos, PlaceId, Slot, mix};
 use serde::{Deserialize, Serialize};
 
 use crate::NewFlow;
@@ -19,6 +19,8 @@ const IDLE_UTILISATION: f32 = 0.001;
 pub struct Candidate {
     /// Its slot.
     pub slot: Slot,
+    /// Where it runs.
+    pub place: PlaceId,
     /// What it can process, in the unit of the service's metric. Unknown if 0 or less: then nothing fits.
     pub capacity: f32,
     /// Its current load in the same unit: the fast-window rate plus the estimate for flows pinned since that

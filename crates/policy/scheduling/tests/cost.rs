@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use model::{Direction, FlowKey, FlowKeyV4, Nanos, Slot};
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, PlaceId, Slot};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms};
 
 /// Short enough that many runs complete without preemption on a busy machine; the minimum counts.
@@ -20,6 +20,7 @@ fn cost(name: &str, count: u16) -> Duration {
     for n in 0..count {
         candidates.push(Candidate {
             slot: Slot(n),
+            place: PlaceId::default(),
             capacity: 1e9,
             load: f32::from(n.wrapping_mul(7919) % 997),
             weight: 256,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use model::{Direction, FlowKey, Nanos, Slot, Tuple, protocol};
+use model::{Direction, FlowKey, Nanos, PlaceId, Slot, Tuple, protocol};
 use proptest::prelude::*;
 use scheduling::{
     Candidate, Candidates, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Settings, State, TOTAL_WEIGHT,
@@ -16,6 +16,7 @@ const OLD: Nanos = Nanos::from_secs(100);
 fn candidate(slot: u16, capacity: f32, load: f32) -> Candidate {
     Candidate {
         slot: Slot(slot),
+        place: PlaceId::default(),
         capacity,
         load,
         weight: 256,
@@ -137,6 +138,7 @@ fn rows() -> impl Strategy<Value = Vec<Candidate>> {
                 slot += gap;
                 Candidate {
                     slot: Slot(slot),
+                    place: PlaceId::default(),
                     capacity: if load % 5 == 4 { 500.0 } else { 1_000.0 },
                     load: load as f32 * 100.0,
                     weight: weight * 128,

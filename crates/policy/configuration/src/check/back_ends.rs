@@ -7,7 +7,7 @@ use crate::types::*;
 use crate::units::ValueError;
 
 /// Keys about containers, which such a service has not.
-const OF_CONTAINERS: [&str; 18] = [
+pub(super) const OF_CONTAINERS: [&str; 20] = [
     "image",
     "command",
     "args",
@@ -26,21 +26,25 @@ const OF_CONTAINERS: [&str; 18] = [
     "ring",
     "queues",
     "egress",
+    "swarm",
+    "kubernetes",
 ];
 
 pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     for service in &configuration.services {
-        check_service(reader, service);
+        check_service(reader, configuration, service);
     }
 }
 
-fn check_service(reader: &mut Reader, service: &Service) {
+fn check_service(reader: &mut Reader, configuration: &Configuration, service: &Service) {
     let key = |name: &str| format!("service.{}.{name}", service.name);
-    let from = &service.instances.from;
-    if from.is_empty() {
-        if service.port == PortKind::Routed {
+    if !service.instances.are_others() {
+        let engines = configuration.engines_of(service);
+        let is_placed = engines.iter().any(Engine::is_orchestrator);
+        if service.port == PortKind::Routed && !is_placed {
             let what = "routes lead to servers that others run, and none is listed";
-            let write = "write instances = { from = [\"10.0.0.5:80\"] }, or another port";
+            let write = "write instances = { from = [\"10.0.0.5:80\"] }, or another port, or driver = \"swarm\" or \"kubernetes\" in \
+                         [engine]";
             reader.report(&key("port"), ValueError::new(what, write));
         }
         return;
@@ -48,8 +52,11 @@ fn check_service(reader: &mut Reader, service: &Service) {
     let mut wrong = |name: &str, what: String, write: &str| {
         reader.report(&key(name), ValueError::new(what, write));
     };
+    if service.port == PortKind::Tunnel {
+        return;
+    }
     if service.port != PortKind::Routed {
-        let what = "routes lead to the servers of `instances.from`, and to no other port";
+        let what = "routes or tunnels lead to the servers of `instances.from`, and to no other port";
         wrong("port", what.to_owned(), "remove it");
         return;
     }
@@ -82,7 +89,6 @@ fn check_service(reader: &mut Reader, service: &Service) {
 }
 
 fn check_vip(wrong: &mut impl FnMut(&str, String, &str), vip: &Vip, service: &Service) {
-    let from = &service.instances.from;
     if vip.mode != VipMode::Dnat {
         let what = "servers that others run do not have the address of the service".to_owned();
         wrong("vip.mode", what, "write mode = \"dnat\"");
@@ -99,7 +105,15 @@ fn check_vip(wrong: &mut impl FnMut(&str, String, &str), vip: &Vip, service: &Se
             "write one port, and a service for each other one",
         );
     }
-    for at in from {
+    let has = |v4: bool| vip.addresses.iter().any(|of| of.is_ipv4() == v4);
+    if let Some(of) = service.instances.kubernetes()
+        && has(true)
+        && has(false)
+    {
+        let what = format!("the endpoints of {of} would have both IP versions");
+        wrong("vip.address", what, "write a service for each IP version");
+    }
+    for at in service.instances.addresses() {
         if vip.addresses.contains(&at.ip()) {
             let what = format!("{at} has the address of the service itself");
             wrong("instances.from", what, "write the server's own address");

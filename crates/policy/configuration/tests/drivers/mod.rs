@@ -8,6 +8,7 @@ fn capabilities(driver: SwitchDriver) -> Capabilities {
         SwitchDriver::Soft => soft_switch::CAPABILITIES,
         SwitchDriver::OpenFlow => openflow_switch::CAPABILITIES,
         SwitchDriver::Ebpf => ebpf_switch::CAPABILITIES,
+        SwitchDriver::Hybrid => soft_switch::FAST_CAPABILITIES,
     }
 }
 

@@ -1,0 +1,152 @@
+//! Checks of tunnels: their near end at an uplink, and services whose instances are machines at far ends.
+
+use std::net::IpAddr;
+
+use model::{PortKind, Ready, UplinkKind};
+
+use super::back_ends::OF_CONTAINERS;
+use crate::read::Reader;
+use crate::types::*;
+use crate::units::ValueError;
+
+/// The UDP port of VXLAN.
+const UDP_PORT: u16 = 4789;
+/// The shortest longest frame of an uplink that carries tunnels: 1,514 bytes with 50 bytes of outer headers.
+const FRAME_MIN: u16 = 1_564;
+
+pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
+    let mut ends = Vec::new();
+    for (index, uplink) in configuration.uplinks.iter().enumerate() {
+        if let Some(tunnel) = &uplink.tunnel {
+            check_end(reader, configuration, (index, uplink, tunnel), ends.is_empty());
+            ends.push((index, uplink, tunnel));
+        }
+    }
+    let mut services = configuration.services.iter();
+    for service in services.by_ref().filter(|of| of.port == PortKind::Tunnel) {
+        check_service(reader, configuration, service, ends.first().copied());
+    }
+}
+
+type End<'a> = (usize, &'a Uplink, &'a UplinkTunnel);
+
+fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is_first: bool) {
+    let (index, uplink, tunnel) = of;
+    let mut wrong = |name: &str, what: String, write: &str| {
+        reader.report(&format!("uplink[{index}].{name}"), ValueError::new(what, write));
+    };
+    if !configuration.switch.can.ports.contains(&PortKind::Tunnel) {
+        let what = format!("the driver {} has no tunnels", configuration.switch.driver.name());
+        wrong("tunnel", what, "remove it, or write driver = \"soft\"");
+    } else if uplink.device.kind() != UplinkKind::Kernel {
+        let what = "tunnels go by interfaces of the kernel only".to_owned();
+        wrong("tunnel", what, "write device = \"kernel:INTERFACE\"");
+    } else if !is_first {
+        let what = "another uplink has an end of tunnels, and there can be one".to_owned();
+        wrong("tunnel", what, "remove one of them");
+    } else if uplink.max_frame < FRAME_MIN {
+        let what = format!(
+            "a frame of 1,514 bytes has {FRAME_MIN} bytes in a tunnel, and max_frame of the uplink is {}",
+            uplink.max_frame
+        );
+        let write = "write max_frame = 1572, and give the interface an MTU of 1,550 bytes or more";
+        wrong("tunnel", what, write);
+    }
+    if tunnel.from.contains(&tunnel.address) {
+        let what = format!("{} is the near end itself", tunnel.address);
+        wrong("tunnel.from", what, "write the addresses of other machines");
+    }
+}
+
+fn check_service(
+    reader: &mut Reader,
+    configuration: &Configuration,
+    service: &Service,
+    end: Option<End<'_>>,
+) {
+    let key = |name: &str| format!("service.{}.{name}", service.name);
+    let mut wrong = |name: &str, what: &str, write: &str| {
+        reader.report(&key(name), ValueError::new(what, write));
+    };
+    let Origin::Addresses(machines) = &service.instances.from else {
+        let what = "tunnels lead to machines with an address each, and none is listed";
+        let write = "write instances = { from = [\"10.9.0.2:4789\"] }, or another port";
+        return wrong("port", what, write);
+    };
+    match end {
+        None => {
+            let what = "no uplink has an end of tunnels";
+            let write = "write tunnel = { address = \"10.9.0.1\", network = 7 } at an [[uplink]]";
+            wrong("port", what, write);
+        }
+        Some((_, _, tunnel)) => {
+            if !tunnel.from.is_empty() {
+                let what = "what comes out of a tunnel must not go into another one, and `tunnel.from` of the uplink lists \
+                            machines";
+                wrong(
+                    "port",
+                    what,
+                    "remove `from` of the uplink's tunnel, or write another port",
+                );
+            }
+            if machines.iter().any(|at| at.ip() == IpAddr::V4(tunnel.address)) {
+                let what = "the list has the near end itself";
+                wrong("instances.from", what, "write the addresses of other machines");
+            }
+        }
+    }
+    if machines.iter().any(|at| at.is_ipv6() || at.port() != UDP_PORT) {
+        let what = "a tunnel ends at an IPv4 address and the UDP port of VXLAN";
+        wrong("instances.from", what, "write each as \"10.9.0.2:4789\"");
+    }
+    if configuration.switch.workers.len() > 1 {
+        let what = "with tunnels to machines there can be one worker";
+        reader.report("switch.workers", ValueError::new(what, "write one CPU"));
+    }
+    let refused = [
+        (
+            "health",
+            service.health.is_some(),
+            "inco asks no machine behind a tunnel, but whether its address answers",
+        ),
+        (
+            "agent",
+            service.agent.is_some(),
+            "inco asks no agent behind a tunnel",
+        ),
+        (
+            "flow_counters",
+            service.flow_counters,
+            "replies do not come back through a tunnel",
+        ),
+        (
+            "affinity",
+            service.affinity != Affinity::Strict,
+            "flows cannot move in order where replies do not come back",
+        ),
+        (
+            "next",
+            service.next.is_some(),
+            "packets do not come back through a tunnel, to go on to another service",
+        ),
+        (
+            "ready",
+            service.ready != Ready::Connected,
+            "a machine is ready when its address answers",
+        ),
+        (
+            "signals",
+            service.signals,
+            "there are no signals through a tunnel",
+        ),
+    ];
+    for (name, _, what) in refused.into_iter().filter(|(_, is_there, _)| *is_there) {
+        reader.report(&key(name), ValueError::new(what, format!("remove {name}")));
+    }
+    for name in OF_CONTAINERS {
+        if reader.positions.has(&key(name)) {
+            let what = "it is about containers, and others run the machines of `instances.from`";
+            reader.report(&key(name), ValueError::new(what, format!("remove {name}")));
+        }
+    }
+}
