@@ -219,6 +219,7 @@ mod tests {
                     slot: None,
                     container: None,
                     address: None,
+                    name: None,
                     pid: None,
                     adopted: false,
                     to_pps: 12.34,

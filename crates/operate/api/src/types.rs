@@ -153,6 +153,18 @@ counted_row! {
         state_moves_gone: u64 = state_moves_gone,
         /// Copies of flows' states that an instance was not told to drop, because too many had to be told.
         state_forgets_lost: u64 = state_forgets_lost,
+        /// Flows that have a rule of a faster path.
+        fast_rules: u64 = fast_rules,
+        /// Rules of a faster path at a time, at most; 0 without such a path.
+        fast_rules_limit: u64 = fast_rules_limit,
+        /// Flows that got a rule of a faster path.
+        promotions: u64 = promotions,
+        /// Flows that lost it again.
+        demotions: u64 = demotions,
+        /// How often a flow that was worth a rule of a faster path got none.
+        refused_promotions: u64 = refused_promotions,
+        /// Packets of both directions that rules of a faster path have taken.
+        fast_packets: u64 = fast_packets,
         /// Flows in its table.
         live_flows: u64 = live_flows,
     }
@@ -480,6 +492,9 @@ pub struct InstanceRow {
     /// The address and port where others run it; absent if inco does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// What those call it who run it, such as the name of a Pod; absent if they have not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The program's process id, if known.
     pub pid: Option<u32>,
     /// Whether it was adopted from an earlier run of inco.

@@ -183,6 +183,7 @@ fn instance(id: u32) -> InstanceRow {
         slot: Some(1),
         container: Some("inco-web-3".to_owned()),
         address: None,
+        name: None,
         pid: Some(17),
         adopted: false,
         to_pps: 1.0,

@@ -8,10 +8,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use api::types::{FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status, UplinkRow};
+use api::types::{
+    ActorRow, ActorSideRow, ActorsRow, FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status,
+    UplinkRow,
+};
 use api::{ControlRequest, EventLog, Server, ServerSettings, request_queue};
 use browser::{Browser, browser, port_to};
-use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+use model::{ActorChange, ActorSide, Event, EventKind, InstanceId, InstanceState, Nanos};
 
 /// How long the page is watched at the end.
 fn watched() -> Duration {
@@ -24,6 +27,8 @@ struct World {
     events: EventLog,
     /// Active instances.
     instances: Arc<Mutex<u32>>,
+    /// Services of actors.
+    actors: Arc<Mutex<Vec<ActorsRow>>>,
 }
 
 impl World {
@@ -32,11 +37,16 @@ impl World {
         let instances = Arc::new(Mutex::new(1));
         let started = Instant::now();
         let there = Arc::clone(&instances);
+        let actors = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&actors);
         std::thread::spawn(move || {
             while let Some(control_request) = inbox.wait() {
                 let count = *there.lock().unwrap();
                 match control_request {
-                    ControlRequest::Snapshot(answer) => answer.give(snapshot(pid, count, started.elapsed())),
+                    ControlRequest::Snapshot(answer) => answer.give(Snapshot {
+                        actors: told.lock().unwrap().clone(),
+                        ..snapshot(pid, count, started.elapsed())
+                    }),
                     ControlRequest::Flows(filter, answer) => answer.give(Ok(FlowPage {
                         flows: vec![flow(filter.instance)],
                         complete: true,
@@ -52,6 +62,7 @@ impl World {
             server: Some(server),
             events,
             instances,
+            actors,
         }
     }
 
@@ -109,6 +120,7 @@ fn instance(id: u32) -> InstanceRow {
         slot: Some(1),
         container: None,
         address: None,
+        name: None,
         pid: Some(100 + id),
         adopted: false,
         to_pps: 1000.0,
@@ -146,6 +158,38 @@ fn flow(instance: Option<InstanceId>) -> FlowRow {
         pps: Some(500.0),
         error_pps: None,
         rule: None,
+    }
+}
+
+/// A store whose actors are on these sides.
+fn store(sides: [ActorSide; 2], migrations: u64) -> ActorsRow {
+    let side = |side: ActorSide| ActorSideRow {
+        side,
+        place: Some(side.name().to_owned()),
+        runs: true,
+        cores: 2,
+        busy: 0.25,
+        requests: 1_500,
+        answers: 1_490,
+        ..ActorSideRow::default()
+    };
+    let actor = |(name, side): (&str, ActorSide)| ActorRow {
+        actor: name.to_owned(),
+        side: Some(side),
+        state: "runs".to_owned(),
+        mode: "fcfs".to_owned(),
+        mean_us: 12.0,
+        tail_us: 40.0,
+        migrations,
+        ..ActorRow::default()
+    };
+    ActorsRow {
+        service: "kv".to_owned(),
+        moves: "auto".to_owned(),
+        sides: ActorSide::BOTH.map(side).into(),
+        actors: std::iter::zip(["consensus", "memtable"], sides)
+            .map(actor)
+            .collect(),
     }
 }
 
@@ -270,6 +314,85 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
         }
     }
     memory_stays_bounded(&mut page);
+    assert_eq!(page.complaints(), [] as [String; 0]);
+}
+
+/// Both sides, and after a move what moved, when and why; without a reload.
+#[test]
+fn the_page_shows_both_sides_and_what_moved_when_and_why() {
+    let Some(program) = browser() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let world = World::start(&socket, 7);
+    let port = port_to(&socket);
+    let mut page = Browser::open(&program, &format!("http://127.0.0.1:{port}/"));
+    page.until(LIVE);
+    // An inco without actors has no such section.
+    assert_eq!(page.value("document.querySelector('#actors').hidden"), true);
+    *world.actors.lock().unwrap() = vec![store([ActorSide::Card; 2], 0)];
+    page.until("document.querySelectorAll('#actor-rows tbody tr').length === 2");
+    assert_eq!(page.value("document.querySelector('#actors').hidden"), false);
+    let sides = page.texts("#actor-sides li");
+    let words = |side: &str| format!("kv, {side} at {side}: runs; 2 cores 25.0% busy");
+    assert!(
+        sides.len() == 2 && sides[0].starts_with(&words("card")) && sides[1].starts_with(&words("host")),
+        "{sides:?}"
+    );
+    let second = "#actor-rows tbody td:nth-child(2)";
+    assert_eq!(page.texts(second), ["card", "card"]);
+    assert_eq!(page.texts("#actor-events li").len(), 0);
+
+    *world.actors.lock().unwrap() = vec![store([ActorSide::Card, ActorSide::Host], 1)];
+    let reason = "the card is busy: 0.93 over 0.85";
+    for (sequence, change, took_us) in [
+        (1, ActorChange::MoveBegun, None),
+        (2, ActorChange::MoveEnded, Some(2_400)),
+    ] {
+        world.tell(
+            sequence,
+            EventKind::Actor {
+                actor: "memtable".to_owned(),
+                side: ActorSide::Card,
+                change,
+                took_us,
+                lost: None,
+                reason: reason.to_owned(),
+                case: None,
+            },
+        );
+    }
+    page.until("document.querySelectorAll('#actor-events li').length === 2");
+    page.until("document.querySelectorAll('#actor-rows tbody td:nth-child(2)')[1].textContent === 'host'");
+    assert_eq!(page.texts(second), ["card", "host"]);
+    assert_eq!(
+        page.texts("#actor-rows tbody td:first-child"),
+        ["kv/consensus", "kv/memtable"]
+    );
+    assert_eq!(page.texts("#actor-rows tbody td:last-child"), ["1", "1"]);
+    let events = page.texts("#actor-events li");
+    assert!(
+        events[0].contains(&format!(
+            "actor memtable is on the host now after 2.4 ms ({reason})"
+        )),
+        "{events:?}"
+    );
+    assert!(
+        events[1].contains(&format!(
+            "actor memtable moves from the card to the host ({reason})"
+        )),
+        "{events:?}"
+    );
+    // When: a time of day, and it can be seen.
+    let time = "document.querySelector('#actor-events li time')";
+    page.until(&format!("/^\\d\\d:\\d\\d:\\d\\d/.test({time}.textContent)"));
+    page.until(&format!(
+        "{time}.checkVisibility() && {time}.getBoundingClientRect().height > 0"
+    ));
+
+    // A side that ends says so.
+    world.actors.lock().unwrap()[0].sides[1].runs = false;
+    page.until("document.querySelectorAll('#actor-sides li')[1].className === 'bad'");
+    assert!(page.texts("#actor-sides li")[1].contains("does not run"));
     assert_eq!(page.complaints(), [] as [String; 0]);
 }
 

@@ -13,6 +13,8 @@ pub struct Fitness {
     passed: u32,
     /// Since when it fails its checks, and why the last one did not pass.
     failing: Option<(Nanos, String)>,
+    /// Since when those who run it say that it does not serve, and in which words.
+    not_ready: Option<(Nanos, String)>,
     /// What its agent says, and how long that has an effect.
     state: Option<(AgentState, Nanos)>,
     mode: Option<(AgentState, Nanos)>,
@@ -24,12 +26,31 @@ pub struct Fitness {
 impl Fitness {
     /// Since when it fails its checks, and why.
     pub fn failing(&self) -> Option<(Nanos, &str)> {
-        self.failing.as_ref().map(|(since, why)| (*since, why.as_str()))
+        let failing = self.failing.as_ref().or(self.not_ready.as_ref());
+        failing.map(|(since, why)| (*since, why.as_str()))
     }
 
-    /// Whether it does not serve, as its checks or its agent say.
+    /// Whether its checks alone say so.
+    pub(crate) fn fails_checks(&self) -> bool {
+        self.failing.is_some()
+    }
+
+    /// Takes what those who run it say: that it serves, or why not. True if that is new.
+    pub(crate) fn told_ready(&mut self, ready: Result<(), &str>, now: Nanos) -> bool {
+        let before = self.not_ready.is_some();
+        self.not_ready = match (ready, self.not_ready.take()) {
+            (Ok(()), _) => None,
+            (Err(_), Some(since)) => Some(since),
+            (Err(why), None) => Some((now, why.to_owned())),
+        };
+        before != self.not_ready.is_some()
+    }
+
+    /// Whether it does not serve, as its checks, its agent or those who run it say.
     pub fn is_failing(&self) -> bool {
-        self.failing.is_some() || matches!(self.state, Some((AgentState::Down, _)))
+        self.failing.is_some()
+            || self.not_ready.is_some()
+            || matches!(self.state, Some((AgentState::Down, _)))
     }
 
     /// Whether its agent wants no new flows.
@@ -54,7 +75,7 @@ impl Fitness {
 
     /// In words, where there is something to say.
     pub fn words(&self) -> Option<String> {
-        if let Some((_, why)) = &self.failing {
+        if let Some((_, why)) = self.failing() {
             return Some(format!("failing: {why}"));
         }
         let word = match (self.state, self.mode) {
@@ -109,7 +130,7 @@ impl Fitness {
 
     /// If it fails, it counts as failing from now on.
     pub(crate) fn fails_from(&mut self, now: Nanos) {
-        if let Some((since, _)) = &mut self.failing {
+        for (since, _) in [&mut self.failing, &mut self.not_ready].into_iter().flatten() {
             *since = now;
         }
     }

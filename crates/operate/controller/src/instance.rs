@@ -80,6 +80,11 @@ pub struct Instance {
     pub(crate) port_kind: PortKind,
     /// Where others run it.
     pub(crate) back_end: Option<SocketAddr>,
+    /// Where its container is reached over the network, if an orchestrator placed it.
+    pub(crate) task_at: Option<SocketAddr>,
+    /// Which one it is there, and what people call it, as others have told.
+    pub(crate) back_end_id: Option<String>,
+    pub(crate) back_end_name: Option<String>,
     /// It leaves because the file does not list it any more.
     pub(crate) is_unlisted: bool,
     /// It has failed its checks for so long that others have its flows.
@@ -168,6 +173,12 @@ impl Instance {
     /// The CPU that it has to itself; [`None`] if it shares CPUs.
     pub fn core(&self) -> Option<u16> {
         self.core
+    }
+
+    /// Where it is reached over the network: where others run it, or where an orchestrator placed it; [`None`] for one that
+    /// has a port of this machine, or no place yet.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.back_end.or(self.task_at)
     }
 
     /// Its state.

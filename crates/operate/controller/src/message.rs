@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use autoscaling::{Autoscaler, Fit, Fitted};
 use engine::{Container, EngineEvent, Request, Ticket};
-use model::{Action, AgentReport, Event, Generation, InstanceId, InstanceState, ServiceId};
+use model::{Action, AgentReport, BackEnd, Event, Generation, InstanceId, InstanceState, ServiceId};
 use scheduling::Scheduler;
 use signal::Wish;
 use switch::{SwitchEvent, SwitchRequest};
@@ -50,6 +50,14 @@ pub enum Command {
     },
     /// Changes the order of matches and the fallbacks of unmatched packets.
     Match(Matching),
+    /// Says which servers others run for a service whose settings do not list them
+    /// ([`ServiceSettings::followed`]): all of them. One that is missing is gone at once, and its flows move.
+    BackEnds {
+        /// The service.
+        service: ServiceId,
+        /// The servers; each address is there once.
+        list: Vec<BackEnd>,
+    },
     /// Adds a service. Its id follows the last one.
     AddService {
         /// The settings of the new service.

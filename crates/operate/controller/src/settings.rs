@@ -1,11 +1,10 @@
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use engine::{ContainerSpec, Label};
 use model::{
-    AgentCheck, Fallback, HealthCheck, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId, Slot,
-    StandbyMode,
+    AgentCheck, BackEnd, Fallback, HealthCheck, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId,
+    Slot, StandbyMode,
 };
 use placement::Placement;
 use scheduling::Scheduler;
@@ -39,7 +38,10 @@ pub struct ServiceSettings {
     /// Its match and how flows are scheduled to instances. The controller sets the id.
     pub plan: ServicePlan,
     /// Where others run its instances: all of these, and no others. [`None`]: inco runs them.
-    pub back_ends: Option<Vec<SocketAddr>>,
+    pub back_ends: Option<Vec<BackEnd>>,
+    /// Where others say at run time which there are ([`Command::BackEnds`](crate::Command::BackEnds)): how many of
+    /// them are instances at most. [`None`]: the settings list them.
+    pub followed: Option<u32>,
     /// For how long a mapping to an external port may live without a packet, where the plan has external addresses: an
     /// instance's ports are nobody else's for that long after it.
     pub mapping_lifetime: Nanos,
@@ -95,6 +97,7 @@ impl ServiceSettings {
             port: PortSpec::new(PortKind::Null, ""),
             plan: ServicePlan::of_all(ServiceId(0), Scheduler::default()),
             back_ends: None,
+            followed: None,
             mapping_lifetime: Nanos::ZERO,
             made_ports: None,
             placement: Placement::Auto,

@@ -10,7 +10,10 @@ use controller::{
     Command, CommandError, CommandId, Controller, Inputs, MadePort, Outputs, Report, ReportKind,
     ServiceSettings, Settings,
 };
-use model::{Action, HealthCheck, InstanceId, InstanceState, Nanos, Probe, ServiceId, Slot};
+use model::{
+    Action, BackEnd, BackEndState, EventKind, HealthCheck, InstanceId, InstanceState, Nanos, Probe,
+    ServiceId, Slot,
+};
 use switch::{PortKind, PortSpec, Resumed, SwitchEvent, SwitchReading, SwitchRequest};
 
 const FIRST: &str = "10.1.0.11:80";
@@ -25,7 +28,7 @@ fn service(from: &[&str], is_checked: bool) -> ServiceSettings {
         env: Vec::new(),
         functions: Vec::new(),
     };
-    let back_ends: Vec<SocketAddr> = from.iter().map(|at| at.parse().unwrap()).collect();
+    let back_ends: Vec<BackEnd> = from.iter().map(|at| BackEnd::at(at.parse().unwrap())).collect();
     let check = HealthCheck {
         probe: Probe::Tcp(80),
         every: Nanos::from_secs(1),
@@ -57,6 +60,7 @@ struct Bed {
     attached: BTreeMap<Slot, SocketAddr>,
     purged: Vec<Slot>,
     answer: Option<Result<String, CommandError>>,
+    kinds: Vec<EventKind>,
 }
 
 impl Bed {
@@ -73,6 +77,7 @@ impl Bed {
             attached: BTreeMap::new(),
             purged: Vec::new(),
             answer: None,
+            kinds: Vec::new(),
         };
         bed.steps(5);
         bed
@@ -116,6 +121,7 @@ impl Bed {
                 _ => {}
             }
         }
+        self.kinds.extend(out.events.into_iter().map(|event| event.kind));
         self.answer = out.answers.pop().map(|(_, answer)| answer);
     }
 
@@ -155,7 +161,7 @@ impl Bed {
 
     fn id(&self, at: &str) -> Option<InstanceId> {
         let instances = self.controller.instances().iter();
-        let mut at_it = instances.filter(|of| of.back_end().is_some_and(|of| of.to_string() == at));
+        let mut at_it = instances.filter(|of| of.address().is_some_and(|of| of.to_string() == at));
         at_it.next().map(controller::Instance::id)
     }
 
@@ -258,4 +264,258 @@ fn the_next_run_gives_each_its_slot_again() {
     assert_eq!(bed.attached, expected);
     // Those that have served do so without a check.
     assert!(bed.takes(FIRST) && bed.takes(SECOND) && !bed.takes(THIRD));
+}
+
+/// A service whose servers others tell at run time: there is room for `most` of them.
+fn followed(most: u32, is_checked: bool) -> ServiceSettings {
+    ServiceSettings {
+        followed: Some(most),
+        ..service(&[], is_checked)
+    }
+}
+
+/// A Pod at an address.
+fn pod(at: &str, id: &str, state: BackEndState) -> BackEnd {
+    BackEnd {
+        at: at.parse().unwrap(),
+        id: Some(id.to_owned()),
+        name: Some(format!("pod-{id}")),
+        state,
+    }
+}
+
+impl Bed {
+    fn tell(&mut self, list: &[BackEnd]) {
+        let command = Command::BackEnds {
+            service: ServiceId(0),
+            list: list.to_vec(),
+        };
+        self.command(command).unwrap();
+        self.steps(5);
+    }
+}
+
+use BackEndState::{Draining, NotReady, Serving};
+
+#[test]
+fn those_who_run_them_say_which_there_are() {
+    let mut bed = Bed::new(followed(4, false), &Resumed::default());
+    assert!(bed.controller.instances().is_empty() && bed.controller.is_settled());
+    bed.tell(&[
+        pod(FIRST, "a", Serving),
+        pod(SECOND, "b", Serving),
+        pod(THIRD, "c", NotReady),
+    ]);
+    assert!(bed.takes(FIRST) && bed.takes(SECOND));
+    assert_eq!(bed.id(THIRD), None, "it has never been ready");
+    let names: Vec<_> = bed
+        .controller
+        .instances()
+        .iter()
+        .map(|of| of.back_end_name())
+        .collect();
+    assert_eq!(names, [Some("pod-a"), Some("pod-b")]);
+    let first = bed.id(FIRST);
+
+    // Repeated, and in another order: nothing happens.
+    bed.kinds.clear();
+    bed.tell(&[
+        pod(THIRD, "c", NotReady),
+        pod(SECOND, "b", Serving),
+        pod(FIRST, "a", Serving),
+    ]);
+    assert_eq!(bed.kinds, []);
+    assert_eq!(bed.id(FIRST), first);
+
+    // Not ready: as a failed check. Its flows stay for the deadline of a drain.
+    bed.tell(&[
+        pod(FIRST, "a", NotReady),
+        pod(SECOND, "b", Serving),
+        pod(THIRD, "c", Serving),
+    ]);
+    assert!(!bed.takes(FIRST) && bed.takes(SECOND) && bed.takes(THIRD));
+    assert_eq!(bed.state(FIRST), Some(InstanceState::Active));
+    assert!(bed.purged.is_empty());
+    bed.steps(700);
+    assert_eq!(bed.purged.len(), 1);
+    bed.tell(&[
+        pod(FIRST, "a", Serving),
+        pod(SECOND, "b", Serving),
+        pod(THIRD, "c", Serving),
+    ]);
+    assert!(bed.takes(FIRST));
+    assert_eq!(bed.id(FIRST), first, "it is the same one");
+
+    // It ends: it keeps its flows, which the fake switch says are none.
+    bed.tell(&[
+        pod(FIRST, "a", Draining),
+        pod(SECOND, "b", Serving),
+        pod(THIRD, "c", Serving),
+    ]);
+    bed.steps(700);
+    assert_eq!(bed.id(FIRST), None, "its drain has ended");
+    assert_eq!(bed.controller.instances().len(), 2, "and it does not come again");
+    assert!(bed.controller.is_settled());
+
+    // One that is gone without a word leaves at once, and its flows move.
+    bed.purged.clear();
+    bed.tell(&[pod(SECOND, "b", Serving)]);
+    assert_eq!((bed.id(THIRD), bed.purged.len()), (None, 1));
+    bed.tell(&[]);
+    assert!(bed.controller.instances().is_empty() && bed.attached.is_empty());
+    assert!(bed.controller.is_settled());
+}
+
+#[test]
+fn another_pod_at_the_same_address_is_another_instance() {
+    let mut bed = Bed::new(followed(4, true), &Resumed::default());
+    bed.tell(&[pod(FIRST, "a", Serving)]);
+    bed.check(FIRST, Ok(()));
+    assert!(bed.takes(FIRST));
+    let before = bed.id(FIRST).unwrap();
+    bed.tell(&[pod(FIRST, "z", Serving)]);
+    let after = bed.id(FIRST).unwrap();
+    assert_ne!(before, after);
+    assert_eq!(bed.controller.instances().len(), 1);
+    assert_eq!(
+        bed.state(FIRST),
+        Some(InstanceState::Starting),
+        "it has to pass a check of its own"
+    );
+    assert_eq!(
+        bed.purged.len(),
+        1,
+        "its predecessor's flows do not become its own"
+    );
+}
+
+#[test]
+fn more_than_there_is_room_for_wait_and_that_is_said_once() {
+    let mut bed = Bed::new(followed(2, false), &Resumed::default());
+    let three = [
+        pod(FIRST, "a", Serving),
+        pod(SECOND, "b", Serving),
+        pod(THIRD, "c", Serving),
+    ];
+    bed.tell(&three);
+    bed.tell(&three);
+    assert_eq!(bed.controller.instances().len(), 2);
+    let told = |kinds: &[EventKind]| {
+        let is_it = |kind: &&EventKind| matches!(kind, EventKind::Failure { reason, .. } if reason.contains("places for 2"));
+        kinds.iter().filter(is_it).count()
+    };
+    assert_eq!(told(&bed.kinds), 1);
+    bed.tell(&[pod(FIRST, "a", Serving), pod(THIRD, "c", Serving)]);
+    assert!(bed.takes(FIRST) && bed.takes(THIRD));
+}
+
+#[test]
+fn an_operator_drains_one_and_those_who_run_it_do_not_undo_that() {
+    let mut bed = Bed::new(followed(4, false), &Resumed::default());
+    let both = [pod(FIRST, "a", Serving), pod(SECOND, "b", Serving)];
+    bed.tell(&both);
+    let instance = bed.id(FIRST).unwrap();
+    bed.act(Action::Drain { instance }).unwrap();
+    bed.tell(&both);
+    bed.steps(50);
+    assert_eq!(bed.state(FIRST), Some(InstanceState::Draining));
+    bed.act(Action::Undrain { instance }).unwrap();
+    assert!(bed.takes(FIRST));
+    // A new file changes nothing about which there are.
+    bed.command(Command::Reconfigure {
+        service: ServiceId(0),
+        settings: Box::new(followed(4, false)),
+        autoscaler: false,
+        scheduler: false,
+    })
+    .unwrap();
+    assert!(bed.takes(FIRST) && bed.takes(SECOND));
+    assert_eq!(bed.id(FIRST), Some(instance));
+}
+
+#[test]
+fn the_next_run_serves_what_there_was_before_anybody_says_what_there_is() {
+    let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+    let resumed = Resumed {
+        back_ends: BTreeMap::from([(Slot(0), at(SECOND)), (Slot(3), at(FIRST)), (Slot(4), at(THIRD))]),
+        ..Resumed::default()
+    };
+    let mut bed = Bed::new(followed(4, true), &resumed);
+    // The API server is away: all go on where they were.
+    assert_eq!(bed.attached, resumed.back_ends);
+    assert!(bed.takes(FIRST) && bed.takes(SECOND) && bed.takes(THIRD));
+    let first = bed.id(FIRST);
+    bed.tell(&[pod(FIRST, "a", Serving), pod(SECOND, "b", Draining)]);
+    assert!(bed.takes(FIRST));
+    assert_eq!(bed.id(FIRST), first);
+    let name = bed.controller.instances()[0].back_end_name();
+    assert!(name.is_some_and(|name| name.starts_with("pod-")));
+    assert_eq!(bed.id(THIRD), None, "it has gone meanwhile");
+    bed.steps(700);
+    assert_eq!(bed.id(SECOND), None);
+    assert_eq!(bed.controller.instances().len(), 1);
+}
+
+mod orders {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What is said at one time: of some of six addresses, which of two Pods is there, and its state.
+    fn lists() -> impl Strategy<Value = Vec<Vec<BackEnd>>> {
+        let one = (
+            0..6_u8,
+            0..2_u8,
+            prop_oneof![Just(Serving), Just(Draining), Just(NotReady)],
+        );
+        let list = prop::collection::vec(one, 0..8).prop_map(|all| {
+            let mut list: Vec<BackEnd> = Vec::new();
+            for (at, id, state) in all {
+                let of = pod(&format!("10.1.0.{}:80", 11 + at), &format!("{at}-{id}"), state);
+                if !list.iter().any(|other| other.at == of.at) {
+                    list.push(of);
+                }
+            }
+            list
+        });
+        prop::collection::vec(list, 1..12)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever is said in which order: nothing is doubled or orphaned, and in the end those that serve are
+        /// instances, each once, with nobody beside them but such as are not ready.
+        #[test]
+        fn the_state_converges(lists in lists(), pauses in prop::collection::vec(0..4_usize, 12)) {
+            let mut bed = Bed::new(followed(6, false), &Resumed::default());
+            for (list, pause) in lists.iter().zip(pauses) {
+                let service = ServiceId(0);
+                bed.step(&[(CommandId(1), Command::BackEnds { service, list: list.clone() })], &[]);
+                bed.steps(pause);
+                let mut there: Vec<_> = bed.controller.instances().iter().map(|of| of.address()).collect();
+                there.sort_unstable();
+                let all = there.len();
+                there.dedup();
+                prop_assert_eq!(there.len(), all, "an address is there twice");
+            }
+            bed.steps(600);
+            let last = lists.last().unwrap();
+            let serves = last.iter().any(|of| of.state == Serving);
+            for of in last {
+                let at = of.at.to_string();
+                match of.state {
+                    Serving => prop_assert!(bed.takes(&at), "{at} does not serve"),
+                    NotReady => prop_assert!(bed.id(&at).is_none() || !bed.takes(&at)),
+                    // Where nobody else serves, it goes on.
+                    Draining => prop_assert!(!serves || bed.id(&at).is_none()),
+                }
+            }
+            for instance in bed.controller.instances() {
+                prop_assert!(last.iter().any(|of| Some(of.at) == instance.address()));
+            }
+            prop_assert_eq!(bed.attached.len(), bed.controller.instances().len());
+            prop_assert!(!serves || bed.controller.is_settled());
+        }
+    }
 }

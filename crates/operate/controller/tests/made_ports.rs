@@ -114,6 +114,7 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
         pid: 0,
         state: ContainerState::Running,
         started_unix_ms: 0,
+        address: None,
     };
     let mut controller = controller(2);
     // Containers with a slot of another service, or with a slot that is taken, are removed.
@@ -140,6 +141,51 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
     assert_eq!(slots, ["4"]);
 }
 
+/// One that an orchestrator placed on another machine is attached at its address, and is ready at its first check.
+#[test]
+fn an_instance_on_another_machine_is_attached_at_its_address() {
+    let at: std::net::SocketAddr = "10.1.0.12:32768".parse().unwrap();
+    let mut controller = controller(1);
+    controller.adopt(&[], &Resumed::default(), Nanos::ZERO);
+    let out = step(&mut controller, Nanos::from_millis(1));
+    let (ticket, request) = out.engine[0].clone();
+    let event = engine::EngineEvent::Created {
+        ticket,
+        name: request.name().to_owned(),
+        pid: 0,
+        address: Some(at),
+        at: Nanos::from_millis(1),
+        took: Nanos::ZERO,
+    };
+    let mut collector = Collector::new();
+    collector.add_service(Nanos::from_secs(1));
+    let mut out = Outputs::default();
+    let inputs = Inputs {
+        engine: &[event],
+        ..Inputs::default()
+    };
+    controller.step(inputs, &mut collector, Nanos::from_millis(2), &mut out);
+    let attached = |out: &Outputs| {
+        out.switch.iter().find_map(|request| match request {
+            switch::SwitchRequest::Attach { port, .. } => Some(port.back_end),
+            _ => None,
+        })
+    };
+    assert_eq!(attached(&out), Some(Some(at)));
+    assert_eq!(controller.instances()[0].address(), Some(at));
+    // So is one that an earlier run had.
+    let mut controller = self::controller(1);
+    let adopted = Container {
+        address: Some(at),
+        ..container(7, 4)
+    };
+    controller.adopt(&[adopted], &Resumed::default(), Nanos::ZERO);
+    assert_eq!(
+        attached(&step(&mut controller, Nanos::from_millis(1))),
+        Some(Some(at))
+    );
+}
+
 /// A running container of an earlier run.
 fn container(id: u32, slot: u16) -> Container {
     Container {
@@ -155,6 +201,7 @@ fn container(id: u32, slot: u16) -> Container {
         pid: 0,
         state: ContainerState::Running,
         started_unix_ms: 0,
+        address: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use flow_table::FlowHasher;
 use model::written::{self, Written};
-use model::{FlowKey, InstanceId, InstanceState, Nanos, Slot};
+use model::{FlowKey, InstanceId, InstanceState, Nanos, PlaceId, Slot};
 use scheduling::{
     Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Settings, State, Terms,
 };
@@ -61,6 +61,9 @@ struct CaseInstance {
     /// The slot; the index in the list if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<u16>,
+    /// The name of its place, where places are configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    place: Option<String>,
     #[serde(default = "active")]
     state: InstanceState,
     /// Capacity in the metric; twice the highest load if absent.
@@ -142,6 +145,7 @@ impl Case {
         flow: &RecordedFlow,
         scheduler: &Scheduler,
         id_of: impl Fn(Slot) -> Option<InstanceId>,
+        name_of: impl Fn(PlaceId) -> Option<String>,
     ) -> Case {
         let parameters = match scheduler.serialize_parameters(serde_json::value::Serializer) {
             Ok(Value::Object(parameters)) => parameters,
@@ -150,6 +154,7 @@ impl Case {
         let instances = record.candidates.iter().map(|row| CaseInstance {
             instance: id_of(row.slot),
             slot: Some(row.slot.0),
+            place: name_of(row.place),
             state: InstanceState::Active,
             capacity: Some(row.capacity),
             load: row.load,
@@ -225,7 +230,20 @@ impl Case {
         Ok(slots)
     }
 
+    /// The places that the case names, in the order of their numbers.
+    fn places(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for name in self.instances.iter().filter_map(|of| of.place.as_deref()) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
     fn candidates(&self, slots: &[Slot]) -> Candidates {
+        let places = self.places();
+        let number_of = |name: &String| places.iter().position(|of| of == name).unwrap_or_default();
         let highest = self.instances.iter().map(|i| i.load).fold(0.0, f32::max);
         let usual = if highest > 0.0 { 2.0 * highest } else { 1.0 };
         let mut rows: Vec<Candidate> = Vec::new();
@@ -236,6 +254,7 @@ impl Case {
                     .map_or(Nanos(u64::MAX), |age| Nanos((age * 1e9) as u64));
                 rows.push(Candidate {
                     slot: *slot,
+                    place: PlaceId(instance.place.as_ref().map_or(0, number_of) as u8),
                     capacity: instance.capacity.unwrap_or(usual),
                     load: instance.load,
                     weight: instance.weight,
@@ -265,6 +284,11 @@ impl Case {
         if self.fit <= 0.0 {
             return Err(InvalidField::new("fit", "the value must be greater than 0"));
         }
+        let places = self.places().len();
+        if places > PlaceId::LIMIT {
+            let what = format!("{places} places are named; at most {} exist", PlaceId::LIMIT);
+            return Err(InvalidField::new("instances", what));
+        }
         let mut scheduler = self.scheduler()?;
         let slots = self.slots()?;
         let mut candidates = self.candidates(&slots);
@@ -283,6 +307,7 @@ impl Case {
             let index = candidates.index_of(*slot);
             InstanceOutcome {
                 instance: name_of(*slot),
+                place: instance.place.clone(),
                 state: instance.state,
                 load: index
                     .and_then(|index| candidates.get(index))
@@ -423,6 +448,9 @@ pub struct PickOutcome {
 pub struct InstanceOutcome {
     /// Its id, or its slot if it has none.
     pub instance: u32,
+    /// The name of its place, if the case has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
     /// The state given in the case.
     pub state: InstanceState,
     /// Load after all flows, in the metric.
@@ -514,6 +542,36 @@ mod tests {
             (&8.into(), &7.into())
         );
         assert_eq!(outcome["instances"][1]["load"], 350.0);
+    }
+
+    #[test]
+    fn candidates_have_the_places_that_the_case_names() {
+        let case = serde_json::json!({
+            "policy": "worst-fit",
+            "instances": [
+                {"load": 5, "place": "card"},
+                {"load": 3, "place": "host"},
+                {"load": 1, "place": "host", "state": "draining"},
+                {"load": 4, "place": "card"},
+            ],
+            "flows": ["udp 10.0.0.2:1000 > 10.128.0.1:53"],
+        });
+        let read = read(&case.to_string()).unwrap();
+        let candidates = read.candidates(&read.slots().unwrap());
+        let places = (0..3).map(|index| candidates.get(index).unwrap().place);
+        assert_eq!(places.collect::<Vec<_>>(), [PlaceId(0), PlaceId(1), PlaceId(0)]);
+        let outcome = explained(case);
+        assert_eq!(outcome["picks"][0]["instance"], 1);
+        assert_eq!(outcome["instances"][1]["place"], "host");
+        // A recorded case is one that is read.
+        let again = serde_json::to_value(&read).unwrap();
+        assert_eq!(again["instances"][0]["place"], "card");
+        let many: Vec<_> = (0..17)
+            .map(|at| serde_json::json!({"place": format!("p{at}")}))
+            .collect();
+        let wrong =
+            super::read(&serde_json::json!({"policy": "rss", "instances": many, "flows": []}).to_string());
+        assert_eq!(wrong.unwrap().explain().unwrap_err().field, "instances");
     }
 
     #[test]

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use configuration::{Configuration, EngineDriver};
 use engine::launcher::Launcher;
-use engine::{DockerEngine, Engine, EngineEvent, OciConfig, OciEngine, Request, Ticket};
+use engine::{
+    DockerEngine, Engine, EngineEvent, KubernetesEngine, OciConfig, OciEngine, Request, SwarmEngine, Ticket,
+};
 use keeper::Keeper;
 use model::Nanos;
 use serde::{Deserialize, Serialize};
@@ -23,7 +25,7 @@ use crate::drivers::{self, Bridge};
 use crate::host::is_listened_on;
 use crate::pool;
 use crate::upgrade::Where;
-use crate::wiring::docker_config;
+use crate::wiring::{docker_config, kubernetes_config};
 use api::run_dir::in_run_dir;
 
 /// The file in the run directory.
@@ -66,14 +68,21 @@ struct EngineRecord {
     driver: String,
     host: String,
     tls: Option<PathBuf>,
+    /// Of an engine of Kubernetes: the kubeconfig, its context, and the namespace.
+    #[serde(default)]
+    kubernetes: Option<(Option<PathBuf>, Option<String>, Option<String>)>,
 }
 
 impl EngineRecord {
-    fn of(engine: &configuration::Engine) -> EngineRecord {
+    fn of(engine: &configuration::Engine, configuration: &Configuration) -> EngineRecord {
+        let of = &configuration.kubernetes;
+        let is_kubernetes = engine.driver == EngineDriver::Kubernetes;
         EngineRecord {
             driver: engine.driver.name().to_owned(),
             host: engine.host.clone(),
             tls: engine.tls.clone(),
+            kubernetes: is_kubernetes
+                .then(|| (of.kubeconfig.clone(), of.context.clone(), of.namespace.clone())),
         }
     }
 
@@ -220,7 +229,9 @@ impl Mark {
         let unused_bridge = Record::parse(&before).ok().and_then(|record| record.bridge);
         let unused_bridge = unused_bridge.filter(is_unused);
         let engines = configuration.engines();
-        let mut engines = engines.iter().map(|(_, engine)| EngineRecord::of(engine));
+        let mut engines = engines
+            .iter()
+            .map(|(_, engine)| EngineRecord::of(engine, configuration));
         let uplinks = configuration
             .uplinks
             .iter()
@@ -233,7 +244,7 @@ impl Mark {
             uplinks: uplinks.collect(),
             engine: engines
                 .next()
-                .unwrap_or_else(|| EngineRecord::of(&configuration.engine)),
+                .unwrap_or_else(|| EngineRecord::of(&configuration.engine, configuration)),
             more_engines: engines.collect(),
             bridge,
         };
@@ -367,8 +378,23 @@ fn engine_of(
     {
         return Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?));
     }
+    if let Some((kubeconfig, context, namespace)) = record.kubernetes.clone() {
+        let of = configuration::Kubernetes {
+            kubeconfig,
+            context,
+            namespace,
+        };
+        // It only removes.
+        let config = kubernetes_config(&of, configuration::Pull::Never);
+        return Ok(Box::new(KubernetesEngine::start(config)?));
+    }
+    let is_swarm = record.driver == EngineDriver::Swarm.name();
     let engine = configuration::Engine {
-        driver: EngineDriver::Docker,
+        driver: if is_swarm {
+            EngineDriver::Swarm
+        } else {
+            EngineDriver::Docker
+        },
         host: record.host.clone(),
         tls: record.tls.clone(),
         linger: Nanos::ZERO,
@@ -376,7 +402,12 @@ fn engine_of(
         pull: configuration::Pull::Never,
         plain_http: Vec::new(),
     };
-    Ok(Box::new(DockerEngine::start(docker_config(&engine))?))
+    let config = docker_config(&engine);
+    Ok(if is_swarm {
+        Box::new(SwarmEngine::start(config)?)
+    } else {
+        Box::new(DockerEngine::start(config)?)
+    })
 }
 
 /// Removes every container of a run directory and returns their number.
@@ -432,6 +463,7 @@ mod tests {
                 driver: "oci".to_owned(),
                 host: String::new(),
                 tls: None,
+                kubernetes: None,
             },
             more_engines: Vec::new(),
             bridge: None,

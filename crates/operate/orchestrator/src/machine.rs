@@ -13,7 +13,8 @@ use configuration::{
     ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Pull, Service, Unusable, Uplink,
 };
 use engine::image::Store;
-use engine::{DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, functions_in_use};
+use engine::{DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, SwarmEngine, functions_in_use};
+use kubernetes::Cluster;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 
@@ -57,6 +58,14 @@ impl Machine {
     /// Whether that running inco listens on the socket.
     fn is_own(&self, socket: &Path) -> bool {
         self.own.as_ref().is_some_and(|own| own.listens_on(socket))
+    }
+}
+
+/// How the cluster of `[kubernetes]` is reached.
+pub fn cluster(of: &configuration::Kubernetes) -> Cluster {
+    Cluster {
+        kubeconfig: of.kubeconfig.clone(),
+        context: of.context.clone(),
     }
 }
 
@@ -180,10 +189,30 @@ impl Facts for Machine {
                         "start Docker or Podman, correct host, or write driver = \"oci\"",
                     )
                 }),
+            // In `kubernetes`.
+            EngineDriver::Kubernetes => Ok(()),
+            EngineDriver::Swarm => SwarmEngine::start(docker_config(engine))
+                .map(drop)
+                .map_err(|error| {
+                    let what = match error {
+                        EngineError::Unavailable { reason } => {
+                            format!("no manager of a swarm answers at {}: {reason}", engine.host)
+                        }
+                        other => format!("no manager of a swarm answers at {}: {other}", engine.host),
+                    };
+                    Unusable::new(
+                        what,
+                        "run `docker swarm init` there, write the host of a manager, or another driver",
+                    )
+                }),
         }
     }
 
     fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable> {
+        if engine.is_orchestrator() {
+            // Its nodes get it. One that does not is told when it should run it.
+            return Ok(());
+        }
         let is_docker = engine.driver == EngineDriver::Docker;
         if has_image(engine, image) {
             return Ok(());
@@ -234,6 +263,10 @@ impl Facts for Machine {
     }
 
     fn program(&self, engine: &Engine, service: &Service, command: &[String]) -> Result<(), Unusable> {
+        if engine.is_orchestrator() {
+            // What its nodes have under that name is not known here.
+            return Ok(());
+        }
         let store = Store::at(Store::default_dir());
         let name = ImageRef::from(service.image.as_deref().unwrap_or_default());
         let is_here = store.resolve(&name);
@@ -241,7 +274,7 @@ impl Facts for Machine {
             // It is asked again when the image is here.
             return Ok(());
         }
-        let spec = wiring::container(service, engine.is_local())
+        let spec = wiring::container(service, wiring::Where::of(std::slice::from_ref(engine)))
             .map_err(|error| Unusable::new(format!("{error:#}"), "write a command"))?;
         let Ok((rootfs, image)) = is_here else {
             // Docker has the image. It reports a missing program when it creates a container.
@@ -307,6 +340,13 @@ impl Facts for Machine {
         })
     }
 
+    fn kubernetes(&self, of: &configuration::Kubernetes) -> Result<(), Unusable> {
+        cluster(of).check().map_err(|error| {
+            let write = "write a kubeconfig that inco can read, and one of its contexts, into [kubernetes]";
+            Unusable::new(error.to_string(), write)
+        })
+    }
+
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable> {
         wiring::tcp(tcp).check_tokens().map_err(|error| match error {
             ApiError::Tokens { file, reason } => {
@@ -367,7 +407,7 @@ pub fn images_to_pull<'a>(
 ) -> impl Iterator<Item = (&'a Service, &'a str)> + 'a {
     let with_containers = services.into_iter().filter(|service| service.has_containers());
     with_containers
-        .filter(|_| engine.pull == Pull::Missing)
+        .filter(|_| engine.pull == Pull::Missing && !engine.is_orchestrator())
         .filter_map(|service| Some((service, service.image.as_deref()?)))
         .filter(|(_, image)| images::may_be_pulled(image) && !has_image(engine, image))
 }

@@ -3,21 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, PlaceId, Service};
+use configuration::{
+    Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, Origin, PlaceId, Pull, Service,
+};
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::logs::Logs;
 use engine::{
-    AttendedLauncher, ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig,
-    OciEngine, PlacesEngine,
+    AttendedLauncher, ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, KubernetesConfig,
+    KubernetesEngine, NoEngine, OciConfig, OciEngine, PlacesEngine, SwarmEngine, Task, TaskAsk,
 };
-use model::{Nanos, ServiceId, Vip, VipMode};
+use model::{BackEnd, Nanos, ServiceId, Vip, VipMode};
 use switch::{PortSpec, ServicePlan};
 
 use api::Tcp;
 
 use crate::host;
+use crate::machine::cluster;
 
 /// A container's path of its socket directory.
 pub(super) const SOCKET_DIR: &str = "/run/inco";
@@ -121,6 +124,15 @@ pub(super) fn docker_config(engine: &configuration::Engine) -> DockerConfig {
     }
 }
 
+/// How an engine of Kubernetes is reached, and what it may do.
+pub(super) fn kubernetes_config(of: &configuration::Kubernetes, pull: Pull) -> KubernetesConfig {
+    KubernetesConfig {
+        namespace: of.namespace.clone(),
+        may_pull: pull == Pull::Missing,
+        ..KubernetesConfig::at(cluster(of))
+    }
+}
+
 /// Starts the engine or connects to it. `launcher` is [`None`] if it was not needed. Gives it back, attended, where the
 /// engine has no use for it.
 ///
@@ -148,6 +160,11 @@ pub(super) fn engine(
                 let mut config = docker_config(&of);
                 config.logs = logs.clone();
                 Box::new(DockerEngine::start(config)?)
+            }
+            EngineDriver::Swarm => Box::new(SwarmEngine::start(docker_config(&of))?),
+            EngineDriver::Kubernetes => {
+                let config = kubernetes_config(&configuration.kubernetes, of.pull);
+                Box::new(KubernetesEngine::start(config)?)
             }
         };
         let places = configuration.places_with_ids();
@@ -220,8 +237,8 @@ pub(super) fn services_fingerprint(configuration: &Configuration) -> u64 {
 /// There are arguments, but the image's own program is unknown.
 pub(super) fn service_settings(service: &Service, configuration: &Configuration) -> Result<ServiceSettings> {
     // One that may run on another machine shares no directory with this one wherever it runs.
-    let engines = configuration.engines_of(service);
-    let is_here = engines.iter().all(configuration::Engine::is_local);
+    let runs = Where::of(&configuration.engines_of(service));
+    let is_here = runs == Where::Here;
     // All fields by name: the compiler asks where a new key takes effect.
     let Service {
         name,
@@ -266,6 +283,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         uplinks: _,
         queues: _,
         // In `container`; the port also in `port`.
+        swarm: _,
+        pods: _,
         port: _,
         image: _,
         command: _,
@@ -283,18 +302,26 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         egress: _,
     } = service;
     let container = if service.has_containers() {
-        Some(container(service, is_here)?)
+        Some(container(service, runs)?)
     } else {
         None
     };
-    // All of the servers that others run are used.
-    let back_ends = (!instances.from.is_empty()).then(|| instances.from.clone());
-    let (min, max) = match instances.from.len() as u32 {
-        0 => (instances.min, instances.max),
-        all => (all, all),
+    // All of the servers that others run are used, up to `max` where they come and go.
+    let (back_ends, followed, (min, max)) = match &instances.from {
+        Origin::Inco => (None, None, (instances.min, instances.max)),
+        Origin::Addresses(all) => {
+            let count = all.len() as u32;
+            (
+                Some(all.iter().copied().map(BackEnd::at).collect()),
+                None,
+                (count, count),
+            )
+        }
+        Origin::Kubernetes(_) => (Some(Vec::new()), Some(instances.max), (0, 0)),
     };
     Ok(ServiceSettings {
         back_ends,
+        followed,
         socket_dir_in_container: is_here.then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
         plan: service_plan(ServiceId(0), service),
@@ -331,15 +358,59 @@ fn stall_after(service: &Service) -> Nanos {
     service.stall_after.max(periods)
 }
 
-/// A container of the service, without a name. `is_here`: it runs on this machine.
+/// Where the containers of a service run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Where {
+    /// On this machine.
+    Here,
+    /// On another one, or on this one.
+    Elsewhere,
+    /// Where an orchestrator with this driver places them.
+    Placed(EngineDriver),
+}
+
+impl Where {
+    /// Where containers of these engines run.
+    pub(super) fn of(engines: &[configuration::Engine]) -> Where {
+        let mut placed = engines.iter().filter(|of| of.is_orchestrator());
+        if let Some(of) = placed.next() {
+            Where::Placed(of.driver)
+        } else if engines.iter().all(configuration::Engine::is_local) {
+            Where::Here
+        } else {
+            Where::Elsewhere
+        }
+    }
+}
+
+/// The task of an instance that an orchestrator places.
+fn task(service: &Service, driver: EngineDriver) -> Task {
+    let vip = service.vip.as_ref();
+    let port = vip.and_then(|vip| Some(*vip.instance_ports().first()?.start()));
+    Task {
+        args: service.args.clone(),
+        port: port.unwrap_or_default(),
+        grace: service.stop_grace,
+        ask: match driver {
+            EngineDriver::Kubernetes => TaskAsk::Kubernetes(service.pods.clone().unwrap_or_default()),
+            _ => TaskAsk::Swarm(service.swarm.clone().unwrap_or_default()),
+        },
+    }
+}
+
+/// A container of the service, without a name.
 ///
 /// # Errors
 /// There are arguments, but the image's own program is unknown.
-pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
+pub(super) fn container(service: &Service, runs: Where) -> Result<ContainerSpec> {
+    let is_here = runs == Where::Here;
     let image = service.image.clone().unwrap_or_default();
     let mut spec = ContainerSpec::new(String::new(), image.as_str());
     spec.command = service.command.clone();
-    if spec.command.is_empty() && !service.args.is_empty() {
+    if let Where::Placed(driver) = runs {
+        // Which program the image has is known at the nodes.
+        spec.task = Some(Box::new(task(service, driver)));
+    } else if spec.command.is_empty() && !service.args.is_empty() {
         // They follow the image's own program and replace its own arguments.
         let (_, known) = Store::at(Store::default_dir())
             .resolve(&spec.image)

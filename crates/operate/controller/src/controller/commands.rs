@@ -50,6 +50,7 @@ impl Controller {
                 limit,
                 ref written,
             } => self.set_scheduler(id, scheduler, limit, written),
+            Command::BackEnds { service, ref list } => self.set_back_ends(service, list),
             Command::Signal { instance, wish } => self.signal(instance, wish),
             Command::Match(ref matching) => {
                 self.settings.matching = matching.clone();
@@ -243,7 +244,7 @@ impl Controller {
     }
 
     /// Brings the wanted count within the service's limits.
-    fn keep_within_limits(&mut self, id: ServiceId, reason: String) {
+    pub(super) fn keep_within_limits(&mut self, id: ServiceId, reason: String) {
         let Some(service) = self.services.get_mut(id.index()) else {
             return;
         };
@@ -400,6 +401,12 @@ impl Controller {
         let service = with_id(&mut self.services, id)?;
         let before = std::mem::replace(&mut service.settings, settings.clone());
         service.settings.made_ports = before.made_ports;
+        if settings.followed.is_some() {
+            // Those that are there go on until others have said which there are.
+            service.settings.back_ends = before.back_ends;
+            (service.settings.min, service.settings.max) = (before.min, before.max);
+        }
+        service.back_ends_changed = true;
         service.settings.plan.recovers |= before.plan.recovers;
         service.settings.plan.id = id;
         if scheduler {
@@ -422,15 +429,17 @@ impl Controller {
         }
         // The plan contains weights and capacities.
         self.plan_changed = true;
-        service.limits = (settings.min, settings.max);
+        service.limits = (service.settings.min, service.settings.max);
         if let Some((min, max)) = service.range {
             // As much of it as the file still allows.
-            let within = |count: u32| count.clamp(settings.min, settings.max);
+            let within = |count: u32| count.clamp(service.limits.0, service.limits.1);
             (service.settings.min, service.settings.max) = (within(min), within(max));
         }
         let (min, max) = (service.settings.min, service.settings.max);
         self.keep_within_limits(id, format!("the configuration allows {min} to {max}"));
-        self.follow_back_ends(id);
+        if settings.followed.is_none() {
+            self.follow_back_ends(id);
+        }
         Ok(format!("the settings of service {} have changed", settings.name))
     }
 
@@ -450,7 +459,7 @@ impl Controller {
     }
 }
 
-fn with_id(services: &mut [Service], id: ServiceId) -> Result<&mut Service, CommandError> {
+pub(super) fn with_id(services: &mut [Service], id: ServiceId) -> Result<&mut Service, CommandError> {
     let service = services.get_mut(id.index());
     service.ok_or_else(|| CommandError::UnknownService {
         service: id.0.to_string(),

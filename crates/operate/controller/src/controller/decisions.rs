@@ -485,7 +485,7 @@ impl Controller {
         let Ok(block) = self.take_block(index, instance_id) else {
             return false;
         };
-        let slot = back_end.and_then(|at| self.take_slot_of(id, at));
+        let slot = back_end.as_ref().and_then(|of| self.take_slot_of(id, of.at));
         let has_served = slot.is_some();
         let Some(slot) = slot.or_else(|| self.take_slot(id)) else {
             self.put_block_back(index, block);
@@ -516,12 +516,14 @@ impl Controller {
         self.next_id = self.next_id.saturating_add(1);
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
         (instance.block, instance.place) = (block, place);
-        (instance.back_end, instance.has_served) = (back_end, has_served);
+        (instance.back_end, instance.has_served) = (back_end.as_ref().map(|of| of.at), has_served);
+        (instance.back_end_id, instance.back_end_name) =
+            back_end.map(|of| (of.id, of.name)).unwrap_or_default();
         instance.core = self.take_core(index, place);
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {
             // Nothing to create: a sink exists when its port does, and others run the rest.
-            let reason = match back_end {
+            let reason = match instance.back_end {
                 Some(at) => format!("others run it at {at}"),
                 None => "it has no container".to_owned(),
             };

@@ -85,7 +85,7 @@ impl Controller {
             let (now, instance) = (self.now, &mut self.instances[index]);
             let service = self.services.get(instance.service.index());
             let is_checked = service.is_some_and(|of| of.settings.health.is_some());
-            let is_over = !is_checked && instance.fitness.failing().is_some();
+            let is_over = !is_checked && instance.fitness.fails_checks();
             if !is_over && !instance.fitness.has_agent() {
                 continue;
             }
@@ -106,7 +106,7 @@ impl Controller {
     }
 
     /// The next plan says so, and the event log.
-    fn fitness_changed(&mut self, index: usize, took: bool, reason: String) {
+    pub(super) fn fitness_changed(&mut self, index: usize, took: bool, reason: String) {
         let (now, instance) = (self.now, &mut self.instances[index]);
         let takes = instance.fitness.takes();
         if takes && !took {

@@ -17,7 +17,9 @@ const OUTPUT_SHOWN: usize = 200;
 impl Controller {
     pub(super) fn engine_event(&mut self, event: &EngineEvent) {
         match event {
-            EngineEvent::Created { ticket, pid, .. } => {
+            EngineEvent::Created {
+                ticket, pid, address, ..
+            } => {
                 if let Some(Target::Instance(id, Op::Create)) = self.outstanding.remove(ticket)
                     && let Some(index) = self.position(id)
                 {
@@ -25,6 +27,7 @@ impl Controller {
                     instance.op = None;
                     instance.container = Container::Running;
                     instance.pid = (*pid != 0).then_some(*pid);
+                    instance.task_at = *address;
                     instance.started = self.now;
                     let place = instance.place;
                     if instance.state == InstanceState::Creating {
@@ -186,7 +189,7 @@ impl Controller {
                 {
                     let instance = &mut self.instances[index];
                     instance.port = Port::Absent;
-                    let wait = instance.back_end.map_or(ATTACH_AGAIN, |_| ROUTE_AGAIN);
+                    let wait = instance.address().map_or(ATTACH_AGAIN, |_| ROUTE_AGAIN);
                     instance.again = self.now + wait;
                     // Use the paths inside the container.
                     let in_container = self.services.get(instance.service.index());

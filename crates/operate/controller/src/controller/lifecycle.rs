@@ -108,7 +108,7 @@ impl Controller {
                     port: PortSpec {
                         kind: instance.port_kind,
                         address: instance.socket_dir.join(&port.address),
-                        back_end: instance.back_end,
+                        back_end: instance.address(),
                         ..port.clone()
                     },
                 });
@@ -117,7 +117,7 @@ impl Controller {
             // What its service asks of its instances now need not be what this one can be asked.
             Port::Up if instance.port_kind != usual_kind => self.ready(index, "its ports are up"),
             // Its first check says so.
-            Port::Up if instance.back_end.is_some() && service.settings.health.is_some() => {}
+            Port::Up if instance.address().is_some() && service.settings.health.is_some() => {}
             Port::Up => match ready {
                 ReadyKind::Connected => self.ready(index, "its ports are up"),
                 ReadyKind::Consumes => {
@@ -482,6 +482,7 @@ impl Controller {
                     slots[place] = Some(SlotPlan {
                         instance: instance.id,
                         service: instance.service,
+                        place: instance.place,
                         state: match (instance.state, takes) {
                             (_, true) => InstanceState::Active,
                             (InstanceState::Active, false) => InstanceState::Draining,
@@ -583,6 +584,9 @@ impl Controller {
             self.plan_changed = true;
         }
         let (service, id) = (instance.service, instance.id);
+        if let Some(of) = self.services.get_mut(service.index()) {
+            of.back_ends_changed = true;
+        }
         self.event(Some(service), Some(id), EventKind::State { from, to, reason });
         true
     }

@@ -79,6 +79,9 @@ struct Service {
     checks: Checks,
     /// The rollout in progress, or the last one.
     rollout: Option<RolloutPlan>,
+    /// Where others say which instances there are: that, or an instance of it, has changed.
+    back_ends_changed: bool,
+    no_place_told: bool,
 }
 
 impl Service {
@@ -124,6 +127,8 @@ impl Service {
             panics: None,
             checks: Checks::default(),
             rollout: None,
+            back_ends_changed: true,
+            no_place_told: false,
             settings,
         }
     }
@@ -310,6 +315,7 @@ impl Controller {
     pub fn adopt(&mut self, containers: &[engine::Container], resumed: &Resumed, now: Nanos) {
         self.now = now;
         self.resumed_back_ends.clone_from(&resumed.back_ends);
+        self.resume_followed();
         let mut adopted = 0;
         for container in containers {
             let label = |key: &str| container.labels.get(key);
@@ -361,6 +367,7 @@ impl Controller {
             instance.wanted_cpus = quota.map(|quota| self.quota_at(instance.place, quota).cpus());
             instance.decided = None;
             instance.pid = (container.pid != 0).then_some(container.pid);
+            instance.task_at = container.address;
             instance.started = now;
             instance.container = match container.state {
                 engine::ContainerState::Paused => Container::Paused,
@@ -465,6 +472,7 @@ impl Controller {
             }
         }
         if self.shutdown.is_none() {
+            self.follow_changed();
             self.observe(collector);
             for index in 0..self.services.len() {
                 self.reconcile(index, collector);
@@ -598,6 +606,9 @@ impl Controller {
             name,
             slot,
             back_end: None,
+            task_at: None,
+            back_end_id: None,
+            back_end_name: None,
             is_unlisted: false,
             has_lost_flows: false,
             port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),

@@ -310,7 +310,9 @@ impl ControlLoop {
         let known = service.zip(record.flow.as_ref());
         let made = known.and_then(|(service, flow)| {
             let plan = service.plan;
-            let case = Case::of(record, flow, &plan.scheduler, of_slot);
+            let case = Case::of(record, flow, &plan.scheduler, of_slot, |place| {
+                controller.place_name(place).map(str::to_owned)
+            });
             let kind = EventKind::Picked {
                 policy: plan.scheduler.name().to_owned(),
                 flow: flow.key.tuple(flow.direction).to_string(),

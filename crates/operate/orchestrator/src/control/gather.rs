@@ -18,11 +18,17 @@ use super::uplink_events::UplinkEvents;
 use super::watts::Meter;
 use super::{ControlLoop, wiring};
 
-/// Interval of reading an instance's cgroup while its ring is not empty: short enough to tell a throttled function
-/// from one that hangs.
-const USAGE_PERIOD: Nanos = Nanos::from_millis(20);
+/// Interval of reading an instance's cgroup while packets wait in its ring and it takes none: short enough to tell a
+/// throttled function from one that hangs.
+const USAGE_PERIOD_WAITING: Nanos = Nanos::from_millis(20);
+/// The same, while it takes packets from its ring. Throttled time is then as the kernel reports it.
+const USAGE_PERIOD: Nanos = Nanos::from_millis(200);
 /// The same, while its ring is empty.
 const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
+/// From how long on an instance that takes no packets is observed closely. Others had its CPU for so long, often.
+const WAIT: Nanos = Nanos::from_millis(10);
+/// For how long a program is excused that waits for a disk: its code may have to be read again. Then it hangs there.
+const DISK_LIMIT: Nanos = Nanos::from_secs(1);
 /// Averaging span of an instance's CPU time: many quota periods.
 const CPU_SPAN: Nanos = Nanos::from_secs(1);
 /// Span of a worker's longest gap; a report covers one to two spans. It shows the present, not the start a week ago.
@@ -157,14 +163,13 @@ impl Gather {
                 continue;
             }
             let note = self.usage.entry(slot).or_default();
-            let period = if counters.ring_used > 0 {
-                USAGE_PERIOD
-            } else {
-                USAGE_PERIOD_IDLE
-            };
-            if now.since(note.read_at) >= period {
+            if now.since(note.read_at) >= note.period(counters, now) {
                 match engine.usage(instance.name()) {
-                    Ok(usage) => note.note(&usage, || instance.pid().is_some_and(is_runnable), now),
+                    Ok(usage) => note.note(
+                        &usage,
+                        || instance.pid().map(Threads::of).unwrap_or_default(),
+                        now,
+                    ),
                     Err(_) => note.read_at = now,
                 }
             }
@@ -278,11 +283,16 @@ impl UplinkState {
 #[derive(Clone, Copy, Debug, Default)]
 struct UsageNote {
     read_at: Nanos,
+    /// What the instance had taken from its ring at the last look, and since when packets wait there untouched.
+    consumed: u64,
+    waits_since: Option<Nanos>,
     memory_bytes: u64,
     /// Nanoseconds in which it could not run: throttled, or waiting for a busy CPU.
     held_up_ns: u64,
-    /// The part of that from the present wait, whose throttled share the engine has not reported yet.
+    /// The part of that from the present wait, of which the kernel has not told yet.
     held_up_so_far_ns: u64,
+    /// For how long its threads had waited for a CPU, while packets wait untouched.
+    run_delay_ns: Option<u64>,
     throttled_ns: u64,
     cpu_ns: u64,
     /// CPUs used, averaged over the last [`CPU_SPAN`].
@@ -292,17 +302,47 @@ struct UsageNote {
 }
 
 impl UsageNote {
-    /// Processes a new report of the engine. `could_run` tells whether it had work; it is called only if no CPU time
-    /// was used.
-    fn note(&mut self, usage: &engine::Usage, could_run: impl FnOnce() -> bool, now: Nanos) {
-        let passed = now.since(self.read_at).0;
+    /// After which time the cgroup is due again.
+    fn period(&mut self, counters: &SlotCounters, now: Nanos) -> Nanos {
+        let takes = std::mem::replace(&mut self.consumed, counters.consumed) != counters.consumed;
+        if counters.ring_used == 0 {
+            self.waits_since = None;
+            return USAGE_PERIOD_IDLE;
+        }
+        if takes {
+            self.waits_since = None;
+        }
+        match now.since(*self.waits_since.get_or_insert(now)) >= WAIT {
+            true => USAGE_PERIOD_WAITING,
+            false => USAGE_PERIOD,
+        }
+    }
+
+    /// Processes a new report of the engine. `threads` tells what the threads of the program wait for; it is asked only
+    /// while packets wait untouched.
+    fn note(&mut self, usage: &engine::Usage, threads: impl FnOnce() -> Threads, now: Nanos) {
+        // Before, it may have had nothing to do.
+        let passed = now.since(self.read_at.max(self.waits_since.unwrap_or(now))).0;
+        let threads = (passed > 0).then(threads);
         let throttled = usage.throttled_ns.saturating_sub(self.throttled_ns);
-        if usage.cpu_ns == self.cpu_ns && could_run() {
-            self.held_up_ns += passed;
-            self.held_up_so_far_ns += passed;
+        let before = std::mem::replace(&mut self.run_delay_ns, threads.as_ref().map(|of| of.run_delay_ns));
+        let delayed = match (before, self.run_delay_ns) {
+            (Some(before), Some(now)) => now.saturating_sub(before),
+            _ => 0,
+        };
+        let state = threads.map_or(ThreadState::Sleeps, |of| of.state);
+        let cannot_run = usage.cpu_ns == self.cpu_ns && state != ThreadState::Sleeps;
+        if cannot_run {
+            let excused = match state {
+                ThreadState::WantsDisk => passed.min(DISK_LIMIT.0.saturating_sub(self.held_up_so_far_ns)),
+                _ => passed,
+            };
+            self.held_up_ns += excused;
+            self.held_up_so_far_ns += excused;
         } else {
-            // The kernel reports throttling when it ends. Most of it was already counted as waiting.
-            self.held_up_ns += throttled.saturating_sub(self.held_up_so_far_ns);
+            // The kernel tells of throttling and of a wait for a CPU when they end. Most was already counted.
+            let told = throttled + delayed.min(passed + self.held_up_so_far_ns);
+            self.held_up_ns += told.saturating_sub(self.held_up_so_far_ns);
             self.held_up_so_far_ns = 0;
         }
         self.read_at = now;
@@ -318,15 +358,50 @@ impl UsageNote {
     }
 }
 
-/// Whether a thread of the process is runnable.
-fn is_runnable(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-    threads.into_iter().flatten().flatten().any(|thread| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which may contain any character.
-        stat.rsplit_once(") ")
-            .is_some_and(|(_, rest)| rest.starts_with('R'))
-    })
+/// What keeps a program from running, at this moment: that of its threads which is nearest to running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum ThreadState {
+    /// All sleep: they want nothing.
+    #[default]
+    Sleeps,
+    /// One waits for a disk, or for its memory.
+    WantsDisk,
+    /// One runs, or waits for a CPU.
+    WantsCpu,
+}
+
+/// What the threads of a program wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Threads {
+    state: ThreadState,
+    /// For how long they have waited for a CPU since they began, together. What goes on is not in it.
+    run_delay_ns: u64,
+}
+
+impl Threads {
+    /// Those of a process; none if there is no such process.
+    fn of(pid: u32) -> Threads {
+        let mut threads = Threads::default();
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        for task in tasks.into_iter().flatten().flatten() {
+            let read = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+            let stat = read("stat");
+            // The state follows the name, which may contain any character.
+            let state = match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+                Some('R') => ThreadState::WantsCpu,
+                Some('D') => ThreadState::WantsDisk,
+                _ => ThreadState::Sleeps,
+            };
+            threads.state = threads.state.max(state);
+            let delay = read("schedstat");
+            threads.run_delay_ns += delay
+                .split_whitespace()
+                .nth(1)
+                .and_then(|word| word.parse::<u64>().ok())
+                .unwrap_or(0);
+        }
+        threads
+    }
 }
 
 impl ControlLoop {
@@ -463,7 +538,7 @@ mod tests {
                 cpu_ns: cpu_ms * 1_000_000,
                 ..engine::Usage::default()
             };
-            note.note(&usage, || false, Nanos::from_millis(ms));
+            note.note(&usage, || SLEEPS, Nanos::from_millis(ms));
             note.cpus
         };
         // Usage before the first reading does not count.
@@ -474,35 +549,122 @@ mod tests {
         assert_eq!(at(8_000, 1_800), Some(0.5));
     }
 
-    #[test]
-    fn time_without_a_cpu_is_counted_once() {
-        let mut note = UsageNote::default();
-        let mut at = |ms: u64, cpu_ns: u64, throttled_ms: u64, could_run: bool| {
+    const WANTS_CPU: Threads = Threads {
+        state: ThreadState::WantsCpu,
+        run_delay_ns: 0,
+    };
+    const SLEEPS: Threads = Threads {
+        state: ThreadState::Sleeps,
+        run_delay_ns: 0,
+    };
+
+    /// A note of an instance whose packets wait from the start; reports and what follows from them, in milliseconds.
+    fn waiting() -> impl FnMut(u64, u64, u64, Threads) -> u64 {
+        let mut note = UsageNote {
+            waits_since: Some(Nanos::ZERO),
+            ..UsageNote::default()
+        };
+        move |ms, cpu_ns, throttled_ms, threads| {
             let usage = engine::Usage {
                 cpu_ns,
                 throttled_ns: throttled_ms * 1_000_000,
                 ..engine::Usage::default()
             };
-            note.note(&usage, || could_run, Nanos::from_millis(ms));
+            note.note(&usage, || threads, Nanos::from_millis(ms));
             note.held_up_ns / 1_000_000
-        };
-        assert_eq!(at(20, 5, 0, true), 0, "it ran");
-        assert_eq!(at(40, 5, 0, true), 20, "others had the CPU");
-        assert_eq!(at(60, 5, 0, false), 20, "it wanted none: it hangs");
-        assert_eq!(at(80, 5, 0, true), 40);
+        }
+    }
+
+    #[test]
+    fn time_without_a_cpu_is_counted_once() {
+        let mut at = waiting();
+        assert_eq!(at(20, 5, 0, WANTS_CPU), 0, "it ran");
+        assert_eq!(at(40, 5, 0, WANTS_CPU), 20, "others had the CPU");
+        assert_eq!(at(60, 5, 0, SLEEPS), 20, "it wanted none: it hangs");
+        assert_eq!(at(80, 5, 0, WANTS_CPU), 40);
         assert_eq!(
-            at(100, 6, 15, true),
+            at(100, 6, 15, WANTS_CPU),
             40,
             "most of the wait was throttling, told at its end"
         );
-        assert_eq!(at(120, 7, 45, true), 70);
+        assert_eq!(at(120, 7, 45, WANTS_CPU), 70);
+    }
+
+    #[test]
+    fn a_wait_for_a_cpu_between_two_looks_is_counted_once() {
+        let delayed = |ms: u64| Threads {
+            run_delay_ns: ms * 1_000_000,
+            ..WANTS_CPU
+        };
+        let mut at = waiting();
+        assert_eq!(at(20, 1, 0, delayed(500)), 0, "what was before does not count");
+        assert_eq!(
+            at(40, 2, 0, delayed(515)),
+            15,
+            "it had the CPU for a quarter of the time"
+        );
+        assert_eq!(at(60, 2, 0, delayed(515)), 35, "none at all");
+        assert_eq!(at(80, 2, 0, delayed(515)), 55);
+        assert_eq!(at(100, 3, 0, delayed(570)), 70, "which is told at its end");
+        assert_eq!(
+            at(120, 4, 0, delayed(700)),
+            90,
+            "several threads wait no longer than one"
+        );
+    }
+
+    #[test]
+    fn a_program_that_waits_for_a_disk_is_excused_for_a_second() {
+        let mut at = waiting();
+        let disk = Threads {
+            state: ThreadState::WantsDisk,
+            run_delay_ns: 0,
+        };
+        for ms in 1..=100 {
+            at(ms * 20, 0, 0, disk);
+        }
+        assert_eq!(at(2_020, 0, 0, disk), 1_000);
+    }
+
+    #[test]
+    fn an_instance_that_takes_no_packets_is_observed_closely() {
+        let mut note = UsageNote::default();
+        let mut at = |ms: u64, ring_used: u64, consumed: u64| {
+            let counters = SlotCounters {
+                ring_used,
+                consumed,
+                ..SlotCounters::default()
+            };
+            note.period(&counters, Nanos::from_millis(ms))
+        };
+        assert_eq!(at(1, 0, 0), USAGE_PERIOD_IDLE);
+        assert_eq!(at(2, 3, 5), USAGE_PERIOD, "it takes some");
+        assert_eq!(at(11, 3, 5), USAGE_PERIOD, "it has not for 9 ms");
+        assert_eq!(at(12, 3, 5), USAGE_PERIOD_WAITING);
+        assert_eq!(at(13, 3, 6), USAGE_PERIOD, "it goes on");
+        assert_eq!(at(23, 3, 6), USAGE_PERIOD_WAITING);
+        assert_eq!(at(24, 0, 6), USAGE_PERIOD_IDLE);
+    }
+
+    #[test]
+    fn time_with_nothing_to_do_is_not_waited() {
+        let mut note = UsageNote::default();
+        let usage = engine::Usage::default();
+        note.note(&usage, || WANTS_CPU, Nanos::from_secs(1));
+        assert_eq!(note.held_up_ns, 0);
+        note.waits_since = Some(Nanos::from_millis(1_990));
+        note.note(&usage, || WANTS_CPU, Nanos::from_secs(2));
+        assert_eq!(
+            note.held_up_ns, 10_000_000,
+            "packets wait for 10 ms of this second"
+        );
     }
 
     #[test]
     fn a_thread_that_works_is_runnable_and_one_that_sleeps_is_not() {
         // The kernel ends its list of threads early where one of them exits meanwhile, as those of other tests do.
-        let is_seen = (0..1_000).any(|_| is_runnable(std::process::id()));
+        let is_seen = (0..1_000).any(|_| Threads::of(std::process::id()).state == ThreadState::WantsCpu);
         assert!(is_seen, "this very thread");
-        assert!(!is_runnable(u32::MAX));
+        assert_eq!(Threads::of(u32::MAX), Threads::default());
     }
 }

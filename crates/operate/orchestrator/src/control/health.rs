@@ -136,7 +136,7 @@ impl Health {
                 }
             };
             Some(Repeated {
-                way: match instance.back_end() {
+                way: match instance.address() {
                     Some(at) => Way::Network(at),
                     None => Way::Interface(ports.get(&instance.slot())?.clone()),
                 },

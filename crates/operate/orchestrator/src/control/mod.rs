@@ -12,6 +12,7 @@ mod balance;
 mod containers;
 mod counters;
 mod decide;
+mod endpoints;
 mod event_files;
 mod functions;
 mod gather;
@@ -47,6 +48,7 @@ use answer::Answers;
 use apply::Apply;
 use containers::Containers;
 use decide::Decide;
+use endpoints::Endpoints;
 use gather::Gather;
 use health::Health;
 use journal::Journal;
@@ -94,6 +96,7 @@ pub(super) struct ControlLoop {
     containers: Containers,
     signals: Signals,
     actors: ActorServices,
+    endpoints: Endpoints,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -191,6 +194,7 @@ impl ControlLoop {
             .actors
             .follow(&control.configuration, keeper.as_ref())
             .context("a service of actors cannot begin")?;
+        control.endpoints.follow(&control.configuration)?;
         Ok(control)
     }
 
@@ -275,6 +279,7 @@ impl ControlLoop {
             containers,
             signals: Signals::default(),
             actors: ActorServices::default(),
+            endpoints: Endpoints::default(),
             journal,
             configuration,
             started: Instant::now(),
@@ -401,6 +406,7 @@ impl ControlLoop {
         self.answer(now);
         self.finish_commands(now);
         self.take_reload(now);
+        self.take_endpoints();
         if let Some(keep) = asked
             && self.stop.upgrade().is_none()
             && !self.decide.is_stopping()

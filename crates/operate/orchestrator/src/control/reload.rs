@@ -178,6 +178,10 @@ impl Facts for InUse {
         Ok(())
     }
 
+    fn kubernetes(&self, of: &configuration::Kubernetes) -> Result<(), Unusable> {
+        self.0.kubernetes(of)
+    }
+
     fn tokens(&self, _: &ApiTcp) -> Result<(), Unusable> {
         Ok(())
     }
@@ -399,6 +403,7 @@ impl ControlLoop {
                 settings: Box::new(settings),
             });
         }
+        self.follow_endpoints();
         if changes.keys.is_empty() {
             return Outcome::new(UNCHANGED);
         }

@@ -12,7 +12,8 @@ use clock::{monotonic, unix_ms};
 use collector::{SAMPLE_PERIOD, SlotRates};
 use controller::Failing;
 use model::{
-    Direction, InstanceId, InstanceState, Nanos, PolicyChoice, ServiceId, Setting, UplinkId, WorkerId,
+    Direction, FlowKey, InstanceId, InstanceState, Nanos, PolicyChoice, ServiceId, Setting, UplinkId,
+    WorkerId,
 };
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
@@ -383,6 +384,9 @@ impl ControlLoop {
                 why.push("no packet of it is in the flow table: it has not come, or it has ended".to_owned())
             }
         }
+        if let (Some(_), Some(tuple)) = (&pinned, &tuple) {
+            why.extend(self.publish.switch.path_of(&FlowKey::new(tuple).0));
+        }
         match (service, &scheduler) {
             (Some(service), Some(scheduler)) if pinned.is_none() => {
                 let active = instances.iter().filter(|i| {
@@ -437,7 +441,8 @@ impl ControlLoop {
                 state_ms: now.since(instance.since()).as_millis(),
                 slot: slot.is_some().then_some(slot.0),
                 container: has_container.then(|| instance.name().to_owned()),
-                address: instance.back_end().map(|at| at.to_string()),
+                address: instance.address().map(|at| at.to_string()),
+                name: instance.back_end_name().map(str::to_owned),
                 pid: instance.pid(),
                 adopted: instance.is_adopted(),
                 to_pps: rates.map_or(0.0, |r| r.to_fast_pps()),

@@ -112,7 +112,7 @@ pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<
                 });
                 return Ok(Some(made.collect()));
             }
-            PortKind::Routed => {
+            PortKind::Routed | PortKind::Tunnel => {
                 let made = slots.into_iter().map(|slot| MadePort {
                     slot,
                     mounts: Vec::new(),

@@ -3,6 +3,7 @@
 
 mod devices;
 mod ebpf;
+mod hybrid;
 mod kernel_ports;
 mod openflow;
 mod soft;
@@ -90,6 +91,7 @@ fn of(driver: SwitchDriver) -> &'static dyn Driver {
         SwitchDriver::Soft => &soft::Soft,
         SwitchDriver::OpenFlow => &openflow::OpenFlow,
         SwitchDriver::Ebpf => &ebpf::Ebpf,
+        SwitchDriver::Hybrid => &hybrid::Hybrid,
     }
 }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::Result;
 use configuration::{Configuration, Device, Service, SwitchDriver};
 use flow_table::{Line, Ownership, TableConfig};
-use model::{PortKind, Slot};
+use model::{PortKind, Slot, UplinkId};
 use soft_switch::{
-    CAPABILITIES, HeapMemory, Keep, KernelPlace, KernelPorts, SoftSwitch, SoftSwitchConfig, UplinkConfig,
-    UplinkDevice,
+    CAPABILITIES, FastConfig, HeapMemory, Keep, KernelPlace, KernelPorts, SoftSwitch, SoftSwitchConfig,
+    TunnelEnd, UplinkConfig, UplinkDevice,
 };
 use switch::Capabilities;
 
@@ -34,7 +34,7 @@ impl Driver for Soft {
     }
 
     fn start(&self, configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started> {
-        switch(configuration, secret, keep)
+        switch(configuration, secret, keep, None)
     }
 
     fn is_kept_by_launcher(&self) -> bool {
@@ -66,14 +66,20 @@ fn table(configuration: &Configuration) -> TableConfig {
 /// MiB of the flow tables of all workers, in pages of 2 MiB; 0 where a switch has the flows.
 pub fn flow_tables_mib(configuration: &Configuration) -> u64 {
     let of = &configuration.switch;
-    if of.driver != SwitchDriver::Soft {
+    if !matches!(of.driver, SwitchDriver::Soft | SwitchDriver::Hybrid) {
         return 0;
     }
     let bytes = table(configuration).lines_needed().unwrap_or(0) * Line::BYTES;
     (of.workers.len().max(1) * bytes.div_ceil(2 << 20) * 2) as u64
 }
 
-fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -> Result<Started> {
+/// Starts it, with a fast path beside its worker if there is to be one.
+pub(super) fn switch(
+    configuration: &Configuration,
+    secret: [u64; 4],
+    keep: Option<Keep>,
+    fast: Option<FastConfig>,
+) -> Result<Started> {
     let of = &configuration.switch;
     let workers: Vec<Option<usize>> = if of.workers.is_empty() {
         vec![None]
@@ -106,6 +112,8 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
     let made = made_ports(configuration, &prefix)?;
     let ports = ports(configuration, &prefix)?;
     let config = SoftSwitchConfig {
+        fast,
+        tunnel: tunnel(configuration),
         kernel_ports: kernel_ports(configuration, prefix)?,
         half_open: of.ebpf.half_open,
         polling: of.poll,
@@ -137,6 +145,20 @@ fn switch(configuration: &Configuration, secret: [u64; 4], keep: Option<Keep>) -
         switch: Box::new(switch),
         made_ports: made,
         ports,
+    })
+}
+
+/// The near end of tunnels, if an uplink has one.
+fn tunnel(configuration: &Configuration) -> Option<TunnelEnd> {
+    let mut uplinks = (0..).map(UplinkId).zip(&configuration.uplinks);
+    uplinks.find_map(|(uplink, of)| {
+        let of = of.tunnel.as_ref()?;
+        Some(TunnelEnd {
+            uplink,
+            address: of.address,
+            network: of.network,
+            from: of.from.clone(),
+        })
     })
 }
 
