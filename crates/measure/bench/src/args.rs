@@ -317,6 +317,9 @@ pub struct RestartArgs {
     )
 )]
 pub struct BalanceArgs {
+    /// Measure only with these functions; default: all
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
+    pub function: Vec<BalancedFunction>,
     /// Measure only these; default: all but weighted-alone
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     pub balancer: Vec<Balancer>,
@@ -332,6 +335,20 @@ pub struct BalanceArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The functions that `inco bench balance` has in its instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BalancedFunction {
+    /// forward, with the declared cost of an inspection
+    Forward,
+    /// ids, with as many rules as make an inspection cost that much on this machine
+    Ids,
+}
+
+impl BalancedFunction {
+    /// All of them.
+    pub(super) const ALL: &[BalancedFunction] = &[BalancedFunction::Forward, BalancedFunction::Ids];
 }
 
 /// What balances in `inco bench balance`.
@@ -495,6 +512,12 @@ pub enum ActorsExperiment {
     Overhead,
     /// Actors that loop, write where they may not, or are flooded: what their neighbours notice
     Isolation,
+    /// The replicated store behind inco, with memcached and redis beside it: requests per CPU-second, and times. Needs root
+    Store,
+    /// The side with the leader of the replicated store is killed: longest time without an answer. Needs root
+    Crash,
+    /// MODEL: host CPU time of a request with a card ÷ without one, of three applications. Needs root
+    Cores,
     /// The workloads of iPipe's Table 3 as actors: the time of a request of each
     Table3,
 }
@@ -550,8 +573,10 @@ pub struct OpenflowArgs {
         "Examples:\n",
         "  sudo inco bench paths\n",
         "  sudo inco bench paths --path bridge,ebpf --work tcp --json\n",
-        "  sudo inco bench paths --scope across --duration 10 --html paths.html --costs paths.toml\n\n",
-        "Needs root, and iperf3, nginx, wrk, nftables, ethtool and Open vSwitch for what each of them measures. A path\n",
+        "  sudo inco bench paths --scope across --duration 10 --html paths.html --costs paths.toml\n",
+        "  sudo inco bench paths --device eth2,eth3    two functions of a card, joined by the card\n\n",
+        "The paths of a card were tried with stand-ins alone, never with a card.\n",
+        "Needs root, and iperf3, nginx, redis, wrk, nftables, ethtool and Open vSwitch for what each of them measures. A path\n",
         "that this machine lacks is listed with the reason. docs/paths.md explains each path and figure. Stops cleanly\n",
         "with Ctrl-C.",
     )
@@ -566,6 +591,22 @@ pub struct PathsArgs {
     /// Only this work; default: all
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WORK")]
     pub work: Vec<PathWork>,
+    /// Two functions of a card that nothing uses, as the ends of the paths device, representors and card-rules. They go
+    /// into namespaces for a turn, and back
+    #[arg(long, value_delimiter = ',', value_name = "INTERFACE,INTERFACE")]
+    pub device: Vec<String>,
+    /// Their representors, in the same order, of a card in the mode switchdev: a bridge or rules of the card join them
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "INTERFACE,INTERFACE",
+        requires = "device"
+    )]
+    pub representors: Vec<String>,
+    /// Accept virtual interfaces in place of a card's, to try the commands: tables, JSON and files say so, and --costs
+    /// leaves them out
+    #[arg(long, requires = "device")]
+    pub stand_in: bool,
     /// Numbers of TCP connections at a time, each measured separately
     #[arg(
         long,
@@ -614,8 +655,16 @@ pub enum PathWork {
     Tcp,
     /// HTTP requests: wrk and nginx
     Requests,
+    /// HTTP requests through nginx, an application and redis, which are in turn at the two ends
+    Tiers,
     /// Packets of 64 bytes: the highest rates without loss (NDR) and with 0.5 % of loss (PDR)
     Packets,
+    /// Packets of 64 bytes at a fixed rate, of large flows alone: what one costs
+    MixLarge,
+    /// The same, half of the packets of large flows, half of small ones
+    MixHalf,
+    /// The same, of small flows alone
+    MixSmall,
 }
 
 /// A path between two containers.
@@ -629,6 +678,8 @@ pub enum PathName {
     Ebpf,
     /// inco's own switch with interfaces of the kernel
     SoftKernel,
+    /// The same with programs in the kernel for flows that are worth it: the driver hybrid
+    Hybrid,
     /// inco's own switch with an uplink over AF_XDP
     AfXdp,
     /// inco's own switch with memif
@@ -641,6 +692,12 @@ pub enum PathName {
     OvsVxlan,
     /// A tunnel of ESP by the function ipsec
     Esp,
+    /// Two functions of a card, joined by the card: needs --device
+    Device,
+    /// Two functions of a card, whose representors a bridge of the kernel joins: needs --representors, too
+    Representors,
+    /// Two functions of a card, joined by rules that the card has: needs --representors, too
+    CardRules,
 }
 
 /// Arguments of a contestant's process.

@@ -14,7 +14,7 @@ use clock::monotonic;
 use ebpf_switch::{EbpfSwitch, EbpfSwitchConfig, PreparedPort, Statistics};
 use interfaces::container_end;
 use model::{
-    Generation, InstanceId, InstanceState, Nanos, PortKind, ServiceId, Slot, Timeouts, Vip, VipMode,
+    Generation, InstanceId, InstanceState, Nanos, PlaceId, PortKind, ServiceId, Slot, Timeouts, Vip, VipMode,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -194,6 +194,7 @@ impl Bed {
         let slot = |number: u16| SlotPlan {
             instance: InstanceId(u32::from(number) + 1),
             service: ServiceId(0),
+            place: PlaceId::default(),
             state: InstanceState::Active,
             capacity_pps: 1e6,
             active_since: Nanos::ZERO,

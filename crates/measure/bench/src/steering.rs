@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
 use flow_table::{Ownership, TableConfig};
-use model::{Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId};
+use model::{
+    Generation, InstanceId, InstanceState, Nanos, PlaceId, Polling, ServiceId, Slot, Timeouts, UplinkId,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
 use serde::{Deserialize, Serialize};
@@ -299,6 +301,8 @@ fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
 impl Spec {
     fn switch(&self, device: UplinkDevice, polling: Polling) -> Result<SoftSwitchConfig> {
         Ok(SoftSwitchConfig {
+            fast: None,
+            tunnel: None,
             half_open: None,
             kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,
@@ -398,6 +402,7 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
     let slot = |instance| SlotPlan {
         instance: InstanceId(instance),
         service: SERVICE,
+        place: PlaceId::default(),
         state: InstanceState::Active,
         capacity_pps: 1e9,
         active_since: Nanos::ZERO,

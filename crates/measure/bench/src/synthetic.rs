@@ -125,22 +125,6 @@ enum Flows {
     Known { frames: Vec<[u8; SIZE]>, next: usize },
 }
 
-impl Flows {
-    /// Writes the next packet.
-    #[inline]
-    fn next(&mut self, frame: &mut [u8; SIZE]) {
-        match self {
-            Flows::New(flows) => *frame = flows.next(),
-            Flows::Known { frames, next } => {
-                if let Some(bytes) = frames.get(*next) {
-                    *frame = *bytes;
-                }
-                *next = if *next + 1 < frames.len() { *next + 1 } else { 0 };
-            }
-        }
-    }
-}
-
 impl Source {
     /// A source of new flows: each packet begins one.
     pub(super) fn of_new_flows(pace: &Arc<SourceRate>) -> Result<Source> {
@@ -192,20 +176,34 @@ impl Source {
 impl Device<ShortFrame> for Source {
     fn receive(&mut self, into: &mut Vec<ShortFrame>, limit: usize) {
         let count = self.due(limit);
-        FREE.with_borrow_mut(|free| {
-            for _ in 0..count {
-                let mut frame = free.pop().unwrap_or_else(ShortFrame::new);
-                self.flows.next(&mut frame.bytes);
-                frame.len = SIZE;
-                into.push(frame);
-            }
-        });
+        match &mut self.flows {
+            Flows::New(flows) => fill(into, count, |frame| *frame = flows.next()),
+            Flows::Known { frames, next } => fill(into, count, |frame| {
+                if let Some(bytes) = frames.get(*next) {
+                    *frame = *bytes;
+                }
+                *next = if *next + 1 < frames.len() { *next + 1 } else { 0 };
+            }),
+        }
     }
 
     fn send(&mut self, frames: &mut Vec<ShortFrame>, _longest: usize, _known: Option<Sizes>) -> Unsendable {
         frames.clear();
         Unsendable::default()
     }
+}
+
+/// Receives `count` frames, each of which is written by `write`.
+#[inline(always)]
+fn fill(into: &mut Vec<ShortFrame>, count: usize, mut write: impl FnMut(&mut [u8; SIZE])) {
+    FREE.with_borrow_mut(|free| {
+        for _ in 0..count {
+            let mut frame = free.pop().unwrap_or_else(ShortFrame::new);
+            write(&mut frame.bytes);
+            frame.len = SIZE;
+            into.push(frame);
+        }
+    });
 }
 
 /// Frames that each begin a new flow.
@@ -285,6 +283,8 @@ impl Synthetic {
             waits: false,
         });
         let config = SoftSwitchConfig {
+            fast: None,
+            tunnel: None,
             half_open: None,
             kernel_ports: soft_switch::KernelPorts::default(),
             keep: None,

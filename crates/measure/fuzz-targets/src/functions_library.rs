@@ -19,7 +19,29 @@ const CONFIGURATIONS: &[(&str, &str)] = &[
          zones = '''\n$ORIGIN a.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 10.0.0.53\n*.w A 10.0.0.1\n\
          c CNAME d\nd CNAME c\nz NS ns.z\nns.z A 10.0.0.2\n@ TXT \"text\"\n'''\n",
     ),
-    ("firewall", "default = \"allow\"\n"),
+    (
+        "firewall",
+        "default = \"allow\"\nconnections = 8\nmidstream = true\ncount_interval_s = 1\n[[rule]]\naction = \"deny\"\n\
+         protocol = \"udp\"\ndestination_ports = \"1-99\"\n[[rule]]\naction = \"allow\"\nsource = \"10.0.0.0/8\"\n",
+    ),
+    (
+        "ids",
+        "flows = 4\nwindow = 256\nwaiting = 512\nmemory_mib = 1\nidle_s = 2\nverify_checksums = false\nrules = \'\'\'\n\
+         alert ip any any -> any any (content:\"a\"; nocase; content:\"b\"; distance:0; within:9; sid:1;)\n\
+         drop udp any any -> any 53 (content:\"|00 01|\"; offset:2; depth:8; pcre:\"/[a-z]{3}/\"; sid:2;)\n\
+         alert tcp any any <> any any (flow:established; content:\"x\"; flowbits:set,f; \
+         threshold:type limit, track by_src, count 1, seconds 2; sid:3;)\n\
+         pass tcp any any -> any any (flowbits:isset,f; dsize:<3; sid:4;)\n\'\'\'\n",
+    ),
+    (
+        "ipsec",
+        "keepalive_s = 1\n[[outbound]]\nname = \"o\"\nspi = 1001\nsuite = \"aes-128-gcm\"\n\
+         key = \"01010101010101010101010101010101\"\nsalt = \"01010101\"\nsource = \"10.0.0.1\"\n\
+         destination = \"10.0.0.2\"\nudp_destination_port = 4500\n[[inbound]]\nname = \"i\"\nspi = 1001\n\
+         suite = \"aes-128-gcm\"\nkey = \"01010101010101010101010101010101\"\nsalt = \"01010101\"\n\
+         destination = \"10.0.0.2\"\nextended_sequence_numbers = true\n[[policy]]\nsource = [\"10.0.0.0/8\"]\n\
+         destination = [\"0.0.0.0/0\"]\naction = \"protect\"\noutbound = \"o\"\ninbound = [\"i\"]\n",
+    ),
     (
         "limiter",
         "buckets_limit = 16\n[[rule]]\nkey = \"flow\"\nrate = \"10pps\"\nburst_packets = 2\n",
@@ -218,6 +240,11 @@ pub(crate) fn functions(bytes: &[u8]) {
         check(&chain, given);
         chain.tick(0, &mut burst, 1, now);
         check(&chain, given);
+        let mut line = String::new();
+        while chain.record(Nanos::ZERO, &mut line) {
+            assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
+            line.clear();
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `packets` | frames, up to a burst of them | network, containers |
 //! | `fragments` | fragments of datagrams, in any order and at any time | network, containers |
 //! | `signals` | signals of the host's manager, genuine ones among them | containers |
+//! | `load_reports` | load reports of machines to an edge, genuine ones among them, and lists of machines in packets | network |
 //! | `requests` | ARP requests, neighbour solicitations and pings for an address of inco's | network |
 //! | `offload` | checksums and divisions that senders leave to cards | containers |
 //! | `translation` | frames whose addresses and ports are translated, and errors that quote such frames | network, containers |
@@ -38,6 +39,7 @@
 )]
 
 mod actors;
+mod cluster;
 mod control_plane;
 mod edits;
 mod files;
@@ -66,6 +68,7 @@ pub const TARGETS: &[Target] = &[
     ("captures", network::captures),
     ("answers", network::answers),
     ("signals", network::signals),
+    ("load_reports", cluster::load_reports),
     ("memif_messages", memif_peer::messages),
     ("memif_rings", memif_peer::rings),
     ("openflow_message", control_plane::openflow_message),

@@ -28,11 +28,32 @@ impl simd::Kernel for Load<'_> {
     }
 }
 
+/// A frame as the end of a tunnel sees it: what is taken out is within the frame, and gets the same outer headers again.
+fn tunnels(frame: &[u8]) {
+    use packet::vxlan::{OVERHEAD, Opening, Tunnel, flow_hash, open};
+    let address = frame.get(30..).and_then(|rest| rest.first_chunk::<4>());
+    let address = std::net::Ipv4Addr::from(*address.unwrap_or(&[0; 4]));
+    if let Opening::Inner { from, network, at } = open(frame, address) {
+        let inner = frame.get(at).unwrap();
+        let tunnel = Tunnel {
+            macs: [[2; 6]; 2],
+            ends: [from, address],
+            network,
+        };
+        let mut header = [0; OVERHEAD];
+        tunnel.put(&mut header, inner.len(), flow_hash(inner)).unwrap();
+        let again = [&header, inner].concat();
+        let at = OVERHEAD..again.len();
+        assert_eq!(open(&again, address), Opening::Inner { from, network, at });
+    }
+}
+
 /// Frames of a burst: the parsers of the slow path and of bursts agree, and offsets are within the frame.
 pub(crate) fn packets(bytes: &[u8]) {
     let frames: Vec<&[u8]> = pieces(bytes).take(packet::BURST).collect();
     let burst = simd::Level::detect().run(Load(&frames));
     for (at, frame) in frames.iter().enumerate() {
+        tunnels(frame);
         let parsed = parse(frame);
         if let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) = &parsed {
             assert_eq!(info.frame_len as usize, frame.len());

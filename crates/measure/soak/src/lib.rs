@@ -4,11 +4,13 @@
 //! 2. A [`faults::Fault`] harms a bed, says what that explains, and heals it. The [`plan`] is their sequence, from
 //!    the seed alone.
 //! 3. After each fault all beds are brought to rest; [`check`] compares what generator and inco say before and after.
-//! 4. The [`guard`] is a process that removes everything, however the run ends.
+//! 4. [`actors`] is a run of its own: the applications made of actors under faults.
+//! 5. The [`guard`] is a process that removes everything, however the run ends.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod actors;
 mod args;
 mod bed;
 mod check;
@@ -31,7 +33,7 @@ use display::output::{self, WrongUsage};
 use rustix::rand::{GetRandomFlags, getrandom};
 use testbed::Interrupt;
 
-pub use args::SoakArgs;
+pub use args::{ActorsArgs, Other, SoakArgs};
 use bed::{Bed, RECOVERY_LIMIT};
 use check::{Excuse, Findings, Reading, drops_between, judge};
 use faults::{FAULTS, Fault, Reach};
@@ -60,6 +62,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// # Errors
 /// Returns an error if the machine lacks something, if it was interrupted, or if a check failed.
 pub fn run(args: &SoakArgs) -> Result<()> {
+    if let Some(Other::Actors(args)) = &args.other {
+        return actors::run(args);
+    }
     if let Some(directory) = &args.guard {
         return guard::run(directory);
     }

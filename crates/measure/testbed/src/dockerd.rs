@@ -208,7 +208,10 @@ fn send(pid: u32, signal: Signal) {
     }
 }
 
-/// A control group for the containers of a daemon, with the weight that inco gives its own. All containers of a
+/// Containers of a daemon at most, in a test.
+const PROGRAMS: usize = 16;
+
+/// A control group for the containers of a daemon, with the weight of one program for each. All containers of a
 /// daemon otherwise have the weight of one program together, and beside a build wait for more than a second for a CPU: inco
 /// then takes them for stalled.
 fn make_group(name: &str) -> Result<Cgroup> {
@@ -220,7 +223,7 @@ fn make_group(name: &str) -> Result<Cgroup> {
     let directory = tree.join(name);
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let group = hierarchy.group(name);
-    group.raise_weight();
+    group.weigh(PROGRAMS);
     Ok(group)
 }
 

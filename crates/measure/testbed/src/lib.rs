@@ -6,10 +6,12 @@
 //! 4. [`network`] and [`http`]: networks with clients that count what fails.
 //! 5. [`wrk`] and [`Haproxy`]: a load of many connections, and the balancer that inco is compared with. [`CpuTime`]:
 //!    what that costs the machine.
+//! 6. [`actors`]: an inco whose services are the applications made of actors.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+pub mod actors;
 mod dockerd;
 mod haproxy;
 pub mod http;

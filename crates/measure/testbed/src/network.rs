@@ -51,8 +51,10 @@ impl Network {
 
     /// The same for a program that lasts: it is killed when the thread that starts it ends, also by SIGKILL.
     pub fn server(&self, program: &str) -> Command {
+        // Whoever is killed before its child asks for the signal is not its parent any more.
+        let has_parent = format!("[ $PPID = {} ] && exec \"$0\" \"$@\"", std::process::id());
         let mut command = self.command("setpriv");
-        command.args(["--pdeathsig", "KILL", program]);
+        command.args(["--pdeathsig", "KILL", "sh", "-c", &has_parent, program]);
         command
     }
 

@@ -339,6 +339,11 @@ impl<'g> Session<'g> {
             .ok_or_else(|| anyhow!("inco does not answer{}", self.log_end()))
     }
 
+    /// The process id of inco, without its launcher.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The request to end from outside.
     pub fn interrupt(&self) -> &Interrupt {
         &self.ground.interrupt

@@ -74,7 +74,10 @@ pub(super) fn measure() -> Result<Outcome> {
             "messages",
         ));
     }
-    Ok(Outcome { rows, note: NOTE })
+    Ok(Outcome {
+        rows,
+        note: NOTE.into(),
+    })
 }
 
 /// Native actors.

@@ -82,7 +82,10 @@ pub(super) fn measure() -> Result<Outcome> {
         )
         .at_most(0.0),
     ];
-    Ok(Outcome { rows, note: NOTE })
+    Ok(Outcome {
+        rows,
+        note: NOTE.into(),
+    })
 }
 
 /// What a move brought.

@@ -4,12 +4,15 @@
 //!
 //! A new experiment gets a file here with a function `measure`, a word in [`ActorsExperiment`], and a line in [`run`].
 
+mod cores;
+mod crash;
 mod dispatch;
 mod isolation;
 mod migrate;
 mod overhead;
 mod ring;
 mod scheduler;
+mod store;
 mod table3;
 
 use std::borrow::Cow;
@@ -91,7 +94,7 @@ impl Row {
 struct Outcome {
     rows: Vec<Row>,
     /// What a stand-in for a card cannot show, and what is a model.
-    note: &'static str,
+    note: Cow<'static, str>,
 }
 
 pub(super) use isolation::serve as serve_group;
@@ -105,6 +108,9 @@ pub(super) fn run(args: &ActorsArgs) -> Result<()> {
         ActorsExperiment::Dispatch => ("dispatch", dispatch::measure()?),
         ActorsExperiment::Isolation => ("isolation", isolation::measure()?),
         ActorsExperiment::Overhead => ("overhead", overhead::measure()?),
+        ActorsExperiment::Store => ("store", store::measure()?),
+        ActorsExperiment::Crash => ("crash", crash::measure()?),
+        ActorsExperiment::Cores => ("cores", cores::measure()?),
         ActorsExperiment::Table3 => ("table3", table3::measure()?),
     };
     let mut rows = outcome.rows;

@@ -65,7 +65,10 @@ pub(super) fn measure() -> Result<Outcome> {
             .at_most(LIMIT)
             .paper("1.12 (leader), 1.11 (follower)"),
     ];
-    Ok(Outcome { rows, note: NOTE })
+    Ok(Outcome {
+        rows,
+        note: NOTE.into(),
+    })
 }
 
 /// A request, and an answer: the operation, the key and the value.

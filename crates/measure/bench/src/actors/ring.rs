@@ -105,7 +105,10 @@ pub(super) fn measure() -> Result<Outcome> {
         )
         .paper("4-byte checksum"),
     );
-    Ok(Outcome { rows, note: NOTE })
+    Ok(Outcome {
+        rows,
+        note: NOTE.into(),
+    })
 }
 
 /// What a round took.

@@ -86,7 +86,10 @@ impl Dispersion {
 pub(super) fn measure() -> Result<Outcome> {
     let mut rows = simulated()?;
     rows.extend(threads(ROUNDS, LENGTH)?);
-    Ok(Outcome { rows, note: NOTE })
+    Ok(Outcome {
+        rows,
+        note: NOTE.into(),
+    })
 }
 
 /// The rows of the scenario: each check of percentiles, as the ratio of its sides.

@@ -181,7 +181,10 @@ fn measured(requests: usize, rounds: usize, turn: Nanos) -> Result<Outcome> {
             .at_least(1.0)
             .paper("2.7"),
     );
-    Ok(Outcome { rows, note: NOTE })
+    Ok(Outcome {
+        rows,
+        note: NOTE.into(),
+    })
 }
 
 #[cfg(test)]

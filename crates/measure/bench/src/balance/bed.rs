@@ -35,33 +35,43 @@ const HAPROXY: &str = "10.78.0.1";
 const CLIENT_OF_HAPROXY: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const NETWORK_OF_HAPROXY: &str = "10.78.0.0/24";
 
-/// A function with its declared cost.
+/// A function and what a packet costs it.
+#[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: &'static str,
-    image: &'static str,
-    command: &'static [&'static str],
+    pub(super) image: &'static str,
+    pub(super) command: Vec<String>,
     /// In words, for tables.
-    pub(super) cost: &'static str,
+    pub(super) cost: String,
 }
 
-/// `forward` with the cost of an inspection: at full frames a CPU carries 73 MB/s, as the paper's Snort carries one
-/// heavy flow.
-pub(super) const FORWARD: Function = Function {
-    name: "forward",
-    image: FORWARD_IMAGE,
-    command: &[
+/// The cost of an inspection: at full frames a CPU carries 73 MB/s, as the paper's Snort carries one heavy flow.
+pub(super) const COST_NS: u32 = 2_000;
+pub(super) const COST_NS_PER_BYTE: f64 = 12.4;
+/// [`CPUS`], as an option.
+pub(super) const PACE_CPUS: &str = "0.16";
+
+/// `forward` with that cost, declared.
+pub(super) fn forward() -> Function {
+    let (cost_ns, per_byte) = (COST_NS.to_string(), COST_NS_PER_BYTE.to_string());
+    let command = [
         "/inco-nf",
         "forward",
         "--cross",
         "--cost-ns",
-        "2000",
+        &cost_ns,
         "--cost-ns-per-byte",
-        "12.4",
+        &per_byte,
         "--pace-cpus",
-        "0.16",
-    ],
-    cost: "2 µs a packet and 12.4 ns a byte, with 0.16 CPUs",
-};
+        PACE_CPUS,
+    ];
+    Function {
+        name: "forward",
+        image: FORWARD_IMAGE,
+        command: command.map(str::to_owned).to_vec(),
+        cost: "2 µs a packet and 12.4 ns a byte, with 0.16 CPUs".to_owned(),
+    }
+}
 
 /// A client, a balancer, functions and a server. Fields are in the order in which they are to end.
 pub(super) struct Bed<'g> {
@@ -118,7 +128,7 @@ fn configuration(engine: &str, uplinks: [&str; 2], function: &Function, balancer
     let mut service = |name: &str, destination: &str, instances: u8| {
         text.push_str(&format!(
             "\n[service.{name}]\nmatch = {{ proto = \"tcp\", dst = {destination:?}, dst_port = 80 }}\nuplinks = [\"wan\", \
-             \"lan\"]\nimage = {:?}\ncommand = {:?}\ncpus = {CPUS}\nmemory = \"64MiB\"\nready = \"connected\"\ncapacity = \
+             \"lan\"]\nimage = {:?}\ncommand = {:?}\ncpus = {CPUS}\nmemory = \"256MiB\"\nready = \"connected\"\ncapacity = \
              \"{CAPACITY_PPS}pps\"\ninstances = {instances}\nautoscaler = \"fixed\"\nstall_after = \"5s\"\n{}",
             function.image,
             function.command,

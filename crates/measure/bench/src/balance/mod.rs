@@ -10,6 +10,7 @@
 //! address HAProxy chooses the function. Everything else is the same.
 
 mod bed;
+mod inspection;
 mod outcome;
 mod web;
 
@@ -22,7 +23,7 @@ use testbed::{Environment, Interrupt, SwitchName, make_image};
 
 use super::facts::facts;
 use super::raw::Raw;
-use crate::args::{BalanceArgs, Balancer};
+use crate::args::{BalanceArgs, BalancedFunction, Balancer};
 use bed::{Bed, Function};
 use outcome::{Outcome, Run, Windows};
 
@@ -31,8 +32,19 @@ use outcome::{Outcome, Run, Windows};
 const PERIOD: Duration = Duration::from_millis(200);
 /// The throughput counts from here on, when all connections are open.
 const RAMP: Duration = Duration::from_secs(1);
+
 /// The functions that are measured, each in rows of its own.
-const FUNCTIONS: [Function; 1] = [bed::FORWARD];
+fn functions(args: &BalanceArgs) -> Result<Vec<Function>> {
+    let chosen = match args.function.as_slice() {
+        [] => BalancedFunction::ALL,
+        chosen => chosen,
+    };
+    let functions = chosen.iter().map(|of| match of {
+        BalancedFunction::Forward => Ok(bed::forward()),
+        BalancedFunction::Ids => inspection::function(),
+    });
+    functions.collect()
+}
 
 /// Runs the bench.
 pub(super) fn run(args: &BalanceArgs) -> Result<()> {
@@ -46,9 +58,10 @@ pub(super) fn run(args: &BalanceArgs) -> Result<()> {
         [] => &Balancer::USUAL[..],
         chosen => chosen,
     };
+    let functions = functions(args)?;
     let mut raw = Raw::new(&facts(false), &Run::COLUMNS);
     let mut runs = Vec::new();
-    for function in &FUNCTIONS {
+    for function in &functions {
         for round in 1..=args.rounds {
             for turn in 0..balancers.len() {
                 // Each round begins with another one.
@@ -64,7 +77,7 @@ pub(super) fn run(args: &BalanceArgs) -> Result<()> {
             }
         }
     }
-    let outcome = Outcome::of(args.seconds, balancers, &FUNCTIONS, runs);
+    let outcome = Outcome::of(args.seconds, balancers, &functions, runs);
     if args.json {
         return output::json(&outcome, output::is_terminal());
     }

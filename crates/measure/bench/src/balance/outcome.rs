@@ -211,7 +211,7 @@ impl Run {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     function: &'static str,
-    cost: &'static str,
+    cost: String,
     balancer: &'static str,
     /// The scheduler of inco, where inco balances.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -398,7 +398,7 @@ impl Row {
         let sum = |of: fn(&Figures) -> u64| rounds.iter().map(|run| of(&run.figures)).sum();
         Row {
             function: function.name,
-            cost: function.cost,
+            cost: function.cost.clone(),
             balancer: balancer.name(),
             scheduler: rounds.first().and_then(|run| run.scheduler.clone()),
             figures: Figures {

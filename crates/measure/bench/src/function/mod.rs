@@ -52,6 +52,12 @@ const SUBJECTS: &[Subject] = &[
         served: Some(cache::served),
     },
     Subject {
+        name: "classifier",
+        measure: table3::measure_one,
+        note: table3::NOTE,
+        served: None,
+    },
+    Subject {
         name: "dns",
         measure: dns::measure,
         note: dns::NOTE,
@@ -88,6 +94,12 @@ const SUBJECTS: &[Subject] = &[
         served: Some(limiter::served),
     },
     Subject {
+        name: "maglev",
+        measure: table3::measure_one,
+        note: table3::NOTE,
+        served: None,
+    },
+    Subject {
         name: "monitor",
         measure: monitor::measure,
         note: monitor::NOTE,
@@ -98,6 +110,24 @@ const SUBJECTS: &[Subject] = &[
         measure: nat::measure,
         note: nat::NOTE,
         served: Some(nat::served),
+    },
+    Subject {
+        name: "pfabric",
+        measure: table3::measure_one,
+        note: table3::NOTE,
+        served: None,
+    },
+    Subject {
+        name: "ranker",
+        measure: table3::measure_one,
+        note: table3::NOTE,
+        served: None,
+    },
+    Subject {
+        name: "replica",
+        measure: table3::measure_one,
+        note: table3::NOTE,
+        served: None,
     },
     Subject {
         name: "router",
@@ -181,7 +211,7 @@ mod tests {
             let error = chosen(wrong).err().unwrap();
             assert!(error.downcast_ref::<WrongUsage>().is_some());
             assert!(
-                error.to_string().contains("cache, dns, firewall, forward"),
+                error.to_string().contains("cache, classifier, dns, firewall"),
                 "{error}"
             );
         }

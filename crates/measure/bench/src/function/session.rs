@@ -147,6 +147,11 @@ impl Session {
         self.function = function;
     }
 
+    /// What is measured now.
+    pub(super) fn function(&self) -> &'static str {
+        self.function
+    }
+
     /// DPDK, for its tables. It is started once.
     ///
     /// # Errors

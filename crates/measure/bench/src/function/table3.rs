@@ -26,15 +26,28 @@ pub(super) fn measure(session: &mut Session) -> Result<()> {
     let mut table: Vec<&Workload> = TABLE.iter().collect();
     table.sort_by(|a, b| b.paper_us.total_cmp(&a.paper_us));
     for of in table {
-        let requests = of.requests(REQUESTS, REQUEST_BYTES, 1);
-        let case = Case::new(
-            format!("{}: {}", of.function, of.application),
-            requests.len(),
-            REQUEST_BYTES + CHECK,
-        );
-        session.case(&case, &mut serving(of, &requests)?, None)?;
+        row(session, of)?;
     }
     Ok(())
+}
+
+/// Measures the function that the session is about, if the table has it.
+pub(super) fn measure_one(session: &mut Session) -> Result<()> {
+    let name = session.function();
+    TABLE
+        .iter()
+        .filter(|of| of.function == name)
+        .try_for_each(|of| row(session, of))
+}
+
+fn row(session: &mut Session, of: &Workload) -> Result<()> {
+    let requests = of.requests(REQUESTS, REQUEST_BYTES, 1);
+    let case = Case::new(
+        format!("{}: {}", of.function, of.application),
+        requests.len(),
+        REQUEST_BYTES + CHECK,
+    );
+    session.case(&case, &mut serving(of, &requests)?, None)
 }
 
 /// A function that serves requests, in bursts of 32. A packet may leave later than in its burst, or not at all: queues are

@@ -227,16 +227,27 @@ fn pt15(encryption: &Result<f64, String>) -> Finding {
 fn pt17(outcome: &Outcome) -> Finding {
     let what = || {
         let (fast, slow) = STAND_IN;
-        let key = |path| Key {
-            path,
-            scope: PathScope::Local,
-            work: PathWork::Requests,
-            streams: requests::CONNECTIONS,
+        let of = |work| {
+            let key = |path| Key {
+                path,
+                scope: PathScope::Local,
+                work,
+                streams: requests::CONNECTIONS,
+            };
+            let rate = outcome.ratio(key(fast), key(slow), |of| of.requests_per_s)?;
+            let cpu = outcome.ratio(key(fast), key(slow), |of| of.cpu_us_per_request)?;
+            Some((rate, cpu))
         };
-        let rate = outcome.ratio(key(fast), key(slow), |of| of.requests_per_s)?;
-        let cpu = outcome.ratio(key(fast), key(slow), |of| of.cpu_us_per_request)?;
-        let text =
-            format!("ebpf (stand-in) ÷ bridge: {rate:.2} in requests/s, {cpu:.2} in CPU time per request.");
+        let (tiers, one) = (of(PathWork::Tiers), of(PathWork::Requests));
+        let (rate, cpu) = tiers.or(one)?;
+        let through = if tiers.is_some() {
+            "three tiers"
+        } else {
+            "one tier"
+        };
+        let text = format!(
+            "ebpf (stand-in) ÷ bridge, through {through}: {rate:.2} in requests/s, {cpu:.2} in CPU time per request."
+        );
         let is_near = |ratio: f64| (ratio - 1.0).abs() <= 2.0 * NOISE;
         Some((text, is_near(rate) && is_near(cpu)))
     };

@@ -5,12 +5,14 @@
 mod bed;
 mod catalog;
 mod findings;
+mod mixes;
 mod outcome;
 mod packets;
 mod page;
 mod port;
 mod requests;
 mod tcp;
+mod tiers;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +27,7 @@ use super::facts::facts;
 use super::raw::Raw;
 use crate::args::{PathName, PathScope, PathWork, PathsArgs};
 use crate::function::ipsec::speed_up;
-use bed::Ground;
+use bed::{Card, Ground};
 use outcome::{Key, Missing, Outcome, Turn};
 
 /// Characters of a line of a reason, at most.
@@ -40,8 +42,14 @@ pub(super) fn run(args: &PathsArgs) -> Result<()> {
     }
     let interrupt = Interrupt::listen()?;
     let environment = Environment::new(EngineName::Oci, SwitchName::Soft, false, interrupt.clone())?;
-    let ground = Ground::new(environment, interrupt.clone())?;
-    let mut bench = Bench::new(args, &ground, &interrupt);
+    let card = match args.device.as_slice() {
+        [] => None,
+        functions => Some(Card::new(functions, &args.representors, args.stand_in)?),
+    };
+    let mut known = facts(false);
+    known.extend(card.as_ref().map(|card| ("card", card.about())));
+    let ground = Ground::new(environment, interrupt.clone(), card)?;
+    let mut bench = Bench::new(args, &ground, &interrupt, &known);
     for round in 1..=args.rounds {
         bench.round(round)?;
     }
@@ -57,7 +65,7 @@ pub(super) fn run(args: &PathsArgs) -> Result<()> {
     }
     let findings = findings::findings(&outcome, &encryption(args));
     if let Some(file) = &args.html {
-        let page = page::html(&outcome, &findings, &facts(false), args.rounds);
+        let page = page::html(&outcome, &findings, &known, args.rounds);
         write(file, page)?;
     }
     if args.json {
@@ -68,6 +76,10 @@ pub(super) fn run(args: &PathsArgs) -> Result<()> {
             output::text(&table.text())?;
             output::line("")?;
         }
+    }
+    if let Some(table) = outcome.comparison_table() {
+        output::text(&table.text())?;
+        output::line("")?;
     }
     let mut table = Table::new(&["finding", "shape", "measured here"]);
     for of in &findings {
@@ -83,8 +95,13 @@ pub(super) fn run(args: &PathsArgs) -> Result<()> {
             .try_for_each(|reason| output::line(format!("  {reason}")))?;
     }
     output::line(format!(
-        "Medians of {} rounds, with the least and the greatest. CPU time is that of the whole machine, with the programs that \
+        "{}Medians of {} rounds, with the least and the greatest. CPU time is that of the whole machine, with the programs that \
          send and receive. All turns: {}",
+        if outcome.card_is_stand_in {
+            "STAND-IN: no card was measured, but the virtual interfaces of --device in its place. "
+        } else {
+            ""
+        },
         args.rounds,
         args.csv.display()
     ))
@@ -125,7 +142,12 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(args: &'a PathsArgs, ground: &'a Ground, interrupt: &'a Interrupt) -> Bench<'a> {
+    fn new(
+        args: &'a PathsArgs,
+        ground: &'a Ground,
+        interrupt: &'a Interrupt,
+        facts: &[(&'static str, String)],
+    ) -> Bench<'a> {
         let chosen = |path: &PathName| args.path.is_empty() || args.path.contains(path);
         let works = PathWork::ALL.into_iter();
         let works: Vec<PathWork> = works
@@ -142,15 +164,23 @@ impl<'a> Bench<'a> {
             paths: Vec::new(),
             works,
             streams,
-            raw: Raw::new(&facts(false), &Turn::COLUMNS),
-            outcome: Outcome::default(),
+            raw: Raw::new(facts, &Turn::COLUMNS),
+            outcome: Outcome {
+                card_is_stand_in: ground.card().is_some_and(Card::is_stand_in),
+                ..Outcome::default()
+            },
         };
         for path in PathName::ALL.into_iter().filter(chosen) {
             for scope in PathScope::ALL {
                 if args.scope.is_some_and(|only| only != scope) {
                     continue;
                 }
-                if let Some(reason) = path.excludes(scope) {
+                let lacks = match ground.card() {
+                    None if path.is_of_card() => Some("`--device` names no functions of a card"),
+                    None => None,
+                    Some(card) => card.lacks(path),
+                };
+                if let Some(reason) = path.excludes(scope).or(lacks) {
                     bench.miss(path, scope, None, reason.to_owned());
                     continue;
                 }
@@ -228,8 +258,9 @@ impl<'a> Bench<'a> {
         for work in works {
             let streams: Vec<u32> = match work {
                 PathWork::Tcp => self.streams.iter().copied().collect(),
-                PathWork::Requests => vec![requests::CONNECTIONS],
+                PathWork::Requests | PathWork::Tiers => vec![requests::CONNECTIONS],
                 PathWork::Packets => vec![packets::FLOWS],
+                PathWork::MixLarge | PathWork::MixHalf | PathWork::MixSmall => vec![mixes::LARGE_FLOWS],
             };
             for streams in streams {
                 self.interrupt.check()?;
@@ -237,7 +268,11 @@ impl<'a> Bench<'a> {
                 let figures = match work {
                     PathWork::Tcp => tcp::turn(&mut bed, self.ground, self.interrupt, streams, seconds),
                     PathWork::Requests => requests::turn(&bed, self.ground, seconds),
+                    PathWork::Tiers => tiers::turn(&mut bed, self.ground, self.interrupt, seconds),
                     PathWork::Packets => packets::turn(&bed, self.interrupt, seconds),
+                    PathWork::MixLarge | PathWork::MixHalf | PathWork::MixSmall => {
+                        mixes::turn(&bed, self.interrupt, work, seconds)
+                    }
                 };
                 let figures = match figures {
                     Ok(figures) => figures,

@@ -8,6 +8,7 @@ use path_costs::{Cost, Costs, Figure};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::mixes::{self, Comparison};
 use crate::args::{PathName, PathScope, PathWork};
 
 /// What a turn measured; what does not apply is absent.
@@ -20,6 +21,8 @@ pub(super) struct Figures {
     pub(super) cpu_us_per_request: Option<f64>,
     pub(super) ndr_pps: Option<f64>,
     pub(super) pdr_pps: Option<f64>,
+    /// What arrives where twice the PDR is offered.
+    pub(super) overload_pps: Option<f64>,
     pub(super) cpu_ns_per_packet: Option<f64>,
     pub(super) p50_us: Option<f64>,
     pub(super) p99_us: Option<f64>,
@@ -57,11 +60,13 @@ pub(super) struct Missing {
 pub(super) struct Outcome {
     pub(super) turns: Vec<Turn>,
     pub(super) missing: Vec<Missing>,
+    /// Whether virtual interfaces were measured in place of a card's.
+    pub(super) card_is_stand_in: bool,
 }
 
 impl Turn {
     /// The columns of the file of all turns.
-    pub(super) const COLUMNS: [&'static str; 15] = [
+    pub(super) const COLUMNS: [&'static str; 16] = [
         "path",
         "scope",
         "work",
@@ -74,13 +79,14 @@ impl Turn {
         "cpu_us_per_request",
         "ndr_pps",
         "pdr_pps",
+        "overload_pps",
         "cpu_ns_per_packet",
         "p50_us",
         "p99_us",
     ];
 
     /// By column.
-    pub(super) fn cells(&self) -> [String; 15] {
+    pub(super) fn cells(&self) -> [String; 16] {
         let Turn { key, round, figures } = self;
         let cell = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
         [
@@ -96,6 +102,7 @@ impl Turn {
             cell(figures.cpu_us_per_request),
             cell(figures.ndr_pps),
             cell(figures.pdr_pps),
+            cell(figures.overload_pps),
             cell(figures.cpu_ns_per_packet),
             cell(figures.p50_us),
             cell(figures.p99_us),
@@ -119,6 +126,8 @@ impl Turn {
             (of.requests_per_s, "requests/s", 0),
             (of.ndr_pps, "pps NDR", 0),
             (of.pdr_pps, "pps PDR", 0),
+            (of.overload_pps, "pps at twice that", 0),
+            (of.cpu_ns_per_packet, "CPU ns/packet", 0),
         ];
         for (value, unit, digits) in parts {
             if let Some(value) = value {
@@ -135,6 +144,7 @@ pub(super) struct Row {
     pub(super) key: Key,
     pub(super) cost: Cost,
     pub(super) retransmits: Option<Figure>,
+    pub(super) overload_pps: Option<Figure>,
 }
 
 impl Outcome {
@@ -160,6 +170,11 @@ impl Outcome {
 
     /// A figure of one key ÷ that of another: the median of the rounds' ratios.
     pub(super) fn ratio(&self, of: Key, to: Key, figure: fn(&Figures) -> Option<f64>) -> Option<f64> {
+        Figure::of(&self.ratios(of, to, figure)).map(|ratio| ratio.median)
+    }
+
+    /// A figure of one key ÷ that of another, in each round that has both.
+    pub(super) fn ratios(&self, of: Key, to: Key, figure: fn(&Figures) -> Option<f64>) -> Vec<f64> {
         let value = |key: Key, round: u32| {
             let turn = self
                 .turns
@@ -172,10 +187,9 @@ impl Outcome {
             .iter()
             .filter(|turn| turn.key == of)
             .map(|turn| turn.round);
-        let ratios: Vec<f64> = rounds
+        rounds
             .filter_map(|round| Some(value(of, round)? / value(to, round).filter(|of| *of > 0.0)?))
-            .collect();
-        Figure::of(&ratios).map(|ratio| ratio.median)
+            .collect()
     }
 
     /// The median of a figure.
@@ -188,7 +202,20 @@ impl Outcome {
     /// The document: a list of rows, and of what is missing.
     pub(super) fn json(&self) -> Value {
         let rows = self.rows();
-        let measured = rows.iter().map(|row| Value::Object(row.json()));
+        let comparisons = mixes::comparisons(self);
+        let measured = rows.iter().map(|row| {
+            let mut of = row.json();
+            of.insert("stand_in".to_owned(), json!(self.stands_in(row.key.path)));
+            let is_it = |of: &&Comparison| {
+                (PathName::Hybrid, of.scope, of.work) == (row.key.path, row.key.scope, row.key.work)
+            };
+            if let Some(found) = comparisons.iter().find(is_it) {
+                of.insert("best_static".to_owned(), json!(found.best.name()));
+                of.insert("of_best_static".to_owned(), json!(found.ratio));
+                of.insert("of_best_static_lower".to_owned(), json!(found.lower));
+            }
+            Value::Object(of)
+        });
         let missing = self.missing.iter().map(|missing| {
             let mut row = empty();
             row.insert("path".to_owned(), json!(missing.path.name()));
@@ -200,14 +227,23 @@ impl Outcome {
         measured.chain(missing).collect()
     }
 
-    /// The file that policies read.
+    /// Whether figures of that path are those of a stand-in for a card.
+    fn stands_in(&self, path: PathName) -> bool {
+        self.card_is_stand_in && path.is_of_card()
+    }
+
+    /// The file that policies read. It has nothing of a stand-in.
     ///
     /// # Errors
     /// A figure is out of its range.
     pub(super) fn costs(&self) -> Result<String> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let kernel = rustix::system::uname();
-        let costs = self.rows().into_iter().map(|row| row.cost).collect();
+        let rows = self
+            .rows()
+            .into_iter()
+            .filter(|row| !self.stands_in(row.key.path));
+        let costs = rows.map(|row| row.cost).collect();
         let file = Costs::new(u32::try_from(cpus)?, kernel.release().to_string_lossy(), costs);
         let text = file.text()?;
         // What is written must be readable.
@@ -236,7 +272,7 @@ impl Outcome {
                 ">from-to",
                 ">retransmits",
             ]),
-            PathWork::Requests => Table::new(&[
+            PathWork::Requests | PathWork::Tiers => Table::new(&[
                 "path",
                 "scope",
                 ">streams",
@@ -253,7 +289,17 @@ impl Outcome {
                 ">NDR pps",
                 ">PDR pps",
                 ">from-to",
+                ">at 2x PDR",
                 ">CPU ns/packet",
+                ">p50 us",
+                ">p99 us",
+            ]),
+            PathWork::MixLarge | PathWork::MixHalf | PathWork::MixSmall => Table::new(&[
+                "path",
+                "scope",
+                ">large flows",
+                ">CPU ns/packet",
+                ">from-to",
                 ">p50 us",
                 ">p99 us",
             ]),
@@ -271,7 +317,10 @@ impl Outcome {
                 or_dash(figure, |of| format!("{}-{}", short(of.low), short(of.high)))
             };
             let mut cells = vec![
-                row.key.path.name().to_owned(),
+                match self.stands_in(row.key.path) {
+                    true => format!("{} (STAND-IN)", row.key.path.name()),
+                    false => row.key.path.name().to_owned(),
+                },
                 row.key.scope.name().to_owned(),
                 row.key.streams.to_string(),
             ];
@@ -283,7 +332,7 @@ impl Outcome {
                     range(of.cpu_s_per_gbit, 4),
                     number(row.retransmits, 0),
                 ]),
-                PathWork::Requests => cells.extend([
+                PathWork::Requests | PathWork::Tiers => cells.extend([
                     rate(of.requests_per_s),
                     rates(of.requests_per_s),
                     number(of.cpu_us_per_request, 1),
@@ -294,12 +343,48 @@ impl Outcome {
                     rate(of.ndr_pps),
                     rate(of.pdr_pps),
                     rates(of.pdr_pps),
+                    rate(row.overload_pps),
                     number(of.cpu_ns_per_packet, 0),
+                    number(of.p50_us, 0),
+                    number(of.p99_us, 0),
+                ]),
+                PathWork::MixLarge | PathWork::MixHalf | PathWork::MixSmall => cells.extend([
+                    number(of.cpu_ns_per_packet, 0),
+                    range(of.cpu_ns_per_packet, 0),
                     number(of.p50_us, 0),
                     number(of.p99_us, 0),
                 ]),
             }
             table.row(cells);
+        }
+        Some(table)
+    }
+
+    /// `hybrid` beside the best path for all flows; none without both.
+    pub(super) fn comparison_table(&self) -> Option<Table> {
+        let comparisons = mixes::comparisons(self);
+        if comparisons.is_empty() {
+            return None;
+        }
+        let mut table = Table::new(&[
+            "mix",
+            "scope",
+            "best path for all flows",
+            ">hybrid / that",
+            ">lower 95 %",
+            ">rounds",
+            mixes::LIMIT_HEADING,
+        ]);
+        for of in comparisons {
+            table.row([
+                of.work.name().to_owned(),
+                of.scope.name().to_owned(),
+                of.best.name().to_owned(),
+                format!("{:.3}", of.ratio),
+                or_dash(of.lower, |lower| format!("{lower:.3}")),
+                of.rounds.to_string(),
+                of.verdict().to_owned(),
+            ]);
         }
         Some(table)
     }
@@ -329,7 +414,12 @@ fn empty() -> Map<String, Value> {
         "work",
         "streams",
         "retransmits",
+        "overload_pps",
+        "best_static",
+        "of_best_static",
+        "of_best_static_lower",
         "ranges",
+        "stand_in",
         "unavailable",
     ];
     all.into_iter()
@@ -359,6 +449,7 @@ impl Row {
                 ..Cost::new(key.path.name(), key.scope.scope(), key.work.work(), key.streams)
             },
             retransmits: figure(|of| of.retransmits),
+            overload_pps: figure(|of| of.overload_pps),
         }
     }
 
@@ -371,11 +462,10 @@ impl Row {
         row.insert("work".to_owned(), json!(self.key.work.name()));
         row.insert("streams".to_owned(), json!(self.key.streams));
         let mut ranges = Map::new();
-        let figures = self
-            .cost
-            .figures()
-            .into_iter()
-            .chain([("retransmits", self.retransmits)]);
+        let figures = self.cost.figures().into_iter().chain([
+            ("retransmits", self.retransmits),
+            ("overload_pps", self.overload_pps),
+        ]);
         for (name, figure) in figures {
             if let Some(of) = figure {
                 row.insert(name.to_owned(), json!(of.median));
@@ -425,6 +515,33 @@ mod tests {
                 work: None,
                 reason: "it is not installed".to_owned(),
             }],
+            card_is_stand_in: false,
+        }
+    }
+
+    #[test]
+    fn a_stand_in_for_a_card_is_called_so_and_no_policy_reads_of_it() {
+        let mut outcome = outcome();
+        let device = Turn {
+            key: key(PathName::Device, 4),
+            ..outcome.turns[0]
+        };
+        outcome.turns.push(device);
+        for is_stand_in in [false, true] {
+            outcome.card_is_stand_in = is_stand_in;
+            let json = outcome.json();
+            let row = json
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|row| row["path"] == "device")
+                .unwrap();
+            assert_eq!(row["stand_in"], json!(is_stand_in));
+            assert_eq!(json[0]["stand_in"], json!(false));
+            let table = outcome.table(PathWork::Tcp).unwrap().text();
+            assert_eq!(table.contains("device (STAND-IN)"), is_stand_in);
+            let costs = Costs::parse(&outcome.costs().unwrap()).unwrap().costs;
+            assert_eq!(costs.iter().any(|cost| cost.path == "device"), !is_stand_in);
         }
     }
 

@@ -15,7 +15,7 @@ use super::outcome::Figures;
 /// Flows at a time.
 pub(super) const FLOWS: u32 = 16;
 /// Bytes of a packet on the wire.
-const SIZE: u16 = 64;
+pub(super) const SIZE: u16 = 64;
 /// The rates between which the answer is searched.
 const RATES: (u64, u64) = (2_000, 4_000_000);
 /// A trial is this part of a turn.
@@ -30,6 +30,9 @@ const SETTLE: Span = Span::from_millis(20);
 const TICK: Span = Span(Duration::from_micros(200));
 /// A trial that took this many times its duration counts by what came through in its duration.
 const LATE: f64 = 1.05;
+/// So many times the PDR is offered to see whether a path carries less where too much comes (receive livelock: Mogul and
+/// Ramakrishnan, ACM TOCS 1997).
+const OVERLOAD: u64 = 2;
 /// The rate at which it is seen whether packets come through at all, for how long, and how often.
 const PROBE: Trial = Trial {
     pps: 1_000,
@@ -49,11 +52,7 @@ struct Seen {
 /// A turn: a search.
 pub(super) fn turn(bed: &Bed<'_>, interrupt: &Interrupt, seconds: u64) -> Result<Figures> {
     let mut ports = [bed.port()?];
-    let since = Instant::now();
-    while trial(bed, &mut ports, PROBE)?.0.counts.returned_packets == 0 {
-        interrupt.check()?;
-        ensure!(since.elapsed() < PROBE_LIMIT, "no packet comes through");
-    }
+    probe(bed, &mut ports, interrupt)?;
     let turn = Duration::from_secs(seconds);
     let length = turn / TRIALS_OF_A_TURN;
     let (min_pps, max_pps) = RATES;
@@ -93,6 +92,12 @@ pub(super) fn turn(bed: &Bed<'_>, interrupt: &Interrupt, seconds: u64) -> Result
     let at = pdr.lower_pps.context("even the lowest rate loses packets")?;
     let seen = seen.get(&at).context("the rate was not measured")?;
     let throughput = pdr.throughput_pps.unwrap_or_default();
+    interrupt.check()?;
+    let too_much = Trial {
+        pps: OVERLOAD * at,
+        duration: length,
+    };
+    let (report, _) = trial(bed, &mut ports, too_much)?;
     let gbit_of_packet = f64::from(SIZE) * 8.0 * 1e-9;
     let cpu_s_of_packet = seen.cpu_s / seen.returned.max(1) as f64;
     Ok(Figures {
@@ -101,14 +106,50 @@ pub(super) fn turn(bed: &Bed<'_>, interrupt: &Interrupt, seconds: u64) -> Result
         cpu_ns_per_packet: Some(cpu_s_of_packet * 1e9),
         ndr_pps: ndr.throughput_pps,
         pdr_pps: Some(throughput),
+        overload_pps: Some(counted(&report, too_much).forwarded as f64 / length.as_secs_f64()),
         p50_us: Some(seen.p50_us),
         p99_us: Some(seen.p99_us),
         ..Figures::default()
     })
 }
 
+/// Waits until packets come through.
+pub(super) fn probe(bed: &Bed<'_>, ports: &mut [Box<dyn Port>], interrupt: &Interrupt) -> Result<()> {
+    let since = Instant::now();
+    while trial(bed, ports, PROBE)?.0.counts.returned_packets == 0 {
+        interrupt.check()?;
+        ensure!(since.elapsed() < PROBE_LIMIT, "no packet comes through");
+    }
+    Ok(())
+}
+
+/// From where to where packets go.
+pub(super) fn ends(bed: &Bed<'_>) -> Result<[IpAddr; 2]> {
+    let address = |text: &str| {
+        text.parse::<IpAddr>()
+            .with_context(|| format!("the address {text}"))
+    };
+    Ok([address(bed.source())?, address(bed.address())?])
+}
+
 /// Measures one rate.
 fn trial(bed: &Bed<'_>, ports: &mut [Box<dyn Port>], trial: Trial) -> Result<(Report, CpuTime)> {
+    let [src, dst] = ends(bed)?;
+    let phase = Phase {
+        duration: Span(trial.duration),
+        flows: FLOWS,
+        rate: Some(Rate(trial.pps as f64)),
+        size: Size::Fixed(SIZE),
+        src,
+        dst,
+        dst_port: FIRST_PORT,
+        ..Phase::default()
+    };
+    run(ports, vec![phase])
+}
+
+/// Sends these packets, and says what came and what CPU time the machine took.
+pub(super) fn run(ports: &mut [Box<dyn Port>], phases: Vec<Phase>) -> Result<(Report, CpuTime)> {
     // What a trial before left on its way.
     let mut buffer = vec![0; 65_536];
     for port in ports.iter_mut() {
@@ -116,25 +157,11 @@ fn trial(bed: &Bed<'_>, ports: &mut [Box<dyn Port>], trial: Trial) -> Result<(Re
             port.release();
         }
     }
-    let address = |text: &str| {
-        text.parse::<IpAddr>()
-            .with_context(|| format!("the address {text}"))
-    };
-    let phase = Phase {
-        duration: Span(trial.duration),
-        flows: FLOWS,
-        rate: Some(Rate(trial.pps as f64)),
-        size: Size::Fixed(SIZE),
-        src: address(bed.source())?,
-        dst: address(bed.address())?,
-        dst_port: FIRST_PORT,
-        ..Phase::default()
-    };
     let profile = Profile {
         tick: TICK,
         settle: SETTLE,
         verify: Verify::Off,
-        phases: vec![phase],
+        phases,
         ..Profile::default()
     };
     let generator = Generator::new(profile)?;

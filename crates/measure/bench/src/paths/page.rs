@@ -22,7 +22,7 @@ pub(super) fn html(
         page,
         "<h1>inco bench paths</h1><p>The same traffic over each path of this machine, in turns. Figures are medians of \
          {rounds} rounds, with the least and the greatest. CPU time is that of the whole machine, with the programs that send \
-         and receive. This machine has no card: what stands in for one is called a stand-in.</p>"
+         and receive. What stands in for a card is called a stand-in.</p>"
     );
     let mut rows = vec![vec!["machine".to_owned(), String::new()]];
     rows.extend(
@@ -34,12 +34,23 @@ pub(super) fn html(
     for (work, title) in [
         (PathWork::Tcp, "TCP"),
         (PathWork::Requests, "Requests"),
+        (PathWork::Tiers, "Requests through three tiers"),
         (PathWork::Packets, "Packets of 64 bytes"),
+        (PathWork::MixLarge, "Large flows at a fixed rate"),
+        (PathWork::MixHalf, "Large and small flows at a fixed rate"),
+        (PathWork::MixSmall, "Small flows at a fixed rate"),
     ] {
         let Some(table) = outcome.table(work) else {
             continue;
         };
         let _ = write!(page, "<h2>{title}</h2>");
+        page::table(&mut page, &table.cells());
+    }
+    if let Some(table) = outcome.comparison_table() {
+        page.push_str(
+            "<h2>The driver hybrid beside the best path for all flows</h2><p>CPU time of a packet there ÷ that of hybrid, in the \
+             same rounds: the median, and what it is at least with 95 %.</p>",
+        );
         page::table(&mut page, &table.cells());
     }
     for scope in PathScope::ALL {
@@ -154,6 +165,7 @@ mod tests {
         };
         let outcome = Outcome {
             turns: vec![turn(1, 10.0), turn(4, 12.5)],
+            card_is_stand_in: false,
             missing: vec![Missing {
                 path: PathName::Ovs,
                 scope: PathScope::Across,

@@ -16,9 +16,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A turn.
 pub(super) fn turn(bed: &Bed<'_>, ground: &Ground, seconds: u64) -> Result<Figures> {
-    let url = format!("http://{}/{PAGE}", bed.address());
+    ask(bed, ground, &format!("http://{}/{PAGE}", bed.address()), seconds)
+}
+
+/// Asks for that all the time.
+pub(super) fn ask(bed: &Bed<'_>, ground: &Ground, url: &str, seconds: u64) -> Result<Figures> {
     let requests = Requests {
-        url: &url,
+        url,
         connections: Connections::KeepAlive,
         count: CONNECTIONS,
         duration: Duration::from_secs(seconds),

@@ -82,6 +82,8 @@ struct UnderWay {
 }
 
 struct Client {
+    /// What the store knows it by.
+    number: u64,
     sockets: Vec<UdpSocket>,
     replica: usize,
     key: Vec<u8>,
@@ -91,6 +93,14 @@ struct Client {
     under_way: Option<UnderWay>,
     /// How often the last answered request was sent.
     last_times: u32,
+}
+
+/// A number that nobody else has.
+fn drawn() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("cannot get random bytes")?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// All clients.
@@ -115,7 +125,7 @@ impl Load {
         };
         let client = |number: usize| -> Result<Client> {
             Ok(Client {
-                // The store knows a client by its address, port and the address that it asks: one for each replica.
+                number: drawn()?,
                 sockets: (0..replicas).map(socket).collect::<Result<_>>()?,
                 replica: 0,
                 key: format!("client{number}").into_bytes(),
@@ -286,6 +296,7 @@ impl Client {
         let now = Instant::now();
         self.under_way = Some(UnderWay {
             request: Request {
+                client: self.number,
                 id: self.id,
                 key: self.key.clone(),
                 operation,

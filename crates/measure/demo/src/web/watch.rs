@@ -136,3 +136,29 @@ fn ask(address: SocketAddr, connections: Connections, latencies: &Mutex<VecDeque
         std::thread::sleep(INTERVAL.saturating_sub(began.elapsed()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_of_requests_their_time_and_connections() {
+        let mut watch = Watch {
+            latencies_ms: Arc::new(Mutex::new((1..=200).map(f64::from).collect())),
+            ends: Arc::new(AtomicBool::new(false)),
+            thread: None,
+            last: (Instant::now() - Duration::from_secs(2), 1_000),
+        };
+        let line = watch.line(Duration::from_millis(3_500), 5_000, &[Some(7), None, Some(12)]);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // 4,000 in a little more than two seconds.
+        let rate = words[2].trim_end_matches('k').parse::<f64>().unwrap();
+        assert!(
+            words[..2] == ["3.5", "s"] && (1.8..=2.0).contains(&rate),
+            "{line}"
+        );
+        assert!(line.contains("p99  199.00 ms"), "{line}");
+        assert!(line.ends_with("3 servers, connections: 7 ? 12"), "{line}");
+        assert_eq!(watch.last.1, 5_000);
+    }
+}

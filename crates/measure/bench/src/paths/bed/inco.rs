@@ -7,8 +7,8 @@ use images::EngineName;
 use testbed::network::{Link, Network, run};
 use testbed::{FORWARD_IMAGE, Session, WEB_SERVER_IMAGE};
 
-use super::kernel::{CLIENT_ADDRESS, NEAR_CLIENT, SOURCE, UPLINK, join};
-use super::{Bed, CLIENT, END, FIRST_PORT, Ground, LAST_PORT, Place, address_of, end, namespace};
+use super::kernel::{CLIENT_ADDRESS, NEAR, NEAR_CLIENT, SOURCE, UPLINK, join};
+use super::{Bed, CLIENT, END, FIRST_PORT, Ground, LAST_PORT, Place, STORE_PORT, address_of, end, namespace};
 use crate::args::{PathName, PathScope};
 use crate::function::ipsec::tunnel;
 
@@ -44,11 +44,16 @@ pub(super) fn container<'g>(ground: &'g Ground, path: PathName, scope: PathScope
         }
     };
     run("ip", &["link", "set", &uplink, "up"])?;
-    let driver = if path == PathName::Ebpf { "ebpf" } else { "soft" };
+    let driver = match path {
+        PathName::Ebpf => "driver = \"ebpf\"",
+        // Its worker needs a CPU of its own.
+        PathName::Hybrid => "driver = \"hybrid\"\nworkers = [0]",
+        _ => "driver = \"soft\"",
+    };
     let text = format!(
-        "# Written by `inco bench paths`.\n[engine]\ndriver = {:?}\n\n[switch]\ndriver = {driver:?}\n\n[[uplink]]\nname = \
+        "# Written by `inco bench paths`.\n[engine]\ndriver = {:?}\n\n[switch]\n{driver}\n\n[[uplink]]\nname = \
          \"wan\"\ndevice = \"kernel:{uplink}\"\n\n[service.server]\nvip = {{ address = {SERVICE:?}, ports = \
-         \"80,{FIRST_PORT}-{LAST_PORT}\" }}\nport = \"kernel\"\nready = \"connected\"\nimage = {WEB_SERVER_IMAGE:?}\ncommand = \
+         \"80,{STORE_PORT},{FIRST_PORT}-{LAST_PORT}\" }}\nport = \"kernel\"\nready = \"connected\"\nimage = {WEB_SERVER_IMAGE:?}\ncommand = \
          [\"/usr/sbin/nginx\", \"-c\", \"/srv/container.conf\"]\nmounts = [\"{}:/srv:ro\"]\nmemory = \
          \"256MiB\"\ninstances = 1\nautoscaler = \"fixed\"\n",
         ground.environment.engine_word(),
@@ -62,15 +67,18 @@ pub(super) fn container<'g>(ground: &'g Ground, path: PathName, scope: PathScope
         programs: Vec::new(),
         session: Some(session),
         _switches: Vec::new(),
+        _card: Vec::new(),
         client,
         server: Some(server),
         _namespaces: hosts,
         _links: vec![link],
         address: SERVICE,
+        own: NEAR,
         next_hop: SERVICE,
         source: SOURCE,
         generator: Place::Ends,
         servers: 0,
+        has_store: false,
     })
 }
 
@@ -111,11 +119,13 @@ pub(super) fn function<'g>(ground: &'g Ground, path: PathName) -> Result<Bed<'g>
         programs: Vec::new(),
         session: Some(session),
         _switches: Vec::new(),
+        _card: Vec::new(),
         client,
         server: None,
         _namespaces: Vec::new(),
         _links: links,
         address: TUNNEL[1],
+        own: TUNNEL[0],
         next_hop: TUNNEL[1],
         source: TUNNEL[0],
         generator: match path {
@@ -123,5 +133,6 @@ pub(super) fn function<'g>(ground: &'g Ground, path: PathName) -> Result<Bed<'g>
             _ => Place::Uplink,
         },
         servers: 0,
+        has_store: false,
     })
 }

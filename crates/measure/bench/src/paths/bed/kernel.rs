@@ -9,6 +9,9 @@ use testbed::network::{Namespace, output};
 use super::{Bed, CLIENT, END, Ground, TUNNEL_MTU, end, namespace};
 use crate::args::PathScope;
 
+/// Clients, without the length of their network: in the server's, and in another one.
+pub(super) const NEAR: &str = "10.76.0.1";
+pub(super) const FAR: &str = "10.76.1.2";
 /// The ends of one network.
 pub(super) const CLIENT_ADDRESS: &str = "10.76.0.1/24";
 pub(super) const SERVER: &str = "10.76.0.2";
@@ -151,6 +154,7 @@ pub(super) fn nftables<'g>(ground: &Ground, scope: PathScope) -> Result<Bed<'g>>
     load(ground, first, Some(SERVICE))?;
     let mut bed = Bed::of(client, server, hosts.into_namespaces(), SERVICE);
     bed.next_hop = ROUTER_OF_CLIENT;
+    bed.own = FAR;
     bed.source = ROUTED_SOURCE;
     Ok(bed)
 }

@@ -1,5 +1,6 @@
 //! A path with its two ends: a client, and a server with nginx and iperf3.
 
+mod card;
 mod inco;
 mod kernel;
 mod ovs;
@@ -20,6 +21,8 @@ use super::port::{KernelPort, mac};
 use crate::args::{PathName, PathScope};
 use crate::contestant::KilledOnDrop;
 
+pub(super) use card::Card;
+
 /// How long a path may take to serve.
 const START_LIMIT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -29,10 +32,16 @@ const END: &str = "eth0";
 pub(super) const FIRST_PORT: u16 = 5201;
 /// The last one.
 pub(super) const LAST_PORT: u16 = FIRST_PORT + 31;
+/// Redis, the last of three tiers.
+pub(super) const STORE_PORT: u16 = 6379;
+/// The application, the middle one.
+pub(super) const APPLICATION_PORT: u16 = 8080;
+/// Connections of the first tier to the application that stay.
+const KEPT: u32 = 64;
 /// What clients ask for.
 pub(super) const PAGE: &str = "page";
 /// Its size: a small answer.
-const PAGE_BYTES: u64 = 1024;
+pub(super) const PAGE_BYTES: u64 = 1024;
 /// Bytes of layer 3 in a tunnel of VXLAN over links of 1500.
 const TUNNEL_MTU: &str = "1450";
 /// The name of the client's namespace.
@@ -45,6 +54,7 @@ pub(super) struct Ground {
     environment: Environment,
     root: PathBuf,
     interrupt: Interrupt,
+    card: Option<Card>,
 }
 
 /// A path that is up. Fields are in the order in which they are to end.
@@ -52,12 +62,15 @@ pub(super) struct Bed<'g> {
     programs: Vec<KilledOnDrop>,
     session: Option<Session<'g>>,
     _switches: Vec<OpenVSwitch>,
+    _card: Vec<card::Taken>,
     client: Namespace,
     server: Option<Network>,
     _namespaces: Vec<Namespace>,
     _links: Vec<Link>,
     /// What the client asks.
     address: &'static str,
+    /// The client's own address.
+    own: &'static str,
     /// Who takes the client's packets to that address.
     next_hop: &'static str,
     /// From where the generator sends: the first of some addresses that nobody has.
@@ -66,6 +79,8 @@ pub(super) struct Bed<'g> {
     generator: Place,
     /// Servers of iperf3 that listen.
     servers: u16,
+    /// Whether redis was started.
+    has_store: bool,
 }
 
 /// Where packets of the generator enter and leave.
@@ -81,7 +96,7 @@ enum Place {
 
 impl Ground {
     /// The directory of the run, with what nginx serves. Removes what a killed bench left.
-    pub(super) fn new(environment: Environment, interrupt: Interrupt) -> Result<Ground> {
+    pub(super) fn new(environment: Environment, interrupt: Interrupt, card: Option<Card>) -> Result<Ground> {
         remove_leftovers()?;
         let root = environment.directory().join("paths");
         fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
@@ -100,7 +115,13 @@ impl Ground {
             environment,
             root,
             interrupt,
+            card,
         })
+    }
+
+    /// The card that was named.
+    pub(super) fn card(&self) -> Option<&Card> {
+        self.card.as_ref()
     }
 
     /// The directory of the run.
@@ -119,22 +140,39 @@ impl Ground {
             PathName::Vxlan => kernel::vxlan()?,
             PathName::Ovs => ovs::bridge(self, scope)?,
             PathName::OvsVxlan => ovs::vxlan(self)?,
-            PathName::Ebpf | PathName::SoftKernel => inco::container(self, path, scope)?,
+            PathName::Ebpf | PathName::SoftKernel | PathName::Hybrid => inco::container(self, path, scope)?,
             PathName::AfXdp | PathName::Memif | PathName::Esp => inco::function(self, path)?,
+            PathName::Device | PathName::Representors | PathName::CardRules => {
+                let card = self.card().context("`--device` names no functions of a card")?;
+                card.start(path)?
+            }
         };
         bed.begin(self)?;
         Ok(bed)
     }
 }
 
-/// The configuration of nginx, whose files are in `inside`.
+/// The configuration of nginx, whose files are in `inside`. It is the first of three tiers, too: the application is at
+/// the client's end, whose address is in the path.
 fn nginx(inside: &Path) -> String {
+    let clients = [kernel::NEAR, kernel::FAR];
+    let upstreams = clients.map(|of| {
+        format!("  upstream {of} {{\n    server {of}:{APPLICATION_PORT};\n    keepalive {KEPT};\n  }}\n")
+    });
+    let locations = clients.map(|of| {
+        format!(
+            "    location /tiers/{of} {{\n      proxy_pass http://{of};\n      proxy_http_version 1.1;\n      \
+             proxy_set_header Connection \"\";\n    }}\n"
+        )
+    });
     format!(
         "daemon off;\nmaster_process off;\nuser root;\nerror_log stderr warn;\npid /tmp/inco-paths.pid;\nevents {{}}\nhttp {{\n  \
          access_log off;\n  keepalive_requests 1000000000;\n  client_body_temp_path /tmp/inco-paths-body;\n  proxy_temp_path \
          /tmp/inco-paths-proxy;\n  fastcgi_temp_path /tmp/inco-paths-fastcgi;\n  uwsgi_temp_path /tmp/inco-paths-uwsgi;\n  \
-         scgi_temp_path /tmp/inco-paths-scgi;\n  server {{\n    listen 80 backlog=1024;\n    root {};\n  }}\n}}\n",
-        inside.display()
+         scgi_temp_path /tmp/inco-paths-scgi;\n{}  server {{\n    listen 80 backlog=1024;\n    root {};\n{}  }}\n}}\n",
+        upstreams.concat(),
+        inside.display(),
+        locations.concat()
     )
 }
 
@@ -148,15 +186,18 @@ impl<'g> Bed<'g> {
             programs: Vec::new(),
             session: None,
             _switches: Vec::new(),
+            _card: Vec::new(),
             client,
             server: Some(network),
             _namespaces: namespaces,
             _links: Vec::new(),
             address,
+            own: kernel::NEAR,
             next_hop: address,
             source: kernel::SOURCE,
             generator: Place::Ends,
             servers: 0,
+            has_store: false,
         }
     }
 
@@ -185,7 +226,7 @@ impl<'g> Bed<'g> {
         })
     }
 
-    fn wait(
+    pub(super) fn wait(
         &self,
         interrupt: &Interrupt,
         what: &'static str,
@@ -210,6 +251,11 @@ impl<'g> Bed<'g> {
     /// What clients ask.
     pub(super) fn address(&self) -> &'static str {
         self.address
+    }
+
+    /// The client's own address.
+    pub(super) fn own(&self) -> &'static str {
+        self.own
     }
 
     /// The first address of the generator's packets.
@@ -245,6 +291,32 @@ impl<'g> Bed<'g> {
             })?;
         }
         self.servers = self.servers.max(count);
+        Ok(())
+    }
+
+    /// Has redis serve at the server's end, unless it does; whether it does is to be seen.
+    ///
+    /// # Errors
+    /// It is not installed.
+    pub(super) fn store(&mut self, ground: &Ground) -> Result<()> {
+        if self.has_store {
+            return Ok(());
+        }
+        let server = self.server.as_ref().context("this path has no server")?;
+        let mut command = server.server("redis-server");
+        command.args([
+            "--port",
+            &STORE_PORT.to_string(),
+            "--bind",
+            "0.0.0.0",
+            "--protected-mode",
+            "no",
+        ]);
+        command
+            .args(["--save", "", "--appendonly", "no", "--dir"])
+            .arg(&ground.root);
+        self.programs.push(spawn(command, "redis-server")?);
+        self.has_store = true;
         Ok(())
     }
 
@@ -329,7 +401,12 @@ fn address_of(end: &Namespace, address: &str) -> Result<()> {
     end.ip(&["link", "set", END, "up"])
 }
 
-/// Removes the namespaces of benches that were killed; what ran there ended with them.
+/// A bridge in the network of this process.
+fn bridge_name() -> String {
+    format!("incop{}b", std::process::id() % 1_000_000)
+}
+
+/// Removes namespaces and bridges of benches that were killed; what ran there ended with them.
 fn remove_leftovers() -> Result<()> {
     let listed = output(Command::new("ip").args(["netns", "list"]))?;
     for name in listed.lines().filter_map(|line| line.split_whitespace().next()) {
@@ -338,6 +415,15 @@ fn remove_leftovers() -> Result<()> {
         };
         if !Path::new("/proc").join(pid).exists() {
             run("ip", &["netns", "del", name])?;
+        }
+    }
+    let bridges = output(Command::new("ip").args(["-brief", "link", "show", "type", "bridge"]))?;
+    for name in bridges.lines().filter_map(|line| line.split_whitespace().next()) {
+        let pid = name.strip_prefix("incop").and_then(|rest| rest.strip_suffix('b'));
+        if let Some(pid) = pid.filter(|pid| pid.parse::<u32>().is_ok())
+            && !Path::new("/proc").join(pid).exists()
+        {
+            run("ip", &["link", "del", name])?;
         }
     }
     Ok(())
