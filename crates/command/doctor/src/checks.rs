@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use configuration::{EngineDriver, Facts as _};
 use engine::image::Store;
-use engine::{DockerConfig, DockerEngine, cgroup};
+use engine::{DockerConfig, DockerEngine, SwarmEngine, cgroup};
 use openvswitch::Ovsdb;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 
 use super::host::{Host, cpu_list, cpu_text};
-use super::{Finding, Purpose, uplinks};
+use super::{Finding, Purpose, SwarmAt, uplinks};
 use api::run_dir;
 use orchestrator::machine::{self, Machine};
 use orchestrator::raise_priority;
@@ -60,6 +60,7 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
     findings.push(namespaces(host, purpose));
     findings.push(images());
     findings.push(docker(purpose));
+    findings.extend(purpose.swarm.as_ref().map(swarm));
     findings.push(dpdk(purpose));
     findings.push(packet_sockets());
     findings.extend(forwarding(host, purpose));
@@ -449,7 +450,9 @@ fn namespaces(host: &Host, purpose: &Purpose) -> Finding {
         let change = "run a kernel with CONFIG_NAMESPACES and these namespaces";
         return match purpose.engine {
             EngineDriver::Oci => Finding::fail(CHECK, found, change),
-            EngineDriver::Docker => Finding::warn(CHECK, found, change),
+            EngineDriver::Docker | EngineDriver::Swarm | EngineDriver::Kubernetes => {
+                Finding::warn(CHECK, found, change)
+            }
         };
     }
     if rustix::process::geteuid().is_root() {
@@ -500,10 +503,28 @@ fn docker(purpose: &Purpose) -> Finding {
             reason,
             "start Docker or Podman, correct host, or write driver = \"oci\"",
         ),
-        EngineDriver::Oci => Finding::warn(
+        EngineDriver::Oci | EngineDriver::Swarm | EngineDriver::Kubernetes => Finding::warn(
             CHECK,
             reason,
             "only driver = \"docker\" needs it: install docker.io or podman",
+        ),
+    }
+}
+
+/// Whether a manager of a swarm answers where the configuration has one.
+fn swarm(at: &SwarmAt) -> Finding {
+    const CHECK: &str = "swarm engine";
+    let host = &at.host;
+    let config = DockerConfig {
+        certificates: at.certificates.clone(),
+        ..DockerConfig::at(host)
+    };
+    match SwarmEngine::start(config) {
+        Ok(_) => Finding::ok(CHECK, format!("a manager of a swarm answers at {host}")),
+        Err(error) => Finding::fail(
+            CHECK,
+            format!("{host}: {error}"),
+            "run `docker swarm init` there, or write the host of a manager",
         ),
     }
 }

@@ -6,6 +6,7 @@ mod host;
 mod uplinks;
 
 use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::bail;
@@ -14,8 +15,9 @@ use serde::Serialize;
 
 use display::output;
 use host::Host;
+use kubernetes::{TO_FOLLOW, TO_RUN_PODS};
 use orchestrator::load;
-use orchestrator::machine::Machine;
+use orchestrator::machine::{Machine, cluster};
 use uplinks::Uplinks;
 
 /// The result of a check.
@@ -85,6 +87,8 @@ struct Purpose {
     engine: EngineDriver,
     /// The address of Docker or Podman.
     docker_host: String,
+    /// A manager of a swarm, if that is to place instances.
+    swarm: Option<SwarmAt>,
     /// CPUs that workers are pinned to.
     workers: Vec<u16>,
     /// Whether uplinks need DPDK.
@@ -99,11 +103,20 @@ struct Purpose {
     tables_mib: u64,
 }
 
+/// Where a manager of a swarm answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SwarmAt {
+    host: String,
+    /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for another machine.
+    certificates: Option<std::path::PathBuf>,
+}
+
 impl Default for Purpose {
     fn default() -> Purpose {
         Purpose {
             engine: EngineDriver::Oci,
             docker_host: engine::DEFAULT_HOST.to_owned(),
+            swarm: None,
             workers: Vec::new(),
             needs_dpdk: false,
             needs_ebpf: false,
@@ -120,10 +133,19 @@ impl Purpose {
         let engines = configuration.engines();
         // The embedded engine asks more of a machine.
         let find = |driver| engines.iter().map(|(_, of)| of).find(|of| of.driver == driver);
-        let docker = find(EngineDriver::Docker).unwrap_or(&configuration.engine);
+        let docker = find(EngineDriver::Docker);
+        let swarm = find(EngineDriver::Swarm);
+        let first = find(EngineDriver::Oci)
+            .or(docker)
+            .unwrap_or(&configuration.engine);
+        let usual = || engine::DEFAULT_HOST.to_owned();
         Purpose {
-            engine: find(EngineDriver::Oci).map_or(docker.driver, |of| of.driver),
-            docker_host: docker.host.clone(),
+            engine: first.driver,
+            docker_host: docker.map_or_else(usual, |of| of.host.clone()),
+            swarm: swarm.map(|of| SwarmAt {
+                host: of.host.clone(),
+                certificates: of.tls.clone(),
+            }),
             workers: configuration.switch.workers.clone(),
             needs_dpdk: uplinks.iter().any(|uplink| uplink.device.is_of_dpdk()),
             needs_ebpf: orchestrator::loads_programs(configuration),
@@ -215,6 +237,7 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
         let found = format!("this machine has everything that {} names", configuration.file);
         let mut findings = vec![Finding::ok("configuration", found)];
         findings.extend(ports(configuration));
+        findings.extend(clusters(configuration));
         return findings;
     }
     let finding = |problem: &configuration::Problem| {
@@ -241,7 +264,9 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
             PortKind::Device => "on functions of a card",
             PortKind::Kernel => "on interfaces",
             PortKind::Frames => "of whole frames on interfaces",
-            PortKind::Routed => "for servers that others run",
+            PortKind::Tunnel => "at the far ends of tunnels",
+            PortKind::Routed if service.instances.are_others() => "for servers that others run",
+            PortKind::Routed => "for instances on other machines",
             PortKind::Memif | PortKind::Null => "on memif",
         };
         let most = service.instance_limit();
@@ -252,6 +277,75 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
         )
     });
     Some(Finding::ok("ports", told.collect::<Vec<_>>().join("; ")))
+}
+
+/// Checks whether the API server of a Kubernetes cluster answers, and what inco may do there.
+fn clusters(configuration: &Configuration) -> Vec<Finding> {
+    let services = configuration.services.iter();
+    let mut namespaces: Vec<&str> = services
+        .filter_map(|of| Some(of.instances.kubernetes()?.namespace.as_str()))
+        .collect();
+    namespaces.sort_unstable();
+    namespaces.dedup();
+    let cluster = cluster(&configuration.kubernetes);
+    let wanted = |namespace| (Some(namespace), &TO_FOLLOW[..], "follow Services");
+    let mut wanted: Vec<_> = namespaces.into_iter().map(wanted).collect();
+    let engines = configuration.engines();
+    if configuration.has_containers()
+        && engines
+            .iter()
+            .any(|(_, of)| of.driver == EngineDriver::Kubernetes)
+    {
+        wanted.push((
+            configuration.kubernetes.namespace.as_deref(),
+            &TO_RUN_PODS[..],
+            "run Pods",
+        ));
+    }
+    let mut findings: Vec<Finding> = wanted
+        .iter()
+        .map(
+            |(namespace, rights, does)| match cluster.access(*namespace, rights) {
+                Ok(of) if of.forbidden.is_empty() => {
+                    let found = format!(
+                        "Kubernetes {} answers, and inco may {does} in {}",
+                        of.version, of.namespace
+                    );
+                    Finding::ok("kubernetes", found)
+                }
+                Ok(of) => Finding::fail(
+                    "kubernetes",
+                    format!(
+                        "Kubernetes {} answers, and inco may not {} in {}",
+                        of.version,
+                        of.forbidden.join(", "),
+                        of.namespace
+                    ),
+                    "give inco's account the Role of docs/tasks/kubernetes.md in that namespace",
+                ),
+                Err(error) => Finding::fail(
+                    "kubernetes",
+                    error.to_string(),
+                    "check `server` and the credentials of the kubeconfig; kubectl must work with it",
+                ),
+            },
+        )
+        .collect();
+    let file = cluster.file().filter(|_| !wanted.is_empty());
+    if let Some(file) = file
+        && let Ok(found) = std::fs::metadata(&file)
+        && found.permissions().mode() & 0o077 != 0
+    {
+        findings.push(Finding::warn(
+            "kubernetes",
+            format!(
+                "{} may be read by others than its owner, and has credentials",
+                file.display()
+            ),
+            format!("chmod 600 {}", file.display()),
+        ));
+    }
+    findings
 }
 
 /// One line per finding, followed by a line with the change, if any.

@@ -379,7 +379,10 @@ impl Plan {
 fn engine_text(engine: &configuration::Engine) -> String {
     match engine.driver {
         EngineDriver::Oci => "oci".to_owned(),
-        EngineDriver::Docker => format!("docker at {}", engine.host),
+        EngineDriver::Kubernetes => "kubernetes".to_owned(),
+        EngineDriver::Docker | EngineDriver::Swarm => {
+            format!("{} at {}", engine.driver.name(), engine.host)
+        }
     }
 }
 

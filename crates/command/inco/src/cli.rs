@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Action(ActionCommand),
     /// Generate traffic against an uplink and measure loss, order, duplicates, latency and mis-steers
     Traffic(TrafficArgs),
+    /// Run clients of a service of actors: a store, transactions or analytics; measure and check what it answers
+    Load(actor_load::LoadArgs),
     /// Create, list and remove images of network functions
     Image(ImageArgs),
     /// Simulate traffic with the same policies: an hour in a second
@@ -603,7 +605,8 @@ pub(crate) enum ExplainCommand {
 #[derive(Debug, Args)]
 #[command(after_help = concat!(
     "Example:\n",
-    "  inco explain placement -f examples/host-and-card.toml --load 15kpps\n\n",
+    "  inco explain placement -f examples/host-and-card.toml --load 15kpps\n",
+    "  grep '\"relocated\"' events.jsonl | tail -n 1 | inco explain placement -f examples/host-and-card.toml --event -\n\n",
     "All figures are of a MODEL, with a band for what it leaves open. It takes what the file says of the places.\n",
     "See docs/places.md.",
 ))]
@@ -612,8 +615,11 @@ pub(crate) struct ExplainPlacementArgs {
     #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
     pub(crate) file: PathBuf,
     /// The load, for example 30Mpps
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    pub(crate) load: f64,
+    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present = "event")]
+    pub(crate) load: Option<f64>,
+    /// A file with a line of the event log, or - for standard input: the load and the service are those of the decision
+    #[arg(long, value_name = "INPUT", conflicts_with_all = ["load", "service"])]
+    pub(crate) event: Option<PathBuf>,
     /// The service; not needed if only one has containers
     #[arg(long, value_name = "SERVICE")]
     pub(crate) service: Option<String>,

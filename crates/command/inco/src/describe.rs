@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::cli::DescribeArgs;
 use crate::client_commands::{
-    connect, functions_text, heavy_flows_text, instances_text, restrictions, unknown_service,
+    address_text, connect, functions_text, heavy_flows_text, instances_text, restrictions, unknown_service,
 };
 use crate::target::Target;
 
@@ -336,6 +336,7 @@ fn instance_text(of: &OfInstance) -> String {
         ),
         ("reason", row.reason.clone()),
         ("place", row.place.clone().unwrap_or_default()),
+        ("address", address_text(row).unwrap_or_default()),
         ("container", or_dash(row.container.clone(), |name| name)),
         (
             "process",

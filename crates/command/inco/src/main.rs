@@ -79,6 +79,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Traffic(args) => traffic_command::run(&args),
+        Command::Load(args) => actor_load::run(&args),
         Command::Image(args) => image::run(&args),
         #[cfg(feature = "simulation")]
         Command::Sim(command) => sim_command::run(&command),

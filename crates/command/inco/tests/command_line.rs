@@ -571,6 +571,7 @@ fn instance(id: u32, service: &str) -> InstanceRow {
         slot: Some(1),
         container: None,
         address: None,
+        name: None,
         pid: None,
         adopted: false,
         to_pps: 1500.0,

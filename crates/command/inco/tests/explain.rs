@@ -47,13 +47,14 @@ fn hpa() -> Value {
      "history":{"recommendations":[{"value":5,"age_s":60}],"changes":[{"change":4,"age_s":30}]}})
 }
 
+const HOST_AND_CARD: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../../examples/host-and-card.toml"
+);
+
 /// The example of host and card at a load.
 fn placement(arguments: &[&str]) -> Output {
-    let example = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../examples/host-and-card.toml"
-    );
-    let mut all = vec!["-f", example];
+    let mut all = vec!["-f", HOST_AND_CARD];
     all.extend(arguments);
     run("placement", &all, "")
 }
@@ -138,6 +139,47 @@ fn a_move_of_an_actor_is_decided_again() {
             "{said}"
         );
     }
+}
+
+#[test]
+fn a_line_of_the_event_log_gives_the_load_of_its_decision() {
+    let event = json!({"sequence": 1, "at": 0, "unix_ms": 0, "service": "forward", "event": "relocated",
+                       "from_place": "card", "to_place": "host", "policy": "inreal", "reason": "",
+                       "case": {"policy": "inreal", "steps": [
+                           {"now_ns": 1, "observation": {"offered_fast_pps": 1.0}},
+                           {"now_ns": 2, "observation": {"offered_fast_pps": 12000.0}}]}});
+    let at = |event: &Value| {
+        run(
+            "placement",
+            &["-f", HOST_AND_CARD, "--event", "-"],
+            &event.to_string(),
+        )
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let from_event = at(&event);
+    assert!(from_event.status.success(), "{from_event:?}");
+    let by_hand = placement(&["--load", "12kpps", "--service", "forward"]);
+    assert_eq!(text(&from_event.stdout), text(&by_hand.stdout));
+    for (event, expected) in [
+        (
+            json!({"service": "other", "case": event["case"]}),
+            "write --service with one of forward",
+        ),
+        (
+            json!({"service": "forward", "case": {"policy": "hpa"}}),
+            "this event has no case with a load",
+        ),
+        (json!([]), "this is not one line of the event log"),
+    ] {
+        let wrong = at(&event);
+        assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+        assert!(text(&wrong.stderr).contains(expected), "{wrong:?}");
+    }
+    assert_eq!(
+        placement(&[]).status.code(),
+        Some(2),
+        "neither a load nor an event"
+    );
 }
 
 #[test]

@@ -35,7 +35,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "containers",
         &[
-            &["functions", "nf-page", "registry"],
+            &["functions", "kubernetes", "nf-page", "registry"],
             &["engine", "inco-nf"],
             &["inco-nf-c"],
         ],
@@ -49,22 +49,28 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
                 "placement",
                 "actor-scheduling",
                 "path-costs",
+                "edge-steering",
             ],
-            &["configuration"],
+            &["promotion", "configuration"],
         ],
     ),
     (
         "switches",
         &[
-            &["openflow", "switch"],
-            &["openvswitch", "soft-switch", "ebpf-switch"],
+            &["openflow", "path-change", "switch"],
+            &["openvswitch", "soft-switch", "ebpf-switch", "fast-path"],
             &["openflow-switch"],
         ],
     ),
     (
         "actors",
         &[
-            &["actor-objects", "actor-channel", "actor-migration"],
+            &[
+                "actor-objects",
+                "actor-channel",
+                "actor-migration",
+                "actor-histories",
+            ],
             &["actor-runtime", "actor-control"],
             &[
                 "actor-processes",
@@ -87,7 +93,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "measure",
         &[
-            &["traffic", "fuzz-targets", "rate-search"],
+            &["traffic", "fuzz-targets", "rate-search", "actor-load"],
             &["simulation", "testbed"],
             &["demo", "bench", "soak"],
         ],
@@ -112,6 +118,9 @@ const PURE: &[&str] = &[
     "actor-scheduling",
     "actor-migration",
     "path-costs",
+    "promotion",
+    "path-change",
+    "edge-steering",
     "rate-search",
     "openflow",
     "functions",
@@ -150,6 +159,7 @@ const DRIVER_NAMES: &[&str] = &[
     "SwitchDriver::Soft",
     "SwitchDriver::OpenFlow",
     "SwitchDriver::Ebpf",
+    "SwitchDriver::Hybrid",
     "OpenFlowSwitch",
     "EbpfSwitch",
     "SoftSwitch",

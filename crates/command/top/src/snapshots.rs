@@ -35,6 +35,7 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
         slot: Some(id as u16),
         container: Some(format!("inco-{service}-{id}")),
         address: None,
+        name: None,
         pid: Some(4000 + id),
         adopted: id == 1,
         to_pps: if is_active { load } else { 0.0 },

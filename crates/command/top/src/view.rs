@@ -610,9 +610,16 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             Span::raw(format!(" for {} ({})", span_ms(row.state_ms), plain(&row.reason))),
         ]),
         Line::raw(format!(
-            "container {}  process {}  slot {}{}",
-            or_dash(row.container.as_deref(), plain),
-            or_dash(row.pid, |pid| pid.to_string()),
+            "{}  slot {}{}",
+            match (&row.address, &row.name) {
+                (Some(address), Some(name)) => format!("at {}, {}", plain(address), plain(name)),
+                (Some(address), None) => format!("at {}", plain(address)),
+                (None, _) => format!(
+                    "container {}  process {}",
+                    or_dash(row.container.as_deref(), plain),
+                    or_dash(row.pid, |pid| pid.to_string())
+                ),
+            },
             or_dash(row.slot, |slot| slot.to_string()),
             if row.adopted { "  adopted" } else { "" }
         )),

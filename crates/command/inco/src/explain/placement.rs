@@ -2,6 +2,7 @@
 //! a goal.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use configuration::estimate::{self, Band, Choice, Estimate, Load, Site};
 use configuration::{Capacity, Configuration, Goal, Place, Placement, Service, show_rate};
@@ -9,16 +10,20 @@ use display::output::{self, WrongUsage};
 use display::table::{Table, percent};
 use orchestrator::goal_of;
 use orchestrator::load::load;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cli::ExplainPlacementArgs;
 
 pub(super) fn run(args: &ExplainPlacementArgs) -> anyhow::Result<()> {
     let configuration = load(&args.file)?;
-    let service = service_of(&configuration, args.service.as_deref())?;
+    let (wanted, pps) = match &args.event {
+        Some(input) => recorded(input)?,
+        None => (args.service.clone(), args.load.unwrap_or_default()),
+    };
+    let service = service_of(&configuration, wanted.as_deref())?;
     let sites = sites(&configuration, service, args.capacity)?;
     let load = Load {
-        pps: args.load,
+        pps,
         frame_bytes: f64::from(args.frame_bytes),
         ring_slots: f64::from(service.ring.slots),
         target: estimate::TARGET,
@@ -42,6 +47,48 @@ pub(super) fn run(args: &ExplainPlacementArgs) -> anyhow::Result<()> {
     } else {
         output::text(&text(service, &load, goal, &all, &choice, &names))
     }
+}
+
+/// What an event says of the load that its decision is for.
+#[derive(Deserialize)]
+struct Recorded {
+    service: Option<String>,
+    case: Option<RecordedCase>,
+}
+
+/// The part of a case that all policies have which observe packets.
+#[derive(Deserialize)]
+struct RecordedCase {
+    #[serde(default)]
+    steps: Vec<RecordedStep>,
+}
+
+#[derive(Deserialize)]
+struct RecordedStep {
+    observation: Option<RecordedObservation>,
+}
+
+#[derive(Deserialize)]
+struct RecordedObservation {
+    offered_fast_pps: f64,
+}
+
+/// The service and the load, in packets/s, of a decision in the event log.
+fn recorded(input: &Path) -> anyhow::Result<(Option<String>, f64)> {
+    let (name, text) = super::read(input)?;
+    let wrong = |why: &str| WrongUsage(format!("{name}: {why}"));
+    let event: Recorded = serde_json::from_str(&text).map_err(|error| {
+        let why = super::in_words(&error.to_string());
+        wrong(&format!("this is not one line of the event log ({why})"))
+    })?;
+    let observed = event.case.and_then(|case| case.steps.into_iter().next_back());
+    let load = observed
+        .and_then(|step| step.observation)
+        .map(|of| of.offered_fast_pps);
+    let load = load.filter(|pps| pps.is_finite() && *pps > 0.0);
+    let missing =
+        "this event has no case with a load; give a scaled, resized or relocated event, or write --load";
+    Ok((event.service, load.ok_or_else(|| wrong(missing))?))
 }
 
 /// The service of that name, or the only one with containers.

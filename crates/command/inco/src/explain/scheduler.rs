@@ -45,23 +45,22 @@ fn explanation_text(explanation: &Explanation) -> String {
     }
     text.push_str(&picks.text());
     text.push('\n');
-    let mut instances = Table::new(&[
-        "instance",
-        "state",
-        ">load after",
-        ">flows given",
-        ">share",
-        ">ramp",
-    ]);
+    let has_places = explanation.instances.iter().any(|of| of.place.is_some());
+    let mut heads = vec!["instance"];
+    heads.extend(has_places.then_some("place"));
+    heads.extend(["state", ">load after", ">flows given", ">share", ">ramp"]);
+    let mut instances = Table::new(&heads);
     for instance in &explanation.instances {
-        instances.row([
-            instance.instance.to_string(),
+        let mut cells = vec![instance.instance.to_string()];
+        cells.extend(has_places.then(|| or_dash(instance.place.as_ref(), String::clone)));
+        cells.extend([
             instance.state.name().to_owned(),
             format!("{}", instance.load),
             instance.picks.to_string(),
             or_dash(instance.share, percent),
             or_dash(instance.ramp, |ramp| percent(f64::from(ramp))),
         ]);
+        instances.row(cells);
     }
     text.push_str(&instances.text());
     text

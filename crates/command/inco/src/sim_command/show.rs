@@ -9,8 +9,8 @@ use simulation::{Checked, Decision, Figure, Point, ScenarioResult, SweepPoint, V
 
 use display::table::{Table, short};
 
-/// The columns of a table: metric and heading. The event model has its own.
-const COLUMNS: [(&str, &str); 14] = [
+/// The columns of a table: metric and heading. The models of events and of clusters have their own.
+const COLUMNS: [(&str, &str); 25] = [
     ("offered_packets", ">offered"),
     ("lost_packets", ">lost"),
     ("lost_share", ">loss ratio"),
@@ -25,6 +25,17 @@ const COLUMNS: [(&str, &str); 14] = [
     ("latency_us_mean", ">mean us"),
     ("latency_us_p50", ">p50 us"),
     ("latency_us_p99", ">p99 us"),
+    ("new_flows", ">new flows"),
+    ("broken_flows", ">broken"),
+    ("failed_over_flows", ">failed over"),
+    ("drain_moved_flows", ">by deadline"),
+    ("looked_up_flows", ">looked up"),
+    ("extra_hops_per_flow", ">hops/flow"),
+    ("agreement_bytes_per_flow", ">bytes/flow"),
+    ("machine_max_min_mean", ">max/min"),
+    ("machine_utilisation_max", ">fullest"),
+    ("drain_s_max", ">drain s"),
+    ("cluster_lost_packets", ">packets lost"),
 ];
 
 /// A figure with its confidence interval, if there is one.
@@ -32,7 +43,9 @@ pub(super) fn figure(name: &str, figure: &Figure) -> String {
     let one = |value: f64| match name {
         "lost_share" if value == 0.0 => "0".to_owned(),
         "lost_share" => format!("{:.4}%", value * 100.0),
-        "jain_mean" => format!("{value:.3}"),
+        "jain_mean" | "extra_hops_per_flow" | "machine_max_min_mean" | "machine_utilisation_max" => {
+            format!("{value:.3}")
+        }
         _ => short(value),
     };
     if figure.half_width > 0.0 {

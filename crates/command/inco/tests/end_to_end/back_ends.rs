@@ -11,11 +11,11 @@ use model::{InstanceState, VipMode};
 use crate::support::{Inco, Load, Namespace, Network, PATIENCE, Place, available, eventually, text};
 
 /// The service's address.
-const SERVICE: &str = "10.0.0.100:80";
-const CLIENTS: usize = 4;
+pub(crate) const SERVICE: &str = "10.0.0.100:80";
+pub(crate) const CLIENTS: usize = 4;
 
 /// Whether nginx and network namespaces are here.
-fn are_here() -> bool {
+pub(crate) fn are_here() -> bool {
     let paths = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
     let is_there = paths.iter().any(|path| Path::new(path).join("nginx").exists());
     let is_root = rustix::process::geteuid().is_root();
@@ -27,7 +27,7 @@ fn are_here() -> bool {
 }
 
 /// A machine with nginx, behind the bridge of inco's machine. Its default route leads there.
-struct Server {
+pub(crate) struct Server {
     address: &'static str,
     host: Namespace,
     program: Option<Child>,
@@ -35,7 +35,7 @@ struct Server {
 }
 
 impl Server {
-    fn new(network: &Network, place: &Place, number: u8, address: &'static str) -> Server {
+    pub(crate) fn new(network: &Network, place: &Place, number: u8, address: &'static str) -> Server {
         let host = Namespace::new();
         let (ip, port) = address.split_once(':').unwrap();
         network.machine_ip(&format!(
@@ -68,7 +68,7 @@ impl Server {
         server
     }
 
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let configuration = self.configuration.display().to_string();
         let mut command = self.host.command("nginx", &["-c", &configuration]);
         self.program = Some(command.stderr(Stdio::null()).spawn().unwrap());
@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// Kills it and its worker, as a crash does.
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let mut program = self.program.take().unwrap();
         let children = format!("/proc/{0}/task/{0}/children", program.id());
         let children = std::fs::read_to_string(children).unwrap_or_default();
@@ -100,7 +100,7 @@ impl Drop for Server {
 }
 
 /// The client's network, and inco's machine with a bridge `lan` beside it.
-fn network() -> Network {
+pub(crate) fn network() -> Network {
     let network = Network::new();
     network.machine_ip(
         "link add lan type bridge mcast_snooping 0\naddress add 10.1.0.1/24 dev lan\nlink set lan up",
@@ -119,21 +119,21 @@ fn configuration(from: &[&str], health: &str) -> String {
 }
 
 /// Fails after two checks, and is back after two.
-const HEALTH: &str = "health = { http = \"/\", every = \"200ms\", fall = 2, rise = 2 }\n";
+pub(crate) const HEALTH: &str = "health = { http = \"/\", every = \"200ms\", fall = 2, rise = 2 }\n";
 
-fn row(inco: &Inco, address: &str) -> Option<InstanceRow> {
+pub(crate) fn row(inco: &Inco, address: &str) -> Option<InstanceRow> {
     let mut rows = inco.instances().into_iter();
     rows.rfind(|row| row.address.as_deref() == Some(address))
 }
 
-fn is_active(inco: &Inco, address: &str) {
+pub(crate) fn is_active(inco: &Inco, address: &str) {
     eventually(&format!("{address} is active"), PATIENCE, || {
         row(inco, address).filter(|row| row.state == InstanceState::Active)
     });
 }
 
 /// New requests, all of which are answered, by so many servers.
-fn all_are_answered(network: &Network, inco: &Inco, servers: usize) {
+pub(crate) fn all_are_answered(network: &Network, inco: &Inco, servers: usize) {
     let load = Load::start(network, SERVICE.parse().unwrap(), CLIENTS);
     eventually("some requests are answered", PATIENCE, || {
         (load.requests() > 300).then_some(())

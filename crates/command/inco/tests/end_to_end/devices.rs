@@ -1,11 +1,12 @@
 //! Uplinks that are DPDK devices: captures, and interfaces of the kernel.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::net::UdpSocket;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use api::types::FlowFilter;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
 use packet::capture::{CaptureReader, CaptureWriter, Captured};
 use packet::{Parsed, TcpFlags};
@@ -492,6 +493,47 @@ fn a_veth_interface_in_a_namespace_is_an_uplink_oci() {
 #[test]
 fn a_veth_interface_in_a_namespace_is_an_uplink_docker() {
     an_interface_of_the_kernel_is_an_uplink(Engine::Docker, "", "veth:wan0", "", 1);
+}
+
+/// The next run opens the device again. Pins are in memory that the launcher keeps: no flow moves.
+#[test]
+fn no_flow_moves_where_a_killed_inco_had_a_device() {
+    if !is_here(Engine::Oci) {
+        return;
+    }
+    let place = Place::new();
+    let wire = Wire::new(1500);
+    let text = format!(
+        "[[uplink]]\nname = \"wan\"\ndevice = \"veth:wan0\"\n{}{}",
+        service("all", "\"wan\"", "", 3),
+        Engine::Oci.toml()
+    );
+    let pins = |inco: &Inco| -> BTreeMap<String, _> {
+        let page = inco.client().flows(&FlowFilter::default()).unwrap();
+        assert!(page.complete);
+        let rows = page.flows.iter();
+        rows.map(|row| (row.flow.clone(), row.forward.unwrap())).collect()
+    };
+    let first = wire.inco.within(|| place.run(&text));
+    first.settled(3, 0);
+    kernel_traffic_comes_back(&wire, 1);
+    let before = pins(&first);
+    assert_eq!(before.len(), usize::from(FLOWS));
+    assert!(before.values().collect::<BTreeSet<_>>().len() == 3, "{before:?}");
+    first.kill();
+    let second = wire.inco.within(|| place.run(&text));
+    second.settled(3, 0);
+    assert_eq!(pins(&second), before);
+    kernel_traffic_comes_back(&wire, 1);
+    assert_eq!(pins(&second), before);
+    let status = second.at_rest();
+    assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
+    assert_eq!(
+        status.accounting.returned,
+        u64::from(FLOWS) * PACKETS as u64,
+        "{status:#?}"
+    );
+    stop(second, &place);
 }
 
 /// By libpcap, since the kernel would put them together for `veth:`.

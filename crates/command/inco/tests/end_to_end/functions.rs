@@ -3,7 +3,7 @@
 use api::counters::FunctionCounters;
 use model::{EventKind, FunctionChange};
 
-use crate::support::{Engine, PATIENCE, Place, assert_clean, eventually};
+use crate::support::{Engine, IMAGE, PATIENCE, Place, assert_clean, eventually};
 
 const CONFIGURATION: &str = r#"
 [[uplink]]
@@ -83,4 +83,56 @@ fn a_chain_scales_and_counts_with_oci() {
 #[test]
 fn a_chain_scales_and_counts_with_docker() {
     a_chain_scales_and_counts(Engine::Docker);
+}
+
+#[test]
+fn records_of_functions_are_in_the_output_of_their_instance() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let rules = "alert udp any any -> any any (msg:\"seen\"; threshold:type limit, track by_src, count 1, seconds \
+                 60; sid:7;)";
+    let command = [
+        "/inco-nf",
+        "firewall",
+        "--config-text",
+        "default = \"deny\"\ncount_interval_s = 1\n[[rule]]\nname = \"all of UDP\"\naction = \"allow\"\nprotocol = \"udp\"\n",
+        "--",
+        "ids",
+        "--config-text",
+        &format!("rules = '''\n{rules}\n'''\n"),
+    ];
+    let inco = place.run(&format!(
+        "{}[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.guard]\nimage = \"{IMAGE}\"\ncommand = \
+         {command:?}\nmemory = \"128MiB\"\ninstances = 1\n",
+        Engine::Oci.toml()
+    ));
+    inco.settled(1, 0);
+    let traffic = place.traffic(
+        "uplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"1s\"\nflows = 4\nrate_per_flow = \"100pps\"\n",
+    );
+    let lines = eventually("an alert and the counts of the rule", PATIENCE, || {
+        let said = place.must(&["logs", "guard"]);
+        let has = |what: &str| said.lines().any(|line| line.contains(what));
+        (has("\"event_type\":\"alert\"") && has(" rule allow ")).then_some(said)
+    });
+    let alert = lines.lines().find(|line| line.contains("event_type")).unwrap();
+    let alert = &alert[alert.find('{').unwrap()..];
+    let alert: serde_json::Value = serde_json::from_str(alert).unwrap();
+    assert_eq!(
+        (&alert["alert"]["signature_id"], &alert["proto"]),
+        (&7.into(), &"UDP".into())
+    );
+    let report = traffic.report();
+    assert_eq!(report.lost, 0);
+    // In the end the counts are those of all packets: the first of each flow, since the others belong to connections.
+    let counted = eventually("all flows are counted", PATIENCE, || {
+        let said = place.must(&["logs", "guard"]);
+        let last = said.lines().rev().find(|line| line.contains(" rule allow "))?;
+        let count = last.split(" rule allow ").nth(1)?.split(' ').next()?;
+        count.parse::<u64>().ok().filter(|count| *count >= 4)
+    });
+    assert_eq!(counted, 4);
+    inco.stop(&place);
 }

@@ -56,7 +56,7 @@ drain_deadline = "60s"
 "#;
 
 /// The configuration of one end: 1 or 2.
-fn gateway(side: u8) -> String {
+pub(crate) fn gateway(side: u8) -> String {
     let other = 3 - side;
     let each = |number: u8| {
         let secret = |direction: u8| {
@@ -162,10 +162,10 @@ struct Association {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+pub(crate) struct Seen {
     of: Vec<Association>,
-    again: u64,
-    wrong: Vec<String>,
+    pub(crate) again: u64,
+    pub(crate) wrong: Vec<String>,
 }
 
 struct Networks {
@@ -178,7 +178,7 @@ struct Networks {
     news: Instant,
 }
 
-fn connect(place: &Place, name: &str) -> memif::Link {
+pub(crate) fn connect(place: &Place, name: &str) -> memif::Link {
     let socket = place.run_dir().join(name);
     memif::Client::connect(&memif::ClientConfig::new(socket, 0), PATIENCE).unwrap()
 }
@@ -205,7 +205,7 @@ fn read(bytes: &[u8]) -> Option<(usize, u64)> {
     ))
 }
 
-fn receive(link: &mut memif::Link) -> Vec<Vec<u8>> {
+pub(crate) fn receive(link: &mut memif::Link) -> Vec<Vec<u8>> {
     let rx = &mut link.queues[0].rx;
     let (mut buffer, mut frames) = (vec![0; 2048], Vec::new());
     while let Some(Ok(len)) = rx.pop(&mut buffer) {
@@ -215,7 +215,7 @@ fn receive(link: &mut memif::Link) -> Vec<Vec<u8>> {
     frames
 }
 
-fn send(link: &mut memif::Link, frames: &[Vec<u8>]) {
+pub(crate) fn send(link: &mut memif::Link, frames: &[Vec<u8>]) {
     let tx = &mut link.queues[0].tx;
     for frame in frames {
         let until = Instant::now() + PATIENCE;
@@ -293,7 +293,7 @@ impl Networks {
 }
 
 /// The networks at work, in a thread.
-struct Load {
+pub(crate) struct Load {
     asks: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     wrong: Arc<Mutex<Vec<String>>>,
@@ -301,7 +301,7 @@ struct Load {
 }
 
 impl Load {
-    fn begin(place: &Place) -> Load {
+    pub(crate) fn begin(place: &Place) -> Load {
         let mut networks = Networks {
             lan: connect(place, "lan.sock"),
             wan: connect(place, "wan.sock"),
@@ -342,7 +342,7 @@ impl Load {
     }
 
     /// Waits until each association has had so many more answers.
-    fn more(&self, answers: u64) {
+    pub(crate) fn more(&self, answers: u64) {
         let until = self.answered.load(Ordering::Relaxed) + answers;
         eventually("answers come", 2 * PATIENCE, || {
             let wrong = self.wrong.lock().unwrap().clone();
@@ -351,7 +351,7 @@ impl Load {
         });
     }
 
-    fn end(self) -> Seen {
+    pub(crate) fn end(self) -> Seen {
         self.asks.store(false, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
@@ -362,7 +362,8 @@ fn live_flows(inco: &Inco) -> u64 {
 }
 
 fn associations_move(workers: &str) {
-    let place = Place::with_a_cpu();
+    // A move has 50 ms.
+    let place = Place::quiet();
     let file = place.file("gateway.toml", &gateway(1));
     let inco = place.run(&configuration(workers, &file));
     inco.settled(1, 0);

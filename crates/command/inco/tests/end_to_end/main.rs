@@ -2,7 +2,7 @@
 //!
 //! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks
 //! is said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `ovs`, `prometheus`,
-//! `schemathesis`, `browser`) that is a failure.
+//! `schemathesis`, `browser`, `kubernetes`, `swarm`) that is a failure.
 
 #![allow(
     clippy::expect_used,
@@ -18,6 +18,8 @@ mod browser;
 #[expect(dead_code, reason = "the tests of the crate use the rest")]
 mod registry_server;
 
+mod actor_applications;
+mod actor_functions;
 mod actors;
 mod addresses;
 mod back_ends;
@@ -34,7 +36,10 @@ mod failures;
 mod functions;
 mod gaps;
 mod hostile_container;
+mod hybrid;
 mod ipsec;
+mod kubernetes;
+mod kubernetes_pods;
 mod monitoring;
 mod nat;
 mod openflow;
@@ -53,6 +58,7 @@ mod pull;
 mod readiness;
 mod refusals;
 mod relaxed;
+mod replicas;
 mod restart;
 mod rollout;
 mod service;
@@ -63,7 +69,9 @@ mod soak;
 mod state_moves;
 mod strangers;
 mod support;
+mod swarm;
 mod testpmd;
+mod tunnels;
 mod upgrade;
 
 mod scaling;

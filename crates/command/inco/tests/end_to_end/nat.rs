@@ -407,7 +407,7 @@ fn eight_instances_translate_and_nothing_reaches_the_wrong_host() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::with_a_cpu();
+    let place = Place::quiet();
     let inco = start(&place);
     let load = Load::begin(Networks::new(&place));
     load.more(20);

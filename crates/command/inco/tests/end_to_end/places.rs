@@ -307,7 +307,7 @@ fn a_place_that_is_lost_with_its_instances_is_replaced_elsewhere() {
 }
 
 /// 9,000 packets per second on three instances: the two of the card get more than its limit. The policy has one replaced at
-/// the host, and brings it back when the load is over.
+/// the host, and brings it back when the load is over; both, where one has so many of the flows that it alone is too much.
 fn one_leaves_the_card_above_its_limit_and_comes_back(policy: &str) {
     if !Engine::Oci.is_here() {
         return;
@@ -323,7 +323,7 @@ fn one_leaves_the_card_above_its_limit_and_comes_back(policy: &str) {
         .replace("100pps", "500pps");
     let traffic = place.traffic(&load);
     eventually("one is replaced at the host", PATIENCE, || {
-        (active(&inco) == (1, 2)).then_some(())
+        (active(&inco).1 > 1).then_some(())
     });
     traffic.interrupt();
     assert_undisturbed(&traffic.report());
@@ -344,13 +344,21 @@ fn one_leaves_the_card_above_its_limit_and_comes_back(policy: &str) {
             _ => None,
         })
         .collect();
-    let [(card, host, above), (from, to, room)] = &relocations[..] else {
-        panic!("{relocations:#?}\n{}", inco.told());
-    };
-    assert_eq!([card, host, from, to], ["card", "host", "host", "card"]);
-    assert!(above.starts_with("above_limit_of_place: place_pps "), "{above}");
-    assert!(above.contains("limit_pps 5000"), "{above}");
-    assert!(room.starts_with("earlier_place_has_room: "), "{room}");
+    let (away, back) = relocations.split_at(relocations.len() / 2);
+    assert!(
+        (1..=2).contains(&away.len()) && away.len() == back.len(),
+        "{relocations:#?}\n{}",
+        inco.told()
+    );
+    for (from, to, above) in away {
+        assert_eq!([from, to], ["card", "host"]);
+        assert!(above.starts_with("above_limit_of_place: place_pps "), "{above}");
+        assert!(above.contains("limit_pps 5000"), "{above}");
+    }
+    for (from, to, room) in back {
+        assert_eq!([from, to], ["host", "card"]);
+        assert!(room.starts_with("earlier_place_has_room: "), "{room}");
+    }
     let words = format!("card -> host wanted by {policy}");
     assert!(place.must(&["events"]).contains(&words));
     inco.stop(&place);

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use model::InstanceState;
@@ -368,6 +369,64 @@ fn what_systemd_stops_goes_on_and_then_is_removed_ebpf() {
 #[test]
 fn what_systemd_stops_waits_and_then_is_removed_soft() {
     what_systemd_stops_goes_on_and_then_is_removed("soft");
+}
+
+/// Without a running inco, `inco stop` removes what a killed one left, also in the kernel: programs, maps, interfaces,
+/// packet sockets.
+fn stop_removes_what_a_killed_inco_left(driver: &str) {
+    if !are_here(Engine::Oci) {
+        return;
+    }
+    let (place, network) = (Place::new(), Network::new());
+    let inco = network.run(&place, &configuration(&place, Engine::Oci, driver, "0", ONE));
+    inco.settled(2, 0);
+    let shown = |program: &str, arguments: &[&str]| {
+        let output = network.as_machine(|| Command::new(program).args(arguments).output().unwrap());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let interfaces = || shown("ip", &["-o", "link"]).lines().count();
+    let filters = || shown("tc", &["filter", "show", "dev", "eth1", "ingress"]);
+    let before = interfaces();
+    assert!(before > 2, "lo, eth1, and those towards instances");
+    assert_eq!(filters().is_empty(), driver != "ebpf", "{}", filters());
+    // A run's maps are in a folder of its own. Other tests have theirs.
+    let folders = || -> BTreeSet<PathBuf> {
+        let there = std::fs::read_dir("/sys/fs/bpf/inco")
+            .into_iter()
+            .flatten()
+            .flatten();
+        there.map(|folder| folder.path()).collect()
+    };
+    let with_it = folders();
+    let traces = inco.kill();
+    assert_eq!(traces.processes_alive().len(), 2);
+    if driver == "ebpf" {
+        // Nobody is there, and the programs forward.
+        assert!(network.get("http://10.0.0.100/").unwrap().contains("-web-"));
+    }
+    let said = network.as_machine(|| place.must(&["stop"]));
+    assert!(
+        said.contains("2 containers of an earlier run are removed"),
+        "{said}"
+    );
+    traces.assert_nothing_left();
+    assert_eq!((interfaces(), filters()), (2, String::new()));
+    assert_eq!(packet_sockets(&network), BTreeSet::new());
+    if driver == "ebpf" {
+        let gone: Vec<_> = with_it.difference(&folders()).cloned().collect();
+        assert!(!gone.is_empty(), "the maps stay: {with_it:?}");
+    }
+    network.get("http://10.0.0.100/").unwrap_err();
+}
+
+#[test]
+fn stop_removes_what_a_killed_inco_left_ebpf() {
+    stop_removes_what_a_killed_inco_left("ebpf");
+}
+
+#[test]
+fn stop_removes_what_a_killed_inco_left_soft() {
+    stop_removes_what_a_killed_inco_left("soft");
 }
 
 /// They stay open while instances come, drain with them, and inco is killed twice.

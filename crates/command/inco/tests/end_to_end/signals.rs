@@ -109,6 +109,17 @@ rate_per_flow = "50pps"
     let told = inco.client().counters().unwrap().services.remove(0);
     let (jain, max_min) = (told.jain.unwrap(), told.max_min.unwrap());
     assert!((0.2..=1.0).contains(&jain) && max_min >= 1.0, "{jain}, {max_min}");
+    let shown = place.must(&["services"]);
+    assert!(
+        shown.contains("forward: weights, computed every ") && shown.contains("Jain's index "),
+        "{shown}"
+    );
+    eventually("those that are awake share all of the weight", PATIENCE, || {
+        let rows: serde_json::Value = serde_json::from_str(&place.must(&["services", "--json"])).unwrap();
+        let weights = rows[0]["weights"]["instances"].as_array()?;
+        let sum: u64 = weights.iter().filter_map(|of| of["weight"].as_u64()).sum();
+        (weights.len() == 2 && sum == 256).then_some(())
+    });
     // Every worker knows by then.
     std::thread::sleep(Duration::from_millis(200));
     let flows = inco.instance(asleep).unwrap().live_flows;

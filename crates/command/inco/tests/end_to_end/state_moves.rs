@@ -80,7 +80,8 @@ fn a_drain_moves_connections_of_a_firewall() {
     }
     const ALLOW: &str = "default = \"allow\"\nconnections = 1024\n";
     const DENY: &str = "default = \"deny\"\nconnections = 1024\n";
-    let place = Place::with_a_cpu();
+    // A move has 50 ms.
+    let place = Place::quiet();
     let rules = place.file("rules.toml", ALLOW);
     let mounts = format!("mounts = [\"{}:/rules.toml:ro\"]", rules.display());
     let function = "\"firewall\", \"--config\", \"/rules.toml\"";
@@ -125,7 +126,8 @@ fn a_drain_moves_what_flows_owe_a_limiter() {
         return;
     }
     const BURST: u64 = 500;
-    let place = Place::with_a_cpu();
+    // A move has 50 ms.
+    let place = Place::quiet();
     let text = format!("\"\"\"[[rule]]\nkey = \"flow\"\nrate = \"10pps\"\nburst_packets = {BURST}\n\"\"\"");
     let function = format!("\"limiter\", \"--config-text\", {text}");
     let inco = place.run(&configuration(&function, ""));

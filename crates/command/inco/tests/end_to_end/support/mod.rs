@@ -128,14 +128,18 @@ pub(crate) fn state_dir() -> &'static Path {
     })
 }
 
+/// Another program to test than the one that cargo built: `make promises` has the installed one measured.
+pub(crate) const PROGRAM: &str = "INCO_PROGRAM";
+
 fn inco(run_dir: &Path, state_dir: &Path) -> Command {
+    let program = std::env::var_os(PROGRAM).unwrap_or_else(|| env!("CARGO_BIN_EXE_inco").into());
     // As an operator would run a data plane: before other programs. Children inherit it.
     let mut command = if root_missing().is_none() {
         let mut command = Command::new("nice");
-        command.args(["-n", "-10", env!("CARGO_BIN_EXE_inco")]);
+        command.args(["-n", "-10"]).arg(program);
         command
     } else {
-        Command::new(env!("CARGO_BIN_EXE_inco"))
+        Command::new(program)
     };
     command
         .env("INCO_RUN_DIR", run_dir)

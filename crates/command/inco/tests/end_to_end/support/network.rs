@@ -29,6 +29,11 @@ impl Network {
         Network { router, client }
     }
 
+    /// A process in the network of inco's machine.
+    pub(crate) fn machine_pid(&self) -> u32 {
+        self.router.pid()
+    }
+
     /// `inco run` on its machine.
     pub(crate) fn run(&self, place: &Place, configuration: &str) -> Inco {
         self.router.within(|| place.run(configuration))

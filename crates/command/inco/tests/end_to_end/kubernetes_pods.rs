@@ -1,0 +1,213 @@
+//! Instances as Pods: a real cluster with a kubelet on inco's machine, real nginx in the Pods, reached over the node's bridge.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use api::types::InstanceRow;
+use real_parts::{ApiServer, has_kubernetes_node};
+
+use crate::back_ends::{CLIENTS, SERVICE, all_are_answered, are_here};
+use crate::support::{Inco, Load, Network, PATIENCE, Place, eventually, text};
+use crate::swarm::{NGINX, SWARM_PATIENCE, failures, settled};
+
+/// How long the API server is away.
+const AWAY: Duration = Duration::from_secs(30);
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const IMAGE: &str = "nginx:latest";
+
+/// The cluster, with nginx at its node.
+fn cluster(network: &Network, place: &Place) -> ApiServer {
+    // As the node's plugin would make it for its first Pod: inco begins before that.
+    network.machine_ip("link add pods0 type bridge\naddress add 10.88.0.1/16 dev pods0\nlink set pods0 up");
+    let namespace = format!("--net=/proc/{}/ns/net", network.machine_pid());
+    let start = move |program: &str| {
+        let mut command = Command::new("nsenter");
+        command.args([&namespace, program]);
+        command
+    };
+    let server = ApiServer::start_with_node(&place.path("cluster"), Box::new(start));
+    place.must(&["image", "import", "nginx", "--engine", "docker"]);
+    server.give_image(IMAGE);
+    let site = serde_json::json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "site" }, "data": { "nginx.conf": NGINX } });
+    server.put(MAPS, "site", &site.to_string());
+    server
+}
+
+fn configuration(server: &ApiServer) -> String {
+    format!(
+        r#"
+[switch]
+driver = "ebpf"
+timeouts = {{ tcp_linger = "100ms" }}
+
+[[uplink]]
+name = "wan"
+device = "kernel:eth1"
+
+[[uplink]]
+name = "pods"
+device = "kernel:pods0"
+
+[engine]
+driver = "kubernetes"
+pull = "never"
+
+[kubernetes]
+kubeconfig = "{}"
+
+[service.web]
+uplinks = ["wan"]
+port = "routed"
+image = "nginx"
+command = ["/usr/sbin/nginx", "-c", "/etc/site/nginx.conf"]
+vip = {{ address = "10.0.0.100", ports = 80, mode = "dnat", target_port = 8080 }}
+instances = {{ min = 1, max = 3, standby = 0 }}
+health = {{ http = "/", every = "50ms", fall = 4, rise = 1 }}
+kubernetes = {{ configs = ["site:/etc/site"], reserved_cpus = 0.05 }}
+scheduler = {{ policy = "round-robin", slow_start = "0s" }}
+autoscaler = "fixed"
+drain_deadline = "30s"
+"#,
+        server.kubeconfig().display()
+    )
+}
+
+/// The Pods of inco, by their names.
+fn pods(server: &ApiServer) -> Vec<String> {
+    let path = format!("{PODS}?labelSelector=app.kubernetes.io%2Fmanaged-by%3Dinco");
+    let listed: serde_json::Value = serde_json::from_str(&server.ask("GET", &path, "").unwrap()).unwrap();
+    let name = |pod: &serde_json::Value| pod["metadata"]["name"].as_str().unwrap().to_owned();
+    let mut names: Vec<String> = listed["items"].as_array().unwrap().iter().map(name).collect();
+    names.sort();
+    names
+}
+
+fn names(rows: &[InstanceRow]) -> Vec<String> {
+    let mut names: Vec<String> = rows.iter().filter_map(|row| row.container.clone()).collect();
+    names.sort();
+    names
+}
+
+/// Waits until the cluster has the instances of inco, and nothing else.
+fn both_agree(inco: &Inco, server: &ApiServer) {
+    eventually("the cluster has what inco has", SWARM_PATIENCE, || {
+        (pods(server) == names(&inco.instances())).then_some(())
+    });
+}
+
+fn ends_clean(inco: Inco, place: &Place, server: ApiServer) {
+    drop(inco.stop_with(place, &[]));
+    assert_eq!(pods(&server), Vec::<String>::new());
+    drop(server);
+    place.is_left_clean();
+}
+
+/// From 1 to 3 and back while clients ask: none fails. The API server is killed for a while: steering goes on, nothing is
+/// doubled or orphaned.
+#[test]
+fn pods_scale_and_the_api_server_is_away() {
+    if !has_kubernetes_node() || !are_here() {
+        return;
+    }
+    let (place, network) = (Place::quiet(), Network::new());
+    let server = cluster(&network, &place);
+    let file = place.file("pods.toml", &configuration(&server));
+    let said = network.as_machine(|| {
+        text(
+            &place
+                .output(&["doctor", "-f", &file.display().to_string()])
+                .stdout,
+        )
+    });
+    assert!(said.contains("inco may run Pods in default"), "{said}");
+    let inco = network.run_file(&place, &file);
+    settled(&inco, 1);
+    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
+    eventually("the first one answers", PATIENCE, || {
+        (load.first_answers().len() == 1).then_some(())
+    });
+    for count in [2, 3] {
+        let asked = Instant::now();
+        place.must(&["scale", "web", &count.to_string()]);
+        eventually("one more answers", SWARM_PATIENCE, || {
+            (load.first_answers().len() == count).then_some(())
+        });
+        let served = load.first_answers()[count - 1].duration_since(asked);
+        eprintln!("from the command to the first answer of a Pod: {served:?}");
+    }
+    settled(&inco, 3);
+    both_agree(&inco, &server);
+
+    // The API server is away. What it is asked meanwhile waits.
+    server.kill();
+    let since = Instant::now();
+    eventually("inco says that it is away", PATIENCE, || {
+        (failures(&inco, "engine") > 0).then_some(())
+    });
+    place.must(&["scale", "web", "2"]);
+    while since.elapsed() < AWAY {
+        let answered = load.requests();
+        eventually("requests are answered", PATIENCE, || {
+            (load.requests() > answered + 100).then_some(())
+        });
+    }
+    server.up();
+    settled(&inco, 2);
+    both_agree(&inco, &server);
+    place.must(&["scale", "web", "1"]);
+    settled(&inco, 1);
+    both_agree(&inco, &server);
+    let outcome = load.end();
+    assert!(
+        outcome.failures == 0 && outcome.servers == 3,
+        "{outcome:#?}\n{}\n{:#?}",
+        inco.told(),
+        inco.status().drops
+    );
+    assert_eq!(inco.at_rest().accounting.expected_moves, 0);
+    ends_clean(inco, &place, server);
+}
+
+/// After `kill -9` the next inco goes on with the Pods that there are. A Pod whose program is killed, and one that others
+/// delete, are replaced by others.
+#[test]
+fn a_killed_or_deleted_pod_is_replaced_and_pods_are_adopted() {
+    if !has_kubernetes_node() || !are_here() {
+        return;
+    }
+    let (place, network) = (Place::quiet(), Network::new());
+    let server = cluster(&network, &place);
+    let text = configuration(&server);
+    let inco = network.run(&place, &text);
+    settled(&inco, 1);
+    place.must(&["scale", "web", "2"]);
+    let before = settled(&inco, 2);
+    let of =
+        |rows: &[InstanceRow]| -> Vec<_> { rows.iter().map(|row| (row.id, row.address.clone())).collect() };
+    drop(inco.kill());
+    let inco = network.run(&place, &text);
+    let after = settled(&inco, 2);
+    assert_eq!(of(&after), of(&before));
+    both_agree(&inco, &server);
+    all_are_answered(&network, &inco, 2);
+
+    let first = names(&after)[0].clone();
+    server.kill_container(&first, "instance");
+    eventually("it was replaced", SWARM_PATIENCE, || {
+        (!names(&inco.instances()).contains(&first)).then_some(())
+    });
+    settled(&inco, 2);
+    both_agree(&inco, &server);
+    all_are_answered(&network, &inco, 2);
+
+    let second = names(&inco.instances())[0].clone();
+    server.delete(PODS, &second);
+    eventually("it was replaced as well", SWARM_PATIENCE, || {
+        (!names(&inco.instances()).contains(&second)).then_some(())
+    });
+    settled(&inco, 2);
+    both_agree(&inco, &server);
+    all_are_answered(&network, &inco, 2);
+    ends_clean(inco, &place, server);
+}

@@ -1,0 +1,175 @@
+//! Machines behind tunnels: an edge gives connections to two machines through VXLAN, each with an inco and a real nginx of
+//! its own; replies go straight to the client.
+
+use model::InstanceState;
+
+use crate::addresses::{are_here, nginx};
+use crate::back_ends::{CLIENTS, SERVICE, all_are_answered, is_active, row};
+use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, eventually};
+
+const FIRST: &str = "10.0.0.11:4789";
+const SECOND: &str = "10.0.0.12:4789";
+/// A frame of 1,514 bytes has 50 bytes more in a tunnel.
+const MTU: &str = "1600";
+
+/// The edge: all of its instances are machines.
+const EDGE: &str = "[switch]\ndriver = \"soft\"\ntimeouts = { tcp = \"3s\" }\n[[uplink]]\nname = \"wan\"\ndevice = \
+                    \"kernel:eth1\"\nmax_frame = 1572\ntunnel = { address = \"10.0.0.1\", network = 7 \
+                    }\n[service.web]\nport = \"tunnel\"\nvip = { address = \"10.0.0.100\", ports = 80 }\ninstances = { from = \
+                    [\"10.0.0.11:4789\", \"10.0.0.12:4789\"] }\nscheduler = { policy = \"round-robin\", slow_start = \"0s\" \
+                    }\ndrain_deadline = \"30s\"\n";
+
+/// One segment: the client with its bridge, the edge, and the machines.
+fn segment() -> Network {
+    let network = Network::new();
+    network.client_ip(&format!(
+        "link add br0 type bridge mcast_snooping 0\naddress flush dev eth0\nlink set eth0 mtu {MTU} master br0\naddress add \
+         10.0.0.2/24 dev br0\nlink set br0 mtu 1500 up"
+    ));
+    network.machine_ip(&format!("link set eth1 mtu {MTU}"));
+    network
+}
+
+/// A machine with an inco, and one nginx that says its name.
+struct Machine {
+    host: Namespace,
+    place: Place,
+    inco: Inco,
+    port: String,
+}
+
+impl Machine {
+    fn new(network: &Network, beside: &Place, number: u8, from: &str) -> Machine {
+        let host = Namespace::new();
+        let port = format!("to-{number}");
+        network.client_ip(&format!(
+            "link add {port} type veth peer name eth1 netns {}\nlink set {port} mtu {MTU} master br0 up",
+            host.pid()
+        ));
+        host.ip(&format!("link set lo up\nlink set eth1 mtu {MTU} up"));
+        let place = beside.beside();
+        let srv = place.path("srv");
+        std::fs::create_dir(&srv).unwrap();
+        std::fs::write(srv.join("index.html"), format!("machine {number}")).unwrap();
+        let text = nginx(&place, Engine::Oci, "soft", "instances = 1\n");
+        let device = "device = \"kernel:eth1\"\n";
+        let tunnel = format!(
+            "{device}max_frame = 1572\ntunnel = {{ address = \"10.0.0.1{number}\", network = 7, from = [\"{from}\"] }}\n"
+        );
+        let inco = host.within(|| place.run(&text.replace(device, &tunnel)));
+        inco.settled(1, 0);
+        Machine {
+            host,
+            place,
+            inco,
+            port,
+        }
+    }
+
+    fn stop(self) {
+        drop(self.inco.stop_with(&self.place, &[]));
+        self.place.is_left_clean();
+        drop(self.host);
+    }
+}
+
+fn asked_for_more(load: &Load) {
+    let asked = load.requests();
+    eventually("many requests are answered", PATIENCE, || {
+        (load.requests() > asked + 300).then_some(())
+    });
+}
+
+/// A machine is drained and comes back, and the edge is killed and restarted: no request fails. Then a machine is cut off:
+/// its flows move once, and it is back when it answers again.
+#[test]
+fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
+    if !are_here(Engine::Oci, &["nginx"]) {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), segment());
+    let machines = [1, 2].map(|number| Machine::new(&network, &place, number, "10.0.0.1"));
+    let mut edge = network.run(&place, EDGE);
+    is_active(&edge, FIRST);
+    is_active(&edge, SECOND);
+
+    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
+    eventually("both answer", PATIENCE, || {
+        (load.first_answers().len() == 2).then_some(())
+    });
+    let id = row(&edge, FIRST).unwrap().id.to_string();
+    place.must(&["drain", &id]);
+    eventually("the first one is empty", PATIENCE, || {
+        row(&edge, FIRST).filter(|row| row.state == InstanceState::Draining && row.live_flows == 0)
+    });
+    let before = row(&edge, FIRST).unwrap().to_packets;
+    asked_for_more(&load);
+    assert_eq!(row(&edge, FIRST).unwrap().to_packets, before);
+    place.must(&["undrain", &id]);
+    is_active(&edge, FIRST);
+    asked_for_more(&load);
+
+    drop(edge.kill());
+    edge = network.run(&place, EDGE);
+    is_active(&edge, FIRST);
+    is_active(&edge, SECOND);
+    asked_for_more(&load);
+    let outcome = load.end();
+    assert!(
+        outcome.failures == 0 && outcome.servers == 2,
+        "{outcome:#?}\n{}\n{:#?}",
+        edge.told(),
+        edge.status().drops
+    );
+    let status = edge.at_rest();
+    assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
+
+    // What the edge put into tunnels, the machines took out: both ends count, and nothing is lost between them.
+    for (machine, address) in machines.iter().zip([FIRST, SECOND]) {
+        let told = machine.inco.at_rest();
+        assert_eq!(told.drops.get("tunnel"), None, "{address}: {told:#?}");
+    }
+
+    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
+    asked_for_more(&load);
+    network.client_ip(&format!("link set {} down", machines[1].port));
+    eventually("the machine is known to be lost", PATIENCE, || {
+        row(&edge, SECOND).filter(|row| row.state != InstanceState::Active)
+    });
+    let _some_failed = load.end();
+    all_are_answered(&network, &edge, 1);
+    network.client_ip(&format!("link set {} up", machines[1].port));
+    is_active(&edge, SECOND);
+    all_are_answered(&network, &edge, 2);
+
+    drop(edge.stop_with(&place, &[]));
+    machines.into_iter().for_each(Machine::stop);
+}
+
+/// A machine takes nothing out of tunnels whose sender it does not know, and says so.
+#[test]
+fn a_machine_refuses_tunnels_of_strangers() {
+    if !are_here(Engine::Oci, &["nginx", "curl"]) {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), segment());
+    let machine = Machine::new(&network, &place, 1, "10.0.0.9");
+    let edge = network.run(
+        &place,
+        &EDGE.replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]"),
+    );
+    is_active(&edge, FIRST);
+    let refused = network.client("curl", &["-s", "--max-time", "2", "http://10.0.0.100/"]);
+    assert!(!{ refused }.status().unwrap().success());
+    eventually("it is counted", PATIENCE, || {
+        machine
+            .inco
+            .status()
+            .drops
+            .get("tunnel")
+            .filter(|count| **count > 0)
+            .copied()
+    });
+    drop(edge.stop_with(&place, &[]));
+    machine.stop();
+}
