@@ -15,7 +15,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test promises test-old-kernel move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test promises test-old-kernel test-cluster move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,30 +59,49 @@ WITHOUT_DPDK := switch worker ports
 QUIET_WITHOUT_DPDK := idle
 SUITES := $(sort $(notdir $(patsubst %.rs,%,$(wildcard crates/*/*/tests/*.rs)) \
     $(patsubst %/main.rs,%,$(wildcard crates/*/*/tests/*/main.rs))))
-OTHERS := $(filter-out $(WAITING) $(QUIET),$(SUITES))
+# What only computes: it waits for nothing and measures no time, so it has what the waiting one leaves of the CPUs.
+COMPUTING := agreement allocation allocations analytics behaviour busy captures classifier cluster corpora cost fits fuzz \
+    index_interleavings instructions interleavings laws layers layout lists model modules oracle packets place_keys \
+    placement_sweep problems quotas recorded reference reload round_trip routes runs scenarios session shapes simulation \
+    steps store transactions
+OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET),$(SUITES))
 named = $(addprefix --test ,$(1))
 TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
 
-# All is built before anything runs. Suites run one after the other: tests that wait for real containers are late where
-# others compute. After a failure all goes on, and fails.
-.PHONY: run-tests other-tests waiting-tests quiet-tests
-run-tests: nf
+# All is built before anything runs. Suites run one after the other, but for what only computes, which is in the idle
+# class: tests that wait for real containers are late where others compute. Where the kernel groups sessions, it weighs
+# the session beside a container, whatever the class of its threads is. After a failure all goes on, and fails.
+.PHONY: build-tests run-tests computing-tests waiting-tests other-tests quiet-tests
+build-tests: nf
 	$(TEST) $(WITH_DPDK) --lib --bins --tests --no-run
 	$(TEST) $(call named,$(WITHOUT_DPDK) $(QUIET_WITHOUT_DPDK)) --no-run
-	@failed=0; \
-	for suites in other-tests waiting-tests quiet-tests; do \
+
+run-tests: build-tests
+	@failed=0; log=$$(mktemp); \
+	setsid sh -c 'echo 19 >/proc/self/autogroup; exec chrt --idle 0 $(MAKE) --no-print-directory computing-tests' \
+	    >$$log 2>&1 & computing=$$!; \
+	trap "kill -- -$$computing 2>/dev/null; rm -f $$log" EXIT; trap 'exit 130' INT TERM; \
+	$(MAKE) --no-print-directory waiting-tests || failed=1; \
+	wait $$computing || failed=1; \
+	cat $$log; \
+	for suites in other-tests quiet-tests; do \
 	    $(MAKE) --no-print-directory $$suites || failed=1; \
 	done; \
 	exit $$failed
 
 # cargo has no use for make's jobs.
-other-tests waiting-tests quiet-tests: export MAKEFLAGS :=
+computing-tests waiting-tests other-tests quiet-tests: export MAKEFLAGS :=
+
+computing-tests:
+	@failed=0; \
+	$(TEST) $(WITH_DPDK) --lib --bins $(call named,$(COMPUTING)) || failed=1; \
+	$(TEST) $(WITH_DPDK) --doc || failed=1; \
+	exit $$failed
 
 other-tests:
 	@failed=0; \
-	$(TEST) $(WITH_DPDK) --lib --bins $(call named,$(OTHERS)) || failed=1; \
+	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) || failed=1; \
 	INCO_REQUIRE= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
-	$(TEST) $(WITH_DPDK) --doc || failed=1; \
 	exit $$failed
 
 # Most of its threads wait for their turn.
@@ -105,16 +124,28 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
 	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
 	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while services:: \
-	    the_demo_does_the_same every_balancer_of_the_web_demo clients:: || failed=1; \
+	    the_demo_does_the_same every_balancer_of_the_web_demo clients:: hybrid:: || failed=1; \
+	INCO_FULL_LENGTH=1 $(TEST) -p soft-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 fast:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p ebpf-switch $(WITH_DPDK) --test driver -- --nocapture --test-threads 1 many:: || failed=1; \
 	$(MAKE) --no-print-directory binaries && $(TARGET_DIR)/release/inco bench restart --rounds 5 --json >$(PAUSES) && \
 	    jq -e 'all(.pause_ms < .limit_ms)' $(PAUSES) || { failed=1; cat $(PAUSES); }; \
+	INCO_PROGRAM=$(TARGET_DIR)/release/inco $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 \
+	    observing_64_instances || failed=1; \
 	exit $$failed
 
 test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian
 	@scripts/setup.sh rust build dpdk old-kernel
 	@scripts/old-kernel.sh $(ARGS)
+
+test-cluster: ## instances from and in Kubernetes, and in a swarm of Docker's: tests against a real cluster, which it builds (Go 1.25), and three real nodes; root
+	@scripts/setup.sh rust build dpdk test docker kubernetes
+	@scripts/kubernetes.sh build etcd kube-apiserver kube-scheduler kube-controller-manager kubelet
+	@$(MAKE) --no-print-directory nf
+	INCO_REQUIRE=kubernetes,kubernetes-node,root,servers RUST_TEST_THREADS=2 \
+	    $(TEST) $(WITH_DPDK) --test api_server --test conformance --test kubernetes_faults --test end_to_end -- kubernetes
+	INCO_REQUIRE=swarm,root,servers RUST_TEST_THREADS=2 \
+	    $(TEST) $(WITH_DPDK) --test conformance --test end_to_end -- swarm
 
 move-to-arm: ## an actor in WebAssembly moves to an emulated Arm processor and back, with equal state; Debian
 	@scripts/move-to-arm.sh $(ARGS)
@@ -134,10 +165,11 @@ bench: ## inco bench steer: the switch beside testpmd and OVS-DPDK (ARGS=--full)
 	@$(MAKE) --no-print-directory binaries
 	$(TARGET_DIR)/release/inco bench steer $(ARGS)
 
-soak: ## inco soak: minutes of random faults, each checked (MINUTES=10, SEED=, ARGS=--json); root
+soak: ## inco soak: minutes of random faults, each checked (MINUTES=10, SEED=, ARGS=--json; ACTORS=1: those of actors); root
 	@scripts/setup.sh rust build dpdk bench docker
 	@$(MAKE) --no-print-directory binaries
-	$(TARGET_DIR)/release/inco soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(TARGET_DIR)/release/inco soak $(if $(ACTORS),actors --duration $(MINUTES)m,--minutes $(MINUTES)) \
+	    $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 deb: ## build a Debian package: target/deb/inco_VERSION_ARCH.deb
 	@scripts/setup.sh rust build dpdk deb

@@ -2,7 +2,7 @@
 # Installs what is missing, and prints what and why. Asks nothing: it installs as root or with passwordless sudo, else
 # it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm, move-to-arm, old-kernel
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, web, deb, arm, move-to-arm, old-kernel, kubernetes
 #
 # Exit status: 0 if every part is there or can be done without; 1 if one that is needed is missing.
 set -euo pipefail
@@ -73,6 +73,10 @@ for part in "$@"; do
         has nsd || [ -x /usr/sbin/nsd ] || want nsd 'the DNS server with which tests compare the function dns'
         has memcached || want memcached 'the cache with which tests compare the function cache'
         has tshark || want tshark 'decrypts what the function ipsec sends'
+        [ -x /usr/lib/ipsec/charon ] || want strongswan-charon 'strongSwan: the other end of tunnels of the function ipsec'
+        [ -x /usr/sbin/swanctl ] || want strongswan-swanctl 'commands for it'
+        [ -e /usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so ] ||
+            want libcharon-extra-plugins 'its tunnels without the kernel'
         has perl || want perl-base 'runs the server of the tests of services with an address'
         has nc || want netcat-openbsd 'listens in those tests'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
@@ -107,6 +111,11 @@ for part in "$@"; do
         has cpio || want cpio 'makes its file system'
         has depmod || want kmod "finds the kernel's modules"
         ;;
+    kubernetes)
+        has curl || want curl "asks the API server"
+        has openssl || want openssl 'makes the keys of its accounts'
+        has nginx || [ -x /usr/sbin/nginx ] || want nginx-light 'the servers behind the Service'
+        ;;
     deb)
         has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary depends on'
         has strip || want binutils 'strip: smaller programs'
@@ -118,6 +127,8 @@ for part in "$@"; do
         has nft || want nftables 'a peer of functions in the bench'
         has iperf3 || want iperf3 'TCP over each path, in the bench of paths'
         has wrk || want wrk 'requests over each path'
+        has redis-server || want redis-server 'the last of three tiers in the bench of paths; beside the store of actors'
+        has memcached || want memcached 'beside the store of actors in its bench'
         has nginx || [ -x /usr/sbin/nginx ] || want nginx-light 'the web server that they ask'
         has ethtool || want ethtool 'sets offloads of interfaces for Open vSwitch'
         has pkg-config && pkg-config --exists libcrypto 2>/dev/null || want libssl-dev 'OpenSSL: a peer of the function ipsec'
