@@ -8,7 +8,7 @@ use switch::{MappingsEvent, MappingsRequest};
 use crate::frame::FrameMemory;
 use crate::message::WorkerEvent;
 use crate::worker::Worker;
-use crate::worker::state_moves::Place;
+use crate::worker::emptying::Place;
 
 /// After that an instance is asked again: longer than a function with a small CPU quota waits for its next period.
 const ASKED_AGAIN: Nanos = Nanos::from_millis(50);

@@ -23,6 +23,7 @@ mod content;
 pub(crate) mod context;
 mod egress;
 mod elephants;
+mod emptying;
 mod ends;
 mod hand_over;
 mod housekeeping;
@@ -230,7 +231,8 @@ impl<M: FrameMemory> Worker<M> {
         if !self.moves.is_empty() {
             self.release_moves();
         }
-        if self.state_moves.is_active() || !self.cx.said.is_empty() {
+        let moves = &self.state_moves;
+        if moves.is_active() || moves.is_due(self.cx.now) || !self.cx.said.is_empty() {
             self.advance_state_moves();
         }
         self.housekeeping

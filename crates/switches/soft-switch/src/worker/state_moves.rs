@@ -7,15 +7,15 @@
 
 use std::collections::VecDeque;
 
-use flow_table::DumpCursor;
-use model::{DropReason, FlowKey, InstanceId, InstanceState, Nanos, Slot, Tuple, key_bits};
+use model::{DropReason, FlowKey, InstanceState, Nanos, Slot, Tuple, key_bits};
 use state_moves::{Cancelled, End, HELD_LIMIT, Input, Message, Party, Request, Step, TIME_LIMIT, Transfer};
 use switch::{MappingsEvent, Plan};
 
 use crate::frame::{Frame as _, FrameMemory};
 use crate::message::{Destination, WorkerEvent};
-use crate::worker::context::{Context, View};
+use crate::worker::context::Context;
 use crate::worker::egress::refuse;
+use crate::worker::emptying::{Emptying, Place};
 use crate::worker::hand_over::Job;
 use crate::worker::moves::Held;
 use crate::worker::{BURST_FRAMES, Worker};
@@ -28,26 +28,6 @@ const FORGETS_LIMIT: usize = 4 * MOVES_LIMIT;
 const RELEASED_LIMIT: usize = 1024;
 /// In the number of a move: its worker is above these bits.
 const WORKER_SHIFT: u32 = 56;
-
-/// An instance with its slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) slot: Slot,
-    instance: InstanceId,
-}
-
-impl Place {
-    pub(super) fn of(slot: Slot, view: &View) -> Place {
-        let instance = view.routes[slot].instance;
-        Place { slot, instance }
-    }
-
-    /// Whether it is there, and serves.
-    pub(super) fn serves(self, view: &View) -> bool {
-        let route = &view.routes[self.slot];
-        route.serves && route.instance == self.instance
-    }
-}
 
 struct Move {
     number: u64,
@@ -64,15 +44,6 @@ struct Move {
     held: u32,
     /// Whether the flow is pinned to its destination.
     has_moved: bool,
-}
-
-/// A slot whose flows move away.
-struct Emptying {
-    place: Place,
-    /// Where the search for its flows goes on; [`None`] when all have been seen.
-    cursor: Option<DumpCursor>,
-    /// Whether the control plane waits for the end of these moves.
-    is_awaited: bool,
 }
 
 /// A copy that an instance is to drop.
@@ -120,6 +91,18 @@ impl<F> StateMoves<F> {
     pub(crate) fn is_active(&self) -> bool {
         let searches = || self.emptying.iter().any(|of| of.cursor.is_some());
         !self.moves.is_empty() || !self.forgets.is_empty() || !self.jobs.is_empty() || searches()
+    }
+
+    /// Whether flows that could not move are to be tried again now.
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        self.emptying.iter().any(|of| of.is_due(now))
+    }
+
+    /// Has the flows of a slot tried again after a while. Where an instance has an heir, the control plane does that.
+    fn try_again(&mut self, from: Place, now: Nanos) {
+        if let Some(of) = self.emptying.iter_mut().find(|of| of.place == from) {
+            of.try_again(now);
+        }
     }
 
     /// Events that it may send, at most, for what is under way.
@@ -188,11 +171,7 @@ impl<M: FrameMemory> Worker<M> {
         if !is_drained || known.is_some() && !has_heir || emptying.len() >= Slot::LIMIT {
             return false;
         }
-        let begun = Emptying {
-            place,
-            cursor: Some(DumpCursor::default()),
-            is_awaited: has_heir,
-        };
+        let begun = Emptying::new(place, has_heir);
         match known.and_then(|at| emptying.get_mut(at)) {
             Some(of) => *of = begun,
             None => emptying.push(begun),
@@ -437,6 +416,7 @@ impl<M: FrameMemory> Worker<M> {
             let Some(of) = moves.emptying.get_mut(index) else {
                 return;
             };
+            of.begin_again(self.cx.now);
             let (Some(cursor), slot) = (of.cursor, of.place.slot) else {
                 continue;
             };
@@ -483,15 +463,16 @@ impl<M: FrameMemory> Worker<M> {
         let Some(of) = self.state_moves.moves.get_mut(at) else {
             return;
         };
+        let (from, to, number, flow) = (of.from, of.to, of.number, of.flow);
         let figures = &self.cx.counters.figures;
-        let source = &self.cx.counters.slots[of.from.slot];
+        let source = &self.cx.counters.slots[from.slot];
         let cancelled = match end.cancelled {
             None => {
                 of.has_moved = true;
                 figures.state_moves.add(1);
                 let hash = self.state_moves.hashes[at];
                 if let Some(entry) = self.lookup.table.lookup(&of.key, hash) {
-                    let pins = of.pins.map(|pin| if pin.is_some() { of.to.slot } else { pin });
+                    let pins = of.pins.map(|pin| if pin.is_some() { to.slot } else { pin });
                     self.lookup.table.set_pins(entry, pins, self.cx.now);
                 }
                 None
@@ -508,13 +489,15 @@ impl<M: FrameMemory> Worker<M> {
             of_source.add(1);
         }
         if let Some(party) = end.forgets {
-            let place = if party == Party::Source { of.from } else { of.to };
-            let (number, flow) = (of.number, of.flow);
+            let place = if party == Party::Source { from } else { to };
             if self.state_moves.forgets.len() < FORGETS_LIMIT {
                 self.state_moves.forgets.push(Forget { place, number, flow });
             } else {
                 figures.state_forgets_lost.add(1);
             }
+        }
+        if let Some(Cancelled::Limit | Cancelled::NoRoom | Cancelled::Gone(Party::Destination)) = end.cancelled {
+            self.state_moves.try_again(from, self.cx.now);
         }
     }
 
