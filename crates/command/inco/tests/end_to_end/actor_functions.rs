@@ -62,10 +62,10 @@ fn an_ipsec_gateway_moves_with_its_associations() {
     both_run(&inco);
     inco.settled(2, 0);
     let load = Load::begin(&place);
-    load.more(20);
+    load.more(&inco, 20);
     for _ in 0..4 {
         move_over(&inco, "function");
-        load.more(20);
+        load.more(&inco, 20);
     }
     let seen = load.end();
     assert_eq!(seen.wrong, Vec::<String>::new());

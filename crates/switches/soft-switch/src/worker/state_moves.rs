@@ -496,7 +496,9 @@ impl<M: FrameMemory> Worker<M> {
                 figures.state_forgets_lost.add(1);
             }
         }
-        if let Some(Cancelled::Limit | Cancelled::NoRoom | Cancelled::Gone(Party::Destination)) = end.cancelled {
+        if let Some(Cancelled::Limit | Cancelled::NoRoom | Cancelled::Gone(Party::Destination)) =
+            end.cancelled
+        {
             self.state_moves.try_again(from, self.cx.now);
         }
     }

@@ -260,7 +260,11 @@ fn flows_that_stayed_at_a_limit_are_tried_again() {
     load.wait_for(&mut bed, 200);
     load.finish(&mut bed).assert_in_order();
     assert_eq!(WRONG.load(Ordering::Relaxed), 0, "packets with wrong state");
-    assert!(bed.slot(0).stayed_at_limit >= u64::from(FLOWS), "{:?}", bed.slot(0));
+    assert!(
+        bed.slot(0).stayed_at_limit >= u64::from(FLOWS),
+        "{:?}",
+        bed.slot(0)
+    );
     bed.assert_accounts_close();
     assert_eq!(bed.reading.dropped(), 0);
     bed.finish();
