@@ -31,7 +31,8 @@ fn beds() -> String {
 
 /// A minute of these faults in these beds breaks no promise.
 fn a_minute(faults: &str, beds: &str) {
-    let place = Place::new();
+    // A bed has its own inco and traffic.
+    let place = Place::with_a_cpu();
     let started = Instant::now();
     let output = place.output(&[
         "soak",
