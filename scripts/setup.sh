@@ -77,6 +77,8 @@ for part in "$@"; do
         [ -x /usr/sbin/swanctl ] || want strongswan-swanctl 'commands for it'
         [ -e /usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so ] ||
             want libcharon-extra-plugins 'its tunnels without the kernel'
+        [ -e /usr/lib/ipsec/plugins/libstrongswan-gcm.so ] ||
+            want libstrongswan-standard-plugins 'AES-GCM in its tunnels'
         has perl || want perl-base 'runs the server of the tests of services with an address'
         has nc || want netcat-openbsd 'listens in those tests'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
