@@ -16,6 +16,7 @@ use real_parts::{Namespace, available, echo, echoes, fetch, serve};
 const PATIENCE: Duration = Duration::from_secs(20);
 const CHARON: &str = "/usr/lib/ipsec/charon";
 const LIBIPSEC: &str = "/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so";
+const GCM: &str = "/usr/lib/ipsec/plugins/libstrongswan-gcm.so";
 const SWANCTL: &str = "/usr/sbin/swanctl";
 const PINGS: u64 = 10;
 const SETUP: Setup = Setup {
@@ -26,7 +27,7 @@ const SETUP: Setup = Setup {
 };
 
 fn is_possible() -> bool {
-    let missing = [CHARON, LIBIPSEC, SWANCTL]
+    let missing = [CHARON, LIBIPSEC, GCM, SWANCTL]
         .iter()
         .find(|file| !Path::new(file).exists());
     middle::is_possible() && available("strongswan", missing.map(|file| format!("{file} is not here")))
