@@ -238,6 +238,7 @@ fn the_windows_of_analytics_are_exact_while_all_actors_move() {
         is_done.store(true, Ordering::Relaxed);
         clients.join().unwrap();
     });
+    analytics.settle().unwrap();
     assert_eq!(analytics.counts().lost, 0, "{:?}", analytics.counts());
     let checked = analytics.check().unwrap();
     assert!(checked >= 8, "{checked} windows");
