@@ -184,6 +184,20 @@ impl<'g> Applications<'g> {
         card_cpus: f64,
         applications: &[Application],
     ) -> Result<Applications<'g>> {
+        Applications::start_with_data(ground, name, card_cpus, applications, ground.directory())
+    }
+
+    /// The same with the data of the services in this directory.
+    ///
+    /// # Errors
+    /// As of [`start`](Applications::start).
+    pub fn start_with_data(
+        ground: &'g Environment,
+        name: &str,
+        card_cpus: f64,
+        applications: &[Application],
+        data: &Path,
+    ) -> Result<Applications<'g>> {
         images::build_function(images::ACTORS, &ImageRef::from(configuration::ACTORS_IMAGE))?;
         let id = std::process::id();
         let clients = Namespace::new(format!("inco-{name}-{id}"))?;
@@ -199,7 +213,7 @@ impl<'g> Applications<'g> {
             ground.engine_word(),
         );
         for application in applications {
-            let data = folder(ground, application.name)?;
+            let data = folder(data, application.name)?;
             text.push_str(&application.configuration(&data));
         }
         let session = Session::start(ground, name, &text, 1)?;
@@ -257,8 +271,8 @@ impl<'g> Applications<'g> {
     }
 }
 
-fn folder(ground: &Environment, name: &str) -> Result<PathBuf> {
-    let data = ground.directory().join(format!("data-{name}"));
+fn folder(parent: &Path, name: &str) -> Result<PathBuf> {
+    let data = parent.join(format!("data-{name}"));
     // That of an earlier run.
     if data.exists() {
         fs::remove_dir_all(&data).with_context(|| format!("cannot remove {}", data.display()))?;
