@@ -53,6 +53,14 @@ pub enum Kind {
         /// Rows of a window.
         n: usize,
     },
+    /// A counter in a process of its own, with a port, and so many actors that offend when they are told to, each with a
+    /// process and a port.
+    Offenders {
+        /// How many.
+        count: u16,
+        /// What they may use for a message, in milliseconds of CPU time.
+        budget_ms: u64,
+    },
 }
 
 impl Kind {
@@ -61,6 +69,7 @@ impl Kind {
             Kind::Store { replicas } => replicas as u16,
             Kind::Transactions => 1,
             Kind::Analytics { .. } => 3,
+            Kind::Offenders { count, .. } => count + 1,
         }
     }
 }
@@ -121,6 +130,15 @@ impl Application {
                     format!("rankers = \"@ranker0,@ranker1\", n = {n}"),
                 );
                 actor("aggregator", "analytics-aggregator", &options, &port);
+            }
+            Kind::Offenders { count, budget_ms } => {
+                let options = |name: &str| format!("process = {name:?}, budget_ms = {budget_ms}");
+                let port = |of: u16| format!("ports = {}\n", self.port + of);
+                actor("neighbour", "counter", &options("neighbour"), &port(0));
+                for of in 1..=count {
+                    let name = format!("offender{of}");
+                    actor(&name, "offender", &options(&name), &port(of));
+                }
             }
         }
         text.push_str(&format!("[service.{name}.sides]\n{}", self.sides));

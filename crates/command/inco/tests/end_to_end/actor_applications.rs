@@ -386,3 +386,17 @@ fn what_a_card_saves_is_a_model_of_three_applications() {
         "{rows:#?}"
     );
 }
+
+/// What clients of a neighbour lose: nothing. How long it is delayed depends on what else runs here.
+#[test]
+fn the_bench_of_isolation_finds_no_message_of_a_neighbour_lost() {
+    if !real_parts::is_full_length() || !Engine::Oci.is_here() {
+        return;
+    }
+    let rows = experiment("isolation");
+    let lost: Vec<_> = (rows.iter())
+        .filter(|row| row["unit"] == "messages" && row["limit"] == 0.0)
+        .collect();
+    assert_eq!(lost.len(), 4, "of three offences, and in containers: {rows:#?}");
+    assert!(lost.iter().all(|row| row["met"] == true), "{lost:#?}");
+}

@@ -9,6 +9,7 @@ mod crash;
 mod dispatch;
 mod isolation;
 mod migrate;
+mod neighbours;
 mod overhead;
 mod ring;
 mod scheduler;
