@@ -11,6 +11,7 @@ use actor_applications::store::{
 };
 use actor_applications::transactions::{self, Coordinator, CoordinatorSettings, Journal, Participant};
 use actor_objects::ObjectId;
+use actor_processes::offence;
 use actor_runtime::{Actor, Address, Context, Message, Progress};
 
 #[cfg(feature = "wasm")]
@@ -25,6 +26,7 @@ use crate::options::Options;
 /// | --- | --- |
 /// | `echo` | answers each message with its body |
 /// | `counter` | answers with its body, and how many messages it has had so far (8 bytes, little-endian): its state |
+/// | `offender` | as `counter`, but the message `loop` runs for ever, and `write` writes to the address in the 8 bytes behind it: to see what its neighbours notice. Only with `process` |
 /// | `store-consensus` | a replica of the store: its log, and what clients ask. Options: `me`, `replicas`, `memtable`, `seed` |
 /// | `store-memtable` | its memtable. Options: `consensus`, `tables`, `compaction`, `bytes`, `clients` |
 /// | `store-tables` | its list of tables. Options: `memtable`, `compaction`, `folder`, `level_bytes` |
@@ -48,6 +50,10 @@ pub fn make(kind: &str, _number: u32) -> Option<Box<dyn Actor>> {
     match name {
         "echo" => Some(Box::new(Echo)),
         "counter" => Some(Box::new(Counter)),
+        // In the process of the side it would end all.
+        "offender" => options
+            .text("process")
+            .map(|_| -> Box<dyn Actor> { Box::new(Offender(Counter)) }),
         "store-consensus" => {
             let consensus = Consensus::new(ConsensusSettings {
                 me: options.number("me")?,
@@ -255,9 +261,37 @@ impl Actor for Counter {
     }
 }
 
+/// A counter that does what it must not, if a message says so.
+struct Offender(Counter);
+
+impl Actor for Offender {
+    fn init(&mut self, context: &mut Context<'_>) {
+        self.0.init(context);
+    }
+
+    fn exec(&mut self, message: &mut Message, context: &mut Context<'_>) -> Progress {
+        match message.body.split_at_checked(5) {
+            None if message.body == b"loop" => offence::run_for_ever(),
+            Some((b"write", address)) => {
+                if let Some(address) = address.first_chunk() {
+                    offence::write_to(u64::from_le_bytes(*address));
+                }
+            }
+            _ => {}
+        }
+        self.0.exec(message, context)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_offender_needs_a_process_of_its_own() {
+        assert!(make("offender", 0).is_none());
+        assert!(make("offender process=other", 0).is_some());
+    }
 
     #[test]
     fn each_kind_is_made_from_its_options_and_none_without_them() {

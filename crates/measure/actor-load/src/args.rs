@@ -153,6 +153,11 @@ impl RunArgs {
     }
 }
 
+fn no_answer(of: SocketAddr) -> String {
+    let seconds = BEGIN_LIMIT.as_secs();
+    format!("{of} has not answered for {seconds} s: is the service there, and a route to it?")
+}
+
 /// Runs clients; gives what they have shown, and what they were asking.
 fn requests<W: Workload>(workload: W, args: &RequestArgs, to: &[SocketAddr]) -> Result<(Report, Load<W>)> {
     let pace = args.run.pace(args.rate)?;
@@ -161,11 +166,7 @@ fn requests<W: Workload>(workload: W, args: &RequestArgs, to: &[SocketAddr]) -> 
     }
     let mut load = Load::new(workload, args.clients, to)?;
     if !load.wait(BEGIN_LIMIT)? {
-        let seconds = BEGIN_LIMIT.as_secs();
-        bail!(
-            "{} has not answered for {seconds} s: is the service there, and a route to it?",
-            to[0]
-        );
+        bail!(no_answer(to[0]));
     }
     let times = load.run(pace, || true)?;
     load.settle()?;
@@ -244,7 +245,11 @@ impl LoadArgs {
                 };
                 let pace = run.pace(Some(*rate))?;
                 let mut of = Analytics::new(settings, filters, *results)?;
+                if !of.wait(BEGIN_LIMIT)? {
+                    bail!(no_answer(filters[0]));
+                }
                 let times = of.run(pace, || true)?;
+                of.settle()?;
                 let mut report = Report::new(of.counts().requests, &times, of.counts());
                 if run.check {
                     let windows = of.check()?;

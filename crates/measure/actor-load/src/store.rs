@@ -122,8 +122,17 @@ impl Store {
     /// # Errors
     /// It is not.
     pub fn check(&self) -> Result<usize> {
-        for (key, history) in &self.history {
-            let mut history = history.clone();
+        if let Some(key) = self.wrong_keys().first() {
+            let operations = self.history[key].len();
+            bail!("the history of key {key} is not linearizable: {operations} operations");
+        }
+        Ok(self.history.values().map(Vec::len).sum())
+    }
+
+    /// The keys, by their ranks, whose histories are not.
+    pub fn wrong_keys(&self) -> Vec<u64> {
+        let is_wrong = |key: &u64, history: &[linearizability::Operation]| {
+            let mut history = history.to_vec();
             for (of, written) in self.under_way.values() {
                 if let (true, Some(value)) = (of == key, written) {
                     history.push(linearizability::Operation {
@@ -133,14 +142,10 @@ impl Store {
                     });
                 }
             }
-            if !is_linearizable(&history) {
-                bail!(
-                    "the history of key {key} is not linearizable: {} operations",
-                    history.len()
-                );
-            }
-        }
-        Ok(self.history.values().map(Vec::len).sum())
+            !is_linearizable(&history)
+        };
+        let wrong = self.history.iter().filter(|(key, of)| is_wrong(key, of));
+        wrong.map(|(key, _)| *key).collect()
     }
 }
 

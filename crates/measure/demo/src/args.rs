@@ -43,8 +43,8 @@ pub struct DemoArgs {
     /// root, and nginx, wrk, haproxy and nft on this machine
     #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler"])]
     pub web: bool,
-    /// Run a replicated store made of actors, which inco moves between a card (a stand-in) and the host as the load rises and
-    /// falls: under a minute. Needs root
+    /// Run a replicated store and real-time analytics made of actors, which inco moves between a card (a stand-in) and the host
+    /// as the load rises and falls: about a minute. Needs root
     #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler", "web", "function"])]
     pub actors: bool,
     /// With --web, run only these balancers; default: all

@@ -7,7 +7,8 @@
 //! 4. With `--overload` instead: more than all instances can process (the paper's figures 8 and 9).
 //! 5. Summary (table and JSON) and report.
 //!
-//! [`web`] and [`actors`] are other demos: ordinary web servers behind one address, and a store made of actors.
+//! [`web`] and [`actors`] are other demos: ordinary web servers behind one address, and a store and analytics made of
+//! actors.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]

@@ -53,6 +53,14 @@ pub enum Kind {
         /// Rows of a window.
         n: usize,
     },
+    /// A counter in a process of its own, with a port, and so many actors that offend when they are told to, each with a
+    /// process and a port.
+    Offenders {
+        /// How many.
+        count: u16,
+        /// What they may use for a message, in milliseconds of CPU time.
+        budget_ms: u64,
+    },
 }
 
 impl Kind {
@@ -61,6 +69,7 @@ impl Kind {
             Kind::Store { replicas } => replicas as u16,
             Kind::Transactions => 1,
             Kind::Analytics { .. } => 3,
+            Kind::Offenders { count, .. } => count + 1,
         }
     }
 }
@@ -121,6 +130,15 @@ impl Application {
                     format!("rankers = \"@ranker0,@ranker1\", n = {n}"),
                 );
                 actor("aggregator", "analytics-aggregator", &options, &port);
+            }
+            Kind::Offenders { count, budget_ms } => {
+                let options = |name: &str| format!("process = {name:?}, budget_ms = {budget_ms}");
+                let port = |of: u16| format!("ports = {}\n", self.port + of);
+                actor("neighbour", "counter", &options("neighbour"), &port(0));
+                for of in 1..=count {
+                    let name = format!("offender{of}");
+                    actor(&name, "offender", &options(&name), &port(of));
+                }
             }
         }
         text.push_str(&format!("[service.{name}.sides]\n{}", self.sides));
@@ -184,6 +202,20 @@ impl<'g> Applications<'g> {
         card_cpus: f64,
         applications: &[Application],
     ) -> Result<Applications<'g>> {
+        Applications::start_with_data(ground, name, card_cpus, applications, ground.directory())
+    }
+
+    /// The same with the data of the services in this directory.
+    ///
+    /// # Errors
+    /// As of [`start`](Applications::start).
+    pub fn start_with_data(
+        ground: &'g Environment,
+        name: &str,
+        card_cpus: f64,
+        applications: &[Application],
+        data: &Path,
+    ) -> Result<Applications<'g>> {
         images::build_function(images::ACTORS, &ImageRef::from(configuration::ACTORS_IMAGE))?;
         let id = std::process::id();
         let clients = Namespace::new(format!("inco-{name}-{id}"))?;
@@ -199,7 +231,7 @@ impl<'g> Applications<'g> {
             ground.engine_word(),
         );
         for application in applications {
-            let data = folder(ground, application.name)?;
+            let data = folder(data, application.name)?;
             text.push_str(&application.configuration(&data));
         }
         let session = Session::start(ground, name, &text, 1)?;
@@ -257,8 +289,8 @@ impl<'g> Applications<'g> {
     }
 }
 
-fn folder(ground: &Environment, name: &str) -> Result<PathBuf> {
-    let data = ground.directory().join(format!("data-{name}"));
+fn folder(parent: &Path, name: &str) -> Result<PathBuf> {
+    let data = parent.join(format!("data-{name}"));
     // That of an earlier run.
     if data.exists() {
         fs::remove_dir_all(&data).with_context(|| format!("cannot remove {}", data.display()))?;

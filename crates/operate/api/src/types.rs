@@ -816,6 +816,9 @@ pub struct ActorRow {
     pub load: f64,
     /// Messages that it has handled since its service began.
     pub served: u64,
+    /// For how long they have run, in seconds.
+    #[serde(default)]
+    pub run_s: f64,
     /// Messages that found its mailbox full, since it came to its side.
     pub refused: u64,
     /// Its objects.

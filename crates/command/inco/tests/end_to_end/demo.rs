@@ -1033,11 +1033,12 @@ fn no_request_fails_while_web_servers_come_and_go() {
     }
 }
 
-/// In the short form: replicas of a store go to the host under load and come back, and clients count what they lose.
+/// In the short form: actors of a store and of analytics go to the host under load and come back. Clients count what they
+/// lose, and compare each window with the tuples that were sent.
 #[test]
-fn no_request_of_the_actors_demo_is_lost_or_answered_twice() {
-    /// Twice what it takes alone.
-    const LIMIT: Duration = Duration::from_secs(180);
+fn no_request_or_tuple_of_the_actors_demo_is_lost_and_actors_of_both_move_and_return() {
+    /// Twice what it takes alone, and what it may wait for moves.
+    const LIMIT: Duration = Duration::from_secs(280);
     if !servers(&["ip"]) {
         return;
     }
@@ -1046,17 +1047,53 @@ fn no_request_of_the_actors_demo_is_lost_or_answered_twice() {
     let status = demo.wait_for_so_long(LIMIT);
     assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
     let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let expected = [
+        "analytics",
+        "answered_twice",
+        "asked_again",
+        "failed_checks",
+        "lost",
+        "moves",
+        "phases",
+        "requests",
+        "wrong_answers",
+    ];
+    assert_eq!(keys(&result), expected);
     for count in ["lost", "answered_twice", "wrong_answers"] {
         assert_eq!(result[count], 0, "{result:#}");
     }
     assert!(result["requests"].as_u64().unwrap() > 500, "{result:#}");
+    let windows = &result["analytics"];
+    assert_eq!(keys(windows), ["lost", "tuples", "windows", "wrong_windows"]);
+    assert_eq!(windows["lost"], 0, "{result:#}");
+    assert_eq!(windows["wrong_windows"], serde_json::json!([]), "{result:#}");
+    assert!(windows["tuples"].as_u64().unwrap() > 5_000, "{result:#}");
+    // Four a second, for 11 s at least; those of the first second are not whole.
+    assert!(windows["windows"].as_u64().unwrap() > 20, "{result:#}");
     let moves = result["moves"].as_array().unwrap();
-    for side in ["host", "card"] {
-        assert!(moves.iter().any(|of| of["to"] == side), "{result:#}");
+    for service in ["store", "analytics"] {
+        // Who has gone to the host is where it has moved last: on the card.
+        let mut away = std::collections::BTreeSet::new();
+        let mut gone = 0;
+        for of in moves.iter().filter(|of| of["service"] == service) {
+            let actor = of["actor"].as_str().unwrap();
+            if of["to"] == "host" {
+                assert!(away.insert(actor), "{actor} went twice: {result:#}");
+                gone += 1;
+            } else {
+                assert!(away.remove(actor), "{actor} came without going: {result:#}");
+            }
+        }
+        assert!(gone > 0 && away.is_empty(), "{service}, {away:?}: {result:#}");
     }
-    let names: Vec<&str> = (result["phases"].as_array().unwrap().iter())
+    let phases = result["phases"].as_array().unwrap();
+    let names: Vec<&str> = (phases.iter())
         .map(|phase| phase["phase"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["low load", "high load", "low again"]);
+    for of in [&phases[1], &phases[1]["analytics"]] {
+        assert!(of["on_host"].as_u64().unwrap() > 0, "{result:#}");
+        assert!(of["answered_per_s"].as_f64().unwrap() > 0.0, "{result:#}");
+    }
     assert_eq!(demo.left(), Vec::<String>::new());
 }

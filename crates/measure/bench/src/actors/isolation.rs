@@ -160,9 +160,16 @@ pub(super) fn measure() -> Result<Outcome> {
             .at_most(0.0),
         );
     }
+    let is_root = rustix::process::geteuid().is_root();
+    let more = if is_root {
+        rows.extend(super::neighbours::measure()?);
+        super::neighbours::NOTE
+    } else {
+        "Containers were left out: they need root."
+    };
     Ok(Outcome {
         rows,
-        note: NOTE.into(),
+        note: format!("{NOTE} {more}").into(),
     })
 }
 
@@ -391,7 +398,7 @@ fn offend(command: fn() -> Command, offence: Offence, span: Nanos) -> Result<Sho
 }
 
 /// Where a process has the region of an actor.
-fn region_of(process: u32) -> Result<u64> {
+pub(super) fn region_of(process: u32) -> Result<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
     let line = maps.lines().find(|line| line.contains("memfd:actor-objects"));
     let line = line.with_context(|| format!("process {process} has no region mapped"))?;

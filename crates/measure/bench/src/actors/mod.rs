@@ -9,6 +9,7 @@ mod crash;
 mod dispatch;
 mod isolation;
 mod migrate;
+mod neighbours;
 mod overhead;
 mod ring;
 mod scheduler;
@@ -23,6 +24,7 @@ use display::table::Table;
 use serde::Serialize;
 
 use crate::args::{ActorsArgs, ActorsExperiment};
+use crate::contestant::median;
 
 /// A figure of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,6 +38,9 @@ struct Row {
     limit: Option<f64>,
     /// Whether it does.
     met: Option<bool>,
+    /// The least and the greatest value of all rounds; the value is their median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    range: Option<[f64; 2]>,
     /// The figure of the paper, in words.
     #[serde(skip)]
     paper: Cow<'static, str>,
@@ -51,7 +56,18 @@ impl Row {
             unit,
             limit: None,
             met: None,
+            range: None,
             paper: Cow::Borrowed(""),
+        }
+    }
+
+    /// The median of these rounds.
+    fn rounds(case: impl Into<String>, rounds: &[f64], unit: &'static str) -> Row {
+        let least = rounds.iter().copied().fold(f64::INFINITY, f64::min);
+        let greatest = rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Row {
+            range: Some([least, greatest]),
+            ..Row::plain(case, median(rounds.iter().copied()), unit)
         }
     }
 
@@ -125,11 +141,14 @@ pub(super) fn run(args: &ActorsArgs) -> Result<()> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&["case", ">value", "unit", ">limit", "met", "paper"]);
+    let mut table = Table::new(&["case", ">value", ">range", "unit", ">limit", "met", "paper"]);
     for row in rows {
         table.row([
             row.case.clone(),
             number(row.value),
+            row.range.map_or("-".to_owned(), |[least, greatest]| {
+                format!("{} to {}", number(least), number(greatest))
+            }),
             row.unit.to_owned(),
             row.limit.map_or("-".to_owned(), number),
             match row.met {
@@ -194,6 +213,17 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_of_rounds_has_their_median_and_range() {
+        let row = Row::rounds("ratio", &[3.0, 1.0, 2.0], "ratio").below(2.5);
+        assert_eq!(
+            (row.value, row.range, row.met),
+            (2.0, Some([1.0, 3.0]), Some(true))
+        );
+        let text = serde_json::to_string(&row).unwrap();
+        assert!(text.ends_with(r#""met":true,"range":[1.0,3.0]}"#), "{text}");
+    }
 
     #[test]
     fn a_row_without_a_limit_has_null_for_it() {

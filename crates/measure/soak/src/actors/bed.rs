@@ -164,7 +164,9 @@ impl<'g> Bed<'g> {
                     rate: Some(RATES[2]),
                     lasts: Duration::MAX,
                 };
-                analytics.run(pace, || !is_over.load(Ordering::Relaxed))
+                let mut times = analytics.run(pace, || !is_over.load(Ordering::Relaxed))?;
+                times.add(analytics.settle()?);
+                Ok(times)
             });
             harm(inco);
             is_over.store(true, Ordering::Relaxed);

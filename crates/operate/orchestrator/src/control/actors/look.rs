@@ -50,6 +50,7 @@ fn rates(now: (u64, u64), before: (u64, u64), span: Nanos) -> (f64, f64) {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Shown {
     pub(super) served: u64,
+    pub(super) run_s: f64,
     pub(super) rate: f64,
     pub(super) load: f64,
 }
@@ -104,6 +105,7 @@ impl Looks {
             .get(&actor)
             .map_or_else(Shown::default, |track| Shown {
                 served: track.served,
+                run_s: track.ran_ns as f64 / 1e9,
                 rate: track.rate,
                 load: track.load,
             })

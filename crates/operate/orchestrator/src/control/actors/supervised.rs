@@ -752,6 +752,7 @@ impl Supervised {
             requests_per_s: shown.rate,
             load: shown.load,
             served: shown.served,
+            run_s: shown.run_s,
             refused: line.refused,
             objects: line.objects,
             object_bytes: line.object_bytes,
