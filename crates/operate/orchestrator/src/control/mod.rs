@@ -21,6 +21,7 @@ mod journal;
 mod pace;
 mod publish;
 mod reload;
+mod reports;
 mod request;
 mod rows;
 pub(crate) mod signals;
@@ -54,6 +55,7 @@ use health::Health;
 use journal::Journal;
 use pace::Pace;
 use publish::{Before, Publish};
+use reports::Reports;
 use signals::Signals;
 
 use super::drivers::{Started, driver};
@@ -97,6 +99,7 @@ pub(super) struct ControlLoop {
     signals: Signals,
     actors: ActorServices,
     endpoints: Endpoints,
+    reports: Reports,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -195,6 +198,7 @@ impl ControlLoop {
             .follow(&control.configuration, keeper.as_ref())
             .context("a service of actors cannot begin")?;
         control.endpoints.follow(&control.configuration)?;
+        control.reports = Reports::start(&control.configuration)?;
         Ok(control)
     }
 
@@ -280,6 +284,7 @@ impl ControlLoop {
             signals: Signals::default(),
             actors: ActorServices::default(),
             endpoints: Endpoints::default(),
+            reports: Reports::default(),
             journal,
             configuration,
             started: Instant::now(),
@@ -426,7 +431,8 @@ impl ControlLoop {
         }
         self.conclude_step(step.answers);
         self.attend_actors();
-        self.publish_loads();
+        self.attend_reports(now);
+        self.publish_loads(now);
         // Read files after the requests that packets wait for, in time for the next sample. Skip them if the next
         // turn is due at once.
         if !is_fast {
