@@ -26,9 +26,6 @@ pub struct Candidate {
     /// Its current load in the same unit: the fast-window rate plus the estimate for flows pinned since that
     /// window began.
     pub load: f32,
-    /// How far that is believed, 0 to 1: below 1 where it is a report of another machine that is late. For the policy
-    /// `machines`; 1 for all others.
-    pub trust: f32,
     /// Its weight out of 256, for policies that use weights.
     pub weight: u16,
     /// Flows pinned to it.

@@ -21,7 +21,6 @@ mod journal;
 mod pace;
 mod publish;
 mod reload;
-mod reports;
 mod request;
 mod rows;
 pub(crate) mod signals;
@@ -55,7 +54,6 @@ use health::Health;
 use journal::Journal;
 use pace::Pace;
 use publish::{Before, Publish};
-use reports::Reports;
 use signals::Signals;
 
 use super::drivers::{Started, driver};
@@ -99,7 +97,6 @@ pub(super) struct ControlLoop {
     signals: Signals,
     actors: ActorServices,
     endpoints: Endpoints,
-    reports: Reports,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -198,7 +195,6 @@ impl ControlLoop {
             .follow(&control.configuration, keeper.as_ref())
             .context("a service of actors cannot begin")?;
         control.endpoints.follow(&control.configuration)?;
-        control.reports = Reports::start(&control.configuration)?;
         Ok(control)
     }
 
@@ -284,7 +280,6 @@ impl ControlLoop {
             signals: Signals::default(),
             actors: ActorServices::default(),
             endpoints: Endpoints::default(),
-            reports: Reports::default(),
             journal,
             configuration,
             started: Instant::now(),
@@ -431,8 +426,7 @@ impl ControlLoop {
         }
         self.conclude_step(step.answers);
         self.attend_actors();
-        self.attend_reports(now);
-        self.publish_loads(now);
+        self.publish_loads();
         // Read files after the requests that packets wait for, in time for the next sample. Skip them if the next
         // turn is due at once.
         if !is_fast {

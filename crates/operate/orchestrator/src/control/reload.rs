@@ -186,14 +186,6 @@ impl Facts for InUse {
         Ok(())
     }
 
-    fn report_key(&self, _: &Path) -> Result<(), Unusable> {
-        Ok(())
-    }
-
-    fn takes_reports(&self, _: std::net::SocketAddr) -> Result<(), Unusable> {
-        Ok(())
-    }
-
     fn event_log(&self, _: Option<&Path>) -> Result<(), Unusable> {
         Ok(())
     }
