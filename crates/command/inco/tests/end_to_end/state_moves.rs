@@ -59,6 +59,16 @@ fn all_flows_are_there(inco: &Inco) {
     });
 }
 
+/// Each instance has had the first packet of each of its flows: rings keep their order.
+fn first_packets_have_passed(inco: &Inco) {
+    let sent: Vec<(InstanceId, u64)> = inco.instances().iter().map(|of| (of.id, of.to_packets)).collect();
+    let has_passed =
+        |(id, packets): &(InstanceId, u64)| inco.instance(*id).is_some_and(|of| of.back_packets >= *packets);
+    eventually("first packets have passed", PATIENCE, || {
+        sent.iter().all(has_passed).then_some(())
+    });
+}
+
 /// Moved with state, and not. A move that ends at its limit of 50 ms, or finds no room, does not count: the flow
 /// is tried again.
 fn moves(inco: &Inco) -> (u64, u64) {
@@ -86,6 +96,7 @@ fn a_drain_moves_connections_of_a_firewall() {
     inco.settled(2, 0);
     let traffic = place.traffic(&load(60));
     all_flows_are_there(&inco);
+    first_packets_have_passed(&inco);
     std::fs::write(&rules, DENY).unwrap();
     eventually("both firewalls have read the rules", PATIENCE, || {
         let json = place.must(&["instances", "--functions", "--json"]);
