@@ -61,7 +61,7 @@ fn an_ipsec_gateway_moves_with_its_associations() {
     let inco = place.run(&configuration(&place, "ipsec", &gateway(1)));
     both_run(&inco);
     inco.settled(2, 0);
-    let load = Load::begin(&place);
+    let load = Load::begin(&place, &inco);
     load.more(&inco, 20);
     for _ in 0..4 {
         move_over(&inco, "function");

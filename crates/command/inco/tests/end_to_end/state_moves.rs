@@ -1,5 +1,6 @@
 //! Functions with state: a drain under load moves their flows with it.
 
+use api::counters::FunctionCounters;
 use model::{InstanceId, InstanceState};
 
 use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, changes, eventually};
@@ -59,14 +60,12 @@ fn all_flows_are_there(inco: &Inco) {
     });
 }
 
-/// Each instance has had the first packet of each of its flows: rings keep their order.
-fn first_packets_have_passed(inco: &Inco) {
-    let sent: Vec<(InstanceId, u64)> = inco.instances().iter().map(|of| (of.id, of.to_packets)).collect();
-    let has_passed =
-        |(id, packets): &(InstanceId, u64)| inco.instance(*id).is_some_and(|of| of.back_packets >= *packets);
-    eventually("first packets have passed", PATIENCE, || {
-        sent.iter().all(has_passed).then_some(())
-    });
+/// The counters of each instance's firewall.
+fn firewalls(place: &Place) -> Vec<FunctionCounters> {
+    let json = place.must(&["instances", "--functions", "--json"]);
+    let mut of: Vec<FunctionCounters> = serde_json::from_str(&json).unwrap();
+    of.retain(|of| of.name == "firewall");
+    of
 }
 
 /// Moved with state, and not. A move that ends at its limit of 50 ms, or finds no room, does not count: the flow
@@ -96,13 +95,14 @@ fn a_drain_moves_connections_of_a_firewall() {
     inco.settled(2, 0);
     let traffic = place.traffic(&load(60));
     all_flows_are_there(&inco);
-    first_packets_have_passed(&inco);
+    eventually("the firewalls know all connections", PATIENCE, || {
+        let known: u64 = firewalls(&place).iter().map(|of| of.gauges["connections"]).sum();
+        (known == FLOWS).then_some(())
+    });
     std::fs::write(&rules, DENY).unwrap();
     eventually("both firewalls have read the rules", PATIENCE, || {
-        let json = place.must(&["instances", "--functions", "--json"]);
-        let of: Vec<api::counters::FunctionCounters> = serde_json::from_str(&json).unwrap();
-        let reloads = of.iter().filter(|of| of.name == "firewall" && of.reloads > 0);
-        (reloads.count() == 2).then_some(())
+        let reloads = firewalls(&place).iter().filter(|of| of.reloads > 0).count();
+        (reloads == 2).then_some(())
     });
     drain(&place, &inco, InstanceId(1));
     inco.settled(2, 0);
@@ -144,7 +144,7 @@ fn a_drain_moves_what_flows_owe_a_limiter() {
     all_flows_are_there(&inco);
     let dropped = || -> u64 {
         let json = place.must(&["instances", "--functions", "--json"]);
-        let of: Vec<api::counters::FunctionCounters> = serde_json::from_str(&json).unwrap();
+        let of: Vec<FunctionCounters> = serde_json::from_str(&json).unwrap();
         of.iter()
             .filter(|of| of.name == "limiter")
             .map(|of| of.drops.values().sum::<u64>())
