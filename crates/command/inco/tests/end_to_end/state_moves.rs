@@ -1,5 +1,7 @@
 //! Functions with state: a drain under load moves their flows with it.
 
+use std::time::{Duration, Instant};
+
 use api::counters::FunctionCounters;
 use model::{InstanceId, InstanceState};
 
@@ -45,9 +47,17 @@ fn configuration(function: &str, mounts: &str) -> String {
 /// Drains an instance, and waits until it has gone because its flows have moved.
 pub(crate) fn drain(place: &Place, inco: &Inco, drained: InstanceId) {
     place.must(&["drain", &drained.0.to_string()]);
-    eventually("the drained instance goes", PATIENCE, || {
-        inco.instance(drained).is_none().then_some(())
-    });
+    let since = Instant::now();
+    while inco.instance(drained).is_some() {
+        let workers = || inco.status().workers;
+        assert!(
+            since.elapsed() < PATIENCE,
+            "the drained instance stays\n{}\n{:#?}",
+            inco.told(),
+            workers()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let end = changes(&inco.events(), drained)
         .into_iter()
         .find(|(_, to, _)| *to == InstanceState::Stopping);
