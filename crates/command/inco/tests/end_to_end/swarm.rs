@@ -151,7 +151,7 @@ fn instances_scale_over_the_nodes_of_a_swarm_and_its_manager_is_away() {
     let (place, network) = (Place::with_a_cpu(), network());
     let swarm = swarm(&network, &place);
     // A manager that is back takes a node as lost, and ends its tasks, if the node does not report within three heartbeats.
-    // Nodes try again every 8 s at least.
+    // A node waits up to 8 s between two tries.
     swarm.docker(1, &["swarm", "update", "--dispatcher-heartbeat", "15s"]);
     let file = place.file("swarm.toml", &configuration(&swarm));
     let checked = network.as_machine(|| {
