@@ -313,7 +313,7 @@ impl ControlLoop {
                     hand_over: next.map(|_| HandOver::now(self.journal.newest(), kept().unwrap_or(0))),
                 });
             }
-            self.turn(asked, pace.is_fast());
+            self.turn(asked, pace.reads_files());
             self.stop.note_turn();
             if self.decide.is_stopping() {
                 let since = *stopping_since.get_or_insert_with(Instant::now);
@@ -398,9 +398,8 @@ impl ControlLoop {
         true
     }
 
-    /// One turn. `asked`: a shutdown, and whether containers continue to run. `is_fast`: the next turn follows
-    /// sooner than usual.
-    fn turn(&mut self, asked: Option<bool>, is_fast: bool) {
+    /// One turn. `asked`: a shutdown, and whether containers continue to run. `reads_files`: there is time for files.
+    fn turn(&mut self, asked: Option<bool>, reads_files: bool) {
         let now = monotonic();
         self.gather(now);
         self.answer(now);
@@ -427,9 +426,8 @@ impl ControlLoop {
         self.conclude_step(step.answers);
         self.attend_actors();
         self.publish_loads();
-        // Read files after the requests that packets wait for, in time for the next sample. Skip them if the next
-        // turn is due at once.
-        if !is_fast {
+        // After the requests that packets wait for, in time for the next sample.
+        if reads_files {
             self.gather_usage(now);
         }
         self.open_uplinks(now);

@@ -9,6 +9,9 @@ pub(super) const FAST_PERIOD: Nanos = Nanos::from_micros(200);
 /// How long this period holds after a worker reports a rise: until an autoscaler has seen it, or it proves to be a
 /// single train of packets.
 const FAST_SPAN: Nanos = Nanos::from_millis(3);
+/// Files are read at least once in this time, however often the packet rate rises: what they say of an instance that
+/// has no CPU must be known before it counts as stalled.
+const FILES_LIMIT: Nanos = Nanos::from_millis(10);
 
 /// The schedule: the next turn is due one period after the last due time, or [`FAST_PERIOD`] after the last turn
 /// began while the packet rate rises.
@@ -18,6 +21,8 @@ pub(super) struct Pace {
     began: Nanos,
     next: Nanos,
     hasty_until: Nanos,
+    /// When files were last read.
+    read_files: Nanos,
 }
 
 impl Pace {
@@ -27,6 +32,7 @@ impl Pace {
             began: Nanos::ZERO,
             next: now,
             hasty_until: Nanos::ZERO,
+            read_files: Nanos::ZERO,
         }
     }
 
@@ -37,8 +43,17 @@ impl Pace {
         late
     }
 
+    /// Whether this turn reads files. It does not where the next one is due at once, but for [`FILES_LIMIT`].
+    pub(super) fn reads_files(&mut self) -> bool {
+        let reads = !self.is_fast() || self.began.since(self.read_files) >= FILES_LIMIT;
+        if reads {
+            self.read_files = self.began;
+        }
+        reads
+    }
+
     /// Whether the packet rate has risen recently, so that the next turn follows soon.
-    pub(super) fn is_fast(&self) -> bool {
+    fn is_fast(&self) -> bool {
         self.began < self.hasty_until
     }
 
@@ -118,6 +133,22 @@ mod tests {
             "{turned:?}"
         );
         assert!(turned.len() > 200, "it turns all the same: {}", turned.len());
+    }
+
+    #[test]
+    fn however_often_workers_ring_files_are_read() {
+        let mut pace = Pace::new(US(0));
+        let (mut read, mut now) = (Vec::new(), US(0));
+        while now < US(50_000) {
+            pace.begin(now);
+            if pace.reads_files() {
+                read.push(now.0 / 1000);
+            }
+            pace.speed_up(now);
+            pace.end(now);
+            now = now + FAST_PERIOD;
+        }
+        assert_eq!(read, [0, 10_000, 20_000, 30_000, 40_000]);
     }
 
     #[test]
