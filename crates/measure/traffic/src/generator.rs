@@ -177,7 +177,7 @@ impl Generator {
         // longer.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
         let mut run = Run::new(self, ports.len());
-        while !run.is_done(control) {
+        while !run.is_done() {
             run.step(ports, control, &mut observer);
         }
         Ok(run.report(control))
@@ -239,7 +239,7 @@ impl Run {
     }
 
     /// Whether everything was sent and everything expected has returned.
-    fn is_done(&self, control: &Control) -> bool {
+    fn is_done(&self) -> bool {
         let Some(ended) = self.sending_ended else {
             return false;
         };
@@ -248,11 +248,6 @@ impl Run {
             return true;
         }
         let settle = self.generator.profile.settle.as_nanos();
-        let settle = if control.stop.load(Ordering::Relaxed) {
-            settle.min(200_000_000)
-        } else {
-            settle
-        };
         let now = now_ns();
         now - ended.max(self.last_received).min(now) > settle || now - ended > settle * SETTLE_LIMIT
     }
@@ -634,7 +629,7 @@ mod tests {
             let generator = Generator::new(profile(20_000.0, 100)).unwrap();
             let mut run = Run::new(generator.with_latency_of_one_in(packets), 1);
             let (mut ports, control) = ([LoopbackPort::new(64)], Control::new());
-            while !run.is_done(&control) {
+            while !run.is_done() {
                 run.step(&mut ports, &control, &mut |_| {});
             }
             let recorded = run.generator.measurement.recorded_latencies();

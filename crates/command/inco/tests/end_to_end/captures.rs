@@ -68,7 +68,7 @@ fn packets_in(file: &Path) -> u64 {
 
 /// All at once, the longest ones at the rates at which they all end together.
 fn profile(files: &[PathBuf]) -> String {
-    let mut profile = "uplink_wait = \"5s\"\nsettle = \"2s\"\ntick = \"500us\"\n".to_owned();
+    let mut profile = "uplink_wait = \"5s\"\nsettle = \"10s\"\ntick = \"500us\"\n".to_owned();
     for file in files {
         let rate = (packets_in(file) / 3).max(100);
         let _ = write!(

@@ -17,7 +17,7 @@ fn the_forward_example_runs_as_it_is() {
     place.must(&["check", "-f", file.to_str().unwrap()]);
     let inco = place.run_file(&file);
     inco.settled(3, 1);
-    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
+    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
                 rate_per_flow = \"200pps\"\n";
     assert_clean(&place.traffic(load).report());
     for command in ["status", "services", "instances", "flows", "events"] {
@@ -60,7 +60,7 @@ fn the_testpmd_example_runs_as_it_is() {
 
 /// Flows from wan, and for each its opposite direction from lan: of TCP to port 80 and UDP to port 53.
 fn both_ways(flows: u32) -> String {
-    let mut profile = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n".to_owned();
+    let mut profile = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n".to_owned();
     for (protocol, port) in [("tcp", 80), ("udp", 53)] {
         let common = format!("protocol = \"{protocol}\"\nrate_per_flow = \"100pps\"\nsize = 128\n");
         let _ = write!(
@@ -92,7 +92,7 @@ fn the_chain_example_runs_as_it_is() {
     place.must(&["check", "-f", file.to_str().unwrap()]);
     let inco = place.run_file(&file);
     inco.settled(3, 0);
-    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"2s\"\nflows = 12\n\
+    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"2s\"\nflows = 12\n\
                 rate_per_flow = \"100pps\"\ndst = \"10.128.0.1\"\nuplink = 0\nreturns = 1\n";
     assert_clean_without_stamps(&place.traffic_by(load, &BOTH).report());
     let status = inco.at_rest();

@@ -28,7 +28,7 @@ fn a_chain_scales_and_counts(engine: Engine) {
     let inco = place.run(&(engine.toml() + CONFIGURATION));
     inco.settled(1, 0);
     let traffic = place.traffic(
-        "uplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"2s\"\nflows = 12\n\
+        "uplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"2s\"\nflows = 12\n\
          rate_per_flow = \"100pps\"\n[[phase]]\nduration = \"2s\"\nflows = 30\nrate_per_flow = \"100pps\"\n",
     );
     place.must(&["scale", "chain", "3"]);
@@ -110,7 +110,7 @@ fn records_of_functions_are_in_the_output_of_their_instance() {
     ));
     inco.settled(1, 0);
     let traffic = place.traffic(
-        "uplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"1s\"\nflows = 4\nrate_per_flow = \"100pps\"\n",
+        "uplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"1s\"\nflows = 4\nrate_per_flow = \"100pps\"\n",
     );
     let lines = eventually("an alert and the counts of the rule", PATIENCE, || {
         let said = place.must(&["logs", "guard"]);

@@ -41,7 +41,7 @@ ring = {{ slots = 4096 }}
 const RAMP: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "9s"
 flows = 20
@@ -135,7 +135,7 @@ pub(crate) fn thirty_flows(place: &Place, seconds: u32) -> Traffic {
         r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "{seconds}s"
 flows = 30
@@ -283,7 +283,7 @@ fn no_packet_is_uncounted(place: &Place, ovs: &Ovs, harm: Signal) -> String {
         r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "6s"
 flows = 30
@@ -395,7 +395,7 @@ fn refused_rules_are_reported_and_move_no_flow() {
         r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "3s"
 flows = 40
@@ -445,7 +445,7 @@ fn a_reactive_switch_sends_each_flow_to_one_instance() {
         r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "5s"
 flows = 16

@@ -87,7 +87,7 @@ devices = [{}]
 const FLOWS: u32 = 32;
 const LOAD: &str = r#"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 verify = "payload"
 [[phase]]
 duration = "2s"

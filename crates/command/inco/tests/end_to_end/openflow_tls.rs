@@ -48,7 +48,7 @@ fn a_switch_is_steered_over_tls_and_one_of_another_authority_is_refused() {
     let mut traffic = place.traffic(
         r#"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "3s"
 flows = 32

@@ -27,7 +27,7 @@ files = 3
 const TRAFFIC: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "2s"
+settle = "10s"
 [[phase]]
 duration = "60s"
 flows = 12

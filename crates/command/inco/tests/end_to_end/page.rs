@@ -21,7 +21,7 @@ ring = {{ slots = 8192 }}
 const LOAD: &str = r#"
 tick = "1ms"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "3s"
 flows = 12

@@ -82,7 +82,7 @@ fn cpus_are_those_of_the_places(inco: &Inco) {
 const RAMP: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "7s"
 flows = 20
@@ -176,7 +176,7 @@ fn load_fills_the_card_goes_on_at_the_host_and_leaves_it_first() {
 const LOAD: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "10m"
 flows = 20
@@ -461,7 +461,7 @@ subnets = {{ card = "10.128.0.0/24", host = "10.128.1.0/24" }}
     };
     let (card, host) = (phase("10.128.0.1", 8), phase("10.128.1.1", 4));
     let load = format!(
-        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n{card}src = \"10.0.0.1\"\n{host}src = \"10.1.0.1\"\n"
+        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n{card}src = \"10.0.0.1\"\n{host}src = \"10.1.0.1\"\n"
     );
     let report = place.traffic(&load).report();
     assert_clean(&report);
@@ -530,7 +530,7 @@ fn the_host_and_card_example_runs_as_it_is() {
     };
     assert!((quota("card") - 0.035).abs() < 1e-3, "{}", quota("card"));
     assert_eq!(quota("host"), 0.1);
-    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
+    let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
                 rate_per_flow = \"50pps\"\n";
     assert_clean(&place.traffic(load).report());
     inco.at_rest();

@@ -27,7 +27,7 @@ ring = {{ slots = 8192 }}
 const STEADY: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "8s"
 flows = 4
@@ -156,7 +156,7 @@ fn a_policy_given_to_a_running_service_raises_quotas_in_the_kernel_oci() {
 const TOO_MUCH: &str = r#"
 tick = "1ms"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "120s"
 flows = 8
@@ -227,7 +227,7 @@ fn every_autoscaler_decides_live_as_it_is_explained() {
 const COSTLY: &str = r#"
 tick = "1ms"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "120s"
 flows = 8
@@ -396,7 +396,7 @@ fn a_quota_is_in_effect_within_30_ms_docker() {
 const SWELL: &str = r#"
 tick = "1ms"
 uplink_wait = "5s"
-settle = "2s"
+settle = "10s"
 [[phase]]
 duration = "16s"
 flows = 8

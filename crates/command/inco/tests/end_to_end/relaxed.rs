@@ -27,7 +27,7 @@ const FLOWS: u64 = 8;
 const LOAD: &str = r#"
 tick = "200us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "60s"
 flows = 8

@@ -20,7 +20,7 @@ ready_deadline = "3s"
 const TRAFFIC: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "2s"
+settle = "10s"
 [[phase]]
 duration = "120s"
 flows = 12

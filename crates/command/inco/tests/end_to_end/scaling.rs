@@ -35,7 +35,7 @@ ring = {{ slots = 8192 }}
 const RAMP: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "7s"
 flows = 20
@@ -126,7 +126,7 @@ fn a_costly_function_scales_out_by_its_busy_time() {
     inco.settled(1, 0);
     // Busy for half of its time, by a two-thousandth of its capacity.
     let traffic = place.traffic(
-        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"1s\"\n[[phase]]\nduration = \"60s\"\nflows = 10\n\
+        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"60s\"\nflows = 10\n\
          rate_per_flow = \"50pps\"\n",
     );
     let reason = eventually("it scales out", PATIENCE, || {

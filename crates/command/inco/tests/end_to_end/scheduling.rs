@@ -20,7 +20,7 @@ ring = { slots = 8192 }
 const RAMP: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "2s"
+settle = "10s"
 [[phase]]
 duration = "6s"
 flows = 12
@@ -153,7 +153,7 @@ fn a_scheduler_is_switched_without_moving_a_flow() {
 const ALWAYS_NEW: &str = r#"
 tick = "1ms"
 uplink_wait = "5s"
-settle = "1s"
+settle = "10s"
 [[phase]]
 duration = "120s"
 flows = 6000

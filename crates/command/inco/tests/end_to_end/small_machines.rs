@@ -9,7 +9,7 @@ use crate::support::{Engine, FORWARD, Inco, Network, PATIENCE, Place, assert_cle
 const LOAD: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "2s"
+settle = "10s"
 [[phase]]
 duration = "2s"
 flows = 10

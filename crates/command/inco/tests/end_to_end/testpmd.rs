@@ -10,7 +10,7 @@ use crate::support::{Engine, Place, assert_clean_without_stamps, available, exam
 const LOAD: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "2s"
+settle = "10s"
 verify = "payload"
 [[phase]]
 duration = "1s"
