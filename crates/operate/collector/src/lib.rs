@@ -27,6 +27,7 @@
 mod cost;
 mod held_up;
 mod ring_wait;
+mod under_way;
 mod window;
 
 use model::{
@@ -38,6 +39,7 @@ use switch::{SlotCounters, SwitchReading, WorkerTotals};
 pub use cost::Cost;
 use held_up::HeldUp;
 use ring_wait::RingWait;
+use under_way::UnderWay;
 use window::{Clock, Count, History, follow, number};
 
 /// The time constant of the fast window.
@@ -47,11 +49,13 @@ pub const FAST_WINDOW: Nanos = Nanos::from_millis(10);
 pub const HELD_WINDOW: Nanos = Nanos::from_millis(250);
 /// The time between two samples.
 pub const SAMPLE_PERIOD: Nanos = Nanos::from_millis(1);
-/// Largest step of [`SlotRates::waiting`] between two samples. After a longer gap the sampler itself had no
-/// CPU, and may not know yet what the instance consumed.
-pub const WAITING_STEP: Nanos = Nanos::from_millis(10);
+/// Largest step of [`SlotRates::waiting`] between two samples. After a longer gap the sampler itself had no CPU: then an
+/// instance may have had none either, and may not know yet of what is in its ring.
+pub const WAITING_STEP: Nanos = Nanos::from_millis(2);
 /// A worker without a turn for so long has no CPU: it never sleeps longer than 20 ms.
 const TURN_LIMIT: Nanos = Nanos::from_millis(30);
+/// A packet that has not come back from an instance for so long does not come: functions drop packets.
+pub const PASSAGE: Nanos = Nanos::from_millis(200);
 /// A ring is hot if this share is occupied in two consecutive samples.
 pub const HOT_OCCUPANCY: f64 = 0.25;
 /// Least expected packets per second of a new flow. A service of silent flows has no known rate per flow, and
@@ -93,11 +97,14 @@ pub struct SlotRates {
     /// Total flows pinned to the slot, as counted at `at`. A worker adds its later pins to
     /// [`SlotRates::load_pps`].
     pub new_flows: u64,
-    /// Whether both of its rings were empty.
-    pub rings_empty: bool,
+    /// Whether no packet was in its rings or on its way through it: what it was given has come back, or nothing was given
+    /// to it for [`PASSAGE`].
+    pub holds_nothing: bool,
     /// How long it has left packets in its ring without consuming any, excluding throttled time and time in which a
-    /// worker had no CPU, and at most [`WAITING_STEP`] per sample.
+    /// worker had no CPU (of which it may not have been told), and at most [`WAITING_STEP`] per sample.
     pub waiting: Nanos,
+    /// What was excluded from that: for so long it could not run, had not been told of its packets, or was not seen.
+    pub excused: Nanos,
     /// Descriptors consumed since it was assigned.
     pub consumed: u64,
     /// The function's busy share of time, fast window, if published.
@@ -290,6 +297,7 @@ struct SlotState {
     occupied_before: bool,
     /// Whether packets were waiting at the previous sample.
     worked_before: bool,
+    under_way: UnderWay,
 }
 
 impl SlotState {
@@ -310,6 +318,7 @@ impl SlotState {
             held_up: HeldUp::default(),
             occupied_before: false,
             worked_before: false,
+            under_way: UnderWay::default(),
         }
     }
 
@@ -321,6 +330,7 @@ impl SlotState {
             // Counting starts at the first reading.
             self.is_counting = true;
             self.last = Counted::of(raw);
+            self.under_way.start(raw);
             self.ring_wait.start(step.now);
         }
         let last = &mut self.last;
@@ -365,19 +375,22 @@ impl SlotState {
         rates.ring_occupancy = occupancy;
         rates.new_flows = raw.new_flows;
         rates.consumed = rates.consumed.wrapping_add(taken);
-        rates.rings_empty = !works && raw.back_used == 0;
+        let under_way = self.under_way.sample(raw, arrived, step.now);
+        rates.holds_nothing = !works && raw.back_used == 0 && !under_way;
         rates.hot = dropped > 0 || hot_events > 0 || (occupied && self.occupied_before);
-        rates.waiting = if !works || taken > 0 {
-            Nanos::ZERO
+        (rates.waiting, rates.excused) = if !works || taken > 0 {
+            (Nanos::ZERO, Nanos::ZERO)
         } else {
             // While a worker is held up, an instance may not know yet of what is in its ring.
-            let waited = if step.workers_turn {
-                Nanos(step.dt_ns).min(WAITING_STEP)
-            } else {
-                Nanos::ZERO
+            let passed = Nanos(step.dt_ns);
+            let waited = match step.held_up {
+                None => passed.min(WAITING_STEP),
+                Some(_) => Nanos::ZERO,
             };
-            // Throttled time of several samples may be reported at once.
-            (rates.waiting + waited) - Nanos(throttled)
+            // Throttled time of several samples may be reported at once, and so is a gap of a worker.
+            let told = (Nanos(throttled) + step.held_up.unwrap_or_default()).min(rates.waiting + waited);
+            let excused = passed.since(waited) + told;
+            ((rates.waiting + waited).since(told), rates.excused + excused)
         };
         rates.busy = raw.function.map(|function| {
             self.busy_ns.read(function.busy_ns, step);
@@ -440,6 +453,7 @@ struct WorkerState {
     turns: Count,
     /// The last sample at which it had turned.
     turned_at: Nanos,
+    is_held_up: bool,
 }
 
 impl WorkerState {
@@ -454,9 +468,13 @@ impl WorkerState {
         }
     }
 
-    /// Whether it has not run for longer than it ever sleeps. What it has put into rings may not have been told yet.
-    fn is_held_up(&self, now: Nanos) -> bool {
-        self.turns.total > 0 && now.since(self.turned_at) > TURN_LIMIT
+    /// Some if it has not run for longer than it ever sleeps: what it has put into rings may not have been told yet. With
+    /// the time that was not known to be lost before.
+    fn held_up(&mut self, now: Nanos) -> Option<Nanos> {
+        let gap = now.since(self.turned_at);
+        let is_held_up = self.turns.total > 0 && gap > TURN_LIMIT;
+        let begins = !std::mem::replace(&mut self.is_held_up, is_held_up);
+        is_held_up.then_some(if begins { gap } else { Nanos::ZERO })
     }
 }
 
@@ -465,8 +483,8 @@ impl WorkerState {
 struct Step {
     now: Nanos,
     dt_ns: u64,
-    /// Whether no worker is held up.
-    workers_turn: bool,
+    /// Some if a worker is held up: see [`WorkerState::held_up`].
+    held_up: Option<Nanos>,
     per_s: f64,
     /// 1 − e^(−dt/τ): this sample's weight in the fast rate.
     weight: f64,
@@ -629,7 +647,7 @@ impl Collector {
         let mut step = Step {
             now,
             dt_ns,
-            workers_turn: true,
+            held_up: None,
             per_s: if dt_ns == 0 { 0.0 } else { 1.0 / dt_s },
             weight: -(-dt_s / FAST_WINDOW.as_secs_f64()).exp_m1(),
             held_weight: -(-dt_s / HELD_WINDOW.as_secs_f64()).exp_m1(),
@@ -642,7 +660,8 @@ impl Collector {
         for (state, counters) in self.workers.iter_mut().zip(&raw.workers) {
             state.sample(counters, &step);
         }
-        step.workers_turn = !self.workers.iter().any(|worker| worker.is_held_up(now));
+        let held_up = self.workers.iter_mut().map(|worker| worker.held_up(now));
+        step.held_up = held_up.max().flatten();
 
         for (state, counters) in self.services.iter_mut().zip(&raw.services) {
             state.offered.read(counters.offered_packets, &step);

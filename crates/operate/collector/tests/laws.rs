@@ -380,17 +380,51 @@ fn waiting_counts_time_without_consumption_or_throttling() {
     assert_eq!(sample(&mut collector, &mut raw), 20);
     // A machine-wide stall of half a second says little about one instance.
     raw.at = raw.at + Nanos::from_millis(500);
-    assert_eq!(sample(&mut collector, &mut raw), 30);
+    assert_eq!(sample(&mut collector, &mut raw), 22);
     raw.slots[3].throttled_ns += 10_000_000;
-    assert_eq!(sample(&mut collector, &mut raw), 21);
-    // Reported once for the last fifteen samples.
-    raw.slots[3].throttled_ns += 15_000_000;
-    assert_eq!(sample(&mut collector, &mut raw), 7);
+    assert_eq!(sample(&mut collector, &mut raw), 13);
+    // Reported once for the last ten samples.
+    raw.slots[3].throttled_ns += 10_000_000;
+    assert_eq!(sample(&mut collector, &mut raw), 4);
     raw.slots[3].consumed += 1;
     assert_eq!(sample(&mut collector, &mut raw), 0);
     raw.slots[3].ring_used = 0;
     assert_eq!(sample(&mut collector, &mut raw), 0);
     assert_eq!(sample(&mut collector, &mut raw), 0);
+}
+
+/// What is in the interface of an instance, or in its function, is in no ring.
+#[test]
+fn an_instance_holds_nothing_once_all_came_back_or_nothing_came_for_a_while() {
+    let (mut collector, mut raw) = one_instance();
+    let mut after = |raw: &mut SwitchReading, ms: u64| {
+        for _ in 0..ms {
+            raw.at = raw.at + Nanos::from_millis(1);
+            collector.sample(raw);
+        }
+        collector.slot(Slot(3)).unwrap().holds_nothing
+    };
+    // What an earlier instance of the slot kept.
+    raw.slots[3].to_packets = 10;
+    raw.slots[3].back_packets = 7;
+    assert!(after(&mut raw, 1));
+    raw.slots[3].to_packets += 5;
+    assert!(!after(&mut raw, 1));
+    raw.slots[3].back_packets += 4;
+    assert!(!after(&mut raw, 150));
+    raw.slots[3].back_packets += 1;
+    assert!(after(&mut raw, 1));
+    // Of a function that drops packets, one does not come.
+    raw.slots[3].to_packets += 2;
+    assert!(!after(&mut raw, 200));
+    assert!(after(&mut raw, 1));
+    raw.slots[3].to_packets += 1;
+    raw.slots[3].back_packets += 3;
+    assert!(!after(&mut raw, 1), "counters are read once a millisecond");
+    assert!(after(&mut raw, 1));
+    // A ring says it at once.
+    raw.slots[3].back_used = 1;
+    assert!(!after(&mut raw, 1));
 }
 
 /// What a worker has put into a ring is told with the end of its turn.
@@ -411,8 +445,13 @@ fn time_in_which_a_worker_has_no_cpu_is_no_waiting() {
     assert_eq!(after(40, 1), 40);
     // It may sleep for 20 ms.
     assert_eq!(after(30, 0), 70);
-    assert_eq!(after(500, 0), 70);
-    assert_eq!(after(10, 1), 80);
+    // It did not: the instance may not have been told of its packets for all this time.
+    assert_eq!(after(1, 0), 39);
+    assert_eq!(after(500, 0), 39);
+    assert_eq!(after(10, 1), 49);
+    // Once for each gap.
+    assert_eq!(after(40, 0), 48);
+    assert_eq!(collector.slot(Slot(3)).unwrap().excused, Nanos::from_millis(573));
 }
 
 #[test]

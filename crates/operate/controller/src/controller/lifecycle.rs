@@ -243,10 +243,14 @@ impl Controller {
             && let Some(rates) = collector.slot(instance.slot)
             && rates.waiting >= stall_after
         {
-            let waited = rates.waiting.as_millis();
+            let [waited, excused] = [rates.waiting, rates.excused].map(|of| of.as_millis());
+            let beside = match excused {
+                0 => String::new(),
+                ms => format!(", not counting {ms} ms in which it or inco had no CPU"),
+            };
             self.fail(
                 index,
-                format!("it stalled: its ring is not empty and it consumed nothing for {waited} ms"),
+                format!("it stalled: its ring is not empty and it consumed nothing for {waited} ms{beside}"),
             );
             return;
         }
@@ -311,7 +315,7 @@ impl Controller {
         let is_empty = rates.is_some_and(|rates| {
             drain.acknowledged.is_some_and(|at| rates.at > at)
                 && rates.signals.live_flows == 0
-                && rates.rings_empty
+                && rates.holds_nothing
                 && mappings == 0
                 && has_handed_over
         });
