@@ -69,3 +69,40 @@ impl Emptying {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A search that has seen all flows, one of which could not move at `now`.
+    fn searched(is_awaited: bool, now: Nanos) -> Emptying {
+        let place = Place {
+            slot: Slot(1),
+            instance: InstanceId(7),
+        };
+        let mut of = Emptying::new(place, is_awaited);
+        of.cursor = None;
+        of.try_again(now);
+        of
+    }
+
+    #[test]
+    fn a_search_begins_anew_after_half_a_second() {
+        let now = Nanos::from_millis(3);
+        let mut of = searched(false, now);
+        of.begin_again(now + Nanos::from_millis(499));
+        assert!(of.cursor.is_none() && !of.is_due(now + Nanos::from_millis(499)));
+        of.begin_again(now + Nanos::from_millis(500));
+        assert!(of.cursor.is_some());
+        // Once: what stays again says so again.
+        assert!(!of.is_due(Nanos(u64::MAX)));
+    }
+
+    /// An instance that has an heir: the control plane tries the rest again itself.
+    #[test]
+    fn the_worker_does_not_begin_a_search_anew_whose_end_is_awaited() {
+        let mut of = searched(true, Nanos::ZERO);
+        of.begin_again(Nanos(u64::MAX));
+        assert!(of.cursor.is_none() && !of.is_due(Nanos(u64::MAX)));
+    }
+}
