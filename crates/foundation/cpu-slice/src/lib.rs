@@ -114,11 +114,14 @@ fn change(thread: Option<Pid>, change: impl FnOnce(&mut libc::sched_attr) -> boo
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
     use super::*;
 
     const SLICE: Duration = Duration::from_micros(300);
+    /// One test changes all threads of this process, those of the others among them.
+    static THREADS: Mutex<()> = Mutex::new(());
 
     /// A scheduling field of this thread, by name; `None` if the kernel does not report it.
     fn told(name: &str) -> Option<String> {
@@ -141,6 +144,7 @@ mod tests {
 
     #[test]
     fn child_threads_inherit_the_slice_but_not_the_priority() {
+        let _mine = THREADS.lock();
         std::thread::spawn(|| {
             rustix::process::setpriority_process(None, nice() + 1).unwrap();
             let before = nice();
@@ -186,6 +190,7 @@ mod tests {
 
     #[test]
     fn every_thread_of_a_process_gets_the_slice() {
+        let _mine = THREADS.lock();
         let (go, waits) = channel::<()>();
         let (ready, is_ready) = channel();
         let thread = std::thread::spawn(move || {
