@@ -6,7 +6,8 @@ use model::{InstanceId, InstanceState};
 use rustix::process::Signal;
 
 use crate::support::{
-    Engine, IMAGE, Inco, Place, assert_clean, assert_undisturbed, changes, eventually, kill, load_per_cpu,
+    Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, assert_undisturbed, changes, eventually, kill,
+    load_per_cpu,
 };
 
 fn configuration(engine: Engine) -> String {
@@ -59,7 +60,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, promised: Duration, rea
     let inco = place.run(&configuration(engine));
     let before = inco.settled(3, 1);
     let traffic = place.traffic(LOAD);
-    let victim = eventually("each instance has its flows", Duration::from_secs(10), || {
+    let victim = eventually("each instance has its flows", PATIENCE, || {
         let rows = inco.instances();
         let serving: Vec<_> = rows
             .iter()
@@ -70,9 +71,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, promised: Duration, rea
     assert_eq!(victim.live_flows, u64::from(FLOWS / 3));
     let since = clock::unix_ms();
     kill(victim.pid.unwrap(), harm);
-    let (noticed, why) = eventually("the failure is noticed", Duration::from_secs(10), || {
-        failure(&inco, victim.id)
-    });
+    let (noticed, why) = eventually("the failure is noticed", PATIENCE, || failure(&inco, victim.id));
     let took = Duration::from_millis(noticed.saturating_sub(since));
     println!(
         "{}, signal {}: noticed after {took:?} ({why}), load {load:.1} per CPU",
@@ -142,7 +141,7 @@ fn flows_of_a_purged_instance_move_and_are_expected_to() {
     let inco = place.run(&configuration(Engine::Oci));
     let rows = inco.settled(3, 1);
     let traffic = place.traffic(LOAD);
-    eventually("each instance has its flows", Duration::from_secs(10), || {
+    eventually("each instance has its flows", PATIENCE, || {
         let rows = inco.instances();
         (rows
             .iter()
@@ -210,9 +209,7 @@ fn a_service_says_for_how_long_an_instance_may_hang() {
         .unwrap();
     let traffic = place.traffic(LOAD);
     kill(victim.pid.unwrap(), Signal::STOP);
-    let (_, why) = eventually("it is given up", Duration::from_secs(20), || {
-        failure(&inco, victim.id)
-    });
+    let (_, why) = eventually("it is given up", PATIENCE, || failure(&inco, victim.id));
     let waited = why
         .strip_prefix("it stalled: its ring is not empty and it consumed nothing for ")
         .and_then(|rest| rest.strip_suffix(" ms")?.parse::<u64>().ok());

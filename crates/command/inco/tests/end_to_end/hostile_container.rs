@@ -1,7 +1,6 @@
 //! A container does what it may in its own directory: nothing of the host's becomes its own by that.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::Duration;
 
 use memif::{Client, ClientConfig};
 use model::EventKind;
@@ -61,7 +60,7 @@ stop_grace = "1ms"
     );
     assert!(uplink_peers(&inco).is_empty(), "{}", inco.told());
     // The network itself is still welcome.
-    let link = Client::connect_when_ready(&ClientConfig::new(&socket, 0), Duration::from_secs(5)).unwrap();
+    let link = Client::connect_when_ready(&ClientConfig::new(&socket, 0), PATIENCE).unwrap();
     eventually("the network is there", PATIENCE, || {
         (uplink_peers(&inco).len() == 1).then_some(())
     });

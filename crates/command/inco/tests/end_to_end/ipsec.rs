@@ -25,7 +25,7 @@ const WINDOW: u64 = 8;
 /// Protected packets of the peer that may come again.
 const KEPT: usize = 200;
 /// A request that has no answer by then is lost.
-const LOST_AFTER: Duration = Duration::from_secs(10);
+const LOST_AFTER: Duration = Duration::from_secs(30);
 
 const CONFIGURATION: &str = r#"
 [[uplink]]

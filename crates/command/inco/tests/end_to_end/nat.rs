@@ -60,7 +60,7 @@ const REMOTES: u8 = 2;
 const ANSWER: u8 = 1;
 const STRANGER: u8 = 2;
 /// An answer that has not come by then is lost.
-const LOST_AFTER: Duration = Duration::from_secs(10);
+const LOST_AFTER: Duration = Duration::from_secs(30);
 
 /// A connection of an inside host.
 #[derive(Clone, Copy)]

@@ -7,7 +7,9 @@ use model::{EventKind, InstanceState};
 use rustix::process::Signal;
 
 use crate::restart::{End, no_flow_notices_behind};
-use crate::support::{Engine, IMAGE, Inco, Ovs, Place, Traffic, assert_clean, changes, eventually, kill};
+use crate::support::{
+    Engine, IMAGE, Inco, Ovs, PATIENCE, Place, Traffic, assert_clean, changes, eventually, kill,
+};
 
 /// As in the test of the soft switch: instances of a tenth of a CPU each.
 pub(crate) fn configuration(ovs: &Ovs, instances: &str, more: &str) -> String {
@@ -65,7 +67,7 @@ impl Inco {
     fn has_counted(&self, packets: u64) {
         let mut told = (0, 0, 0);
         let counted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("all packets are counted", Duration::from_secs(5), || {
+            eventually("all packets are counted", PATIENCE, || {
                 let of = self.at_rest().accounting;
                 told = (of.offered, of.returned, of.dropped);
                 (told == (packets, packets, 0)).then_some(())
@@ -147,7 +149,7 @@ rate_per_flow = "50pps"
 
 /// Waits until each of them has its rule.
 pub(crate) fn has_rules(place: &Place) {
-    eventually("all flows have their rules", Duration::from_secs(15), || {
+    eventually("all flows have their rules", PATIENCE, || {
         let table = place.must(&["flows", "--limit", "100"]);
         let installed = table.lines().filter(|line| line.contains("installed"));
         (installed.count() == 30).then_some(())
@@ -177,7 +179,7 @@ fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
     );
     let restarted = Instant::now();
     let before = inco.status().accounting.returned;
-    eventually("packets come back again", Duration::from_secs(15), || {
+    eventually("packets come back again", PATIENCE, || {
         (inco.status().accounting.returned > before + 1000).then_some(())
     });
     println!("packets come back {:?} later", restarted.elapsed());
@@ -256,7 +258,7 @@ fn no_flow_notices_that_inco_was_away_docker() {
 /// Harms an instance that was given so many packets, and waits until it has failed: which one it was, and why it is
 /// said to have failed.
 fn noticed_harm(inco: &Inco, packets: u64, harm: Signal) -> (InstanceRow, String) {
-    let victim = eventually("an instance has flows", Duration::from_secs(15), || {
+    let victim = eventually("an instance has flows", PATIENCE, || {
         let rows = inco.instances();
         let mut serving = rows
             .iter()
@@ -264,7 +266,7 @@ fn noticed_harm(inco: &Inco, packets: u64, harm: Signal) -> (InstanceRow, String
         serving.next().cloned()
     });
     kill(victim.pid.unwrap(), harm);
-    let why = eventually("it is noticed", Duration::from_secs(10), || {
+    let why = eventually("it is noticed", PATIENCE, || {
         let changes = changes(&inco.events(), victim.id).into_iter();
         let mut failed = changes.filter(|(_, to, _)| *to == InstanceState::Failed);
         Some(failed.next()?.2)
@@ -386,7 +388,7 @@ fn refused_rules_are_reported_and_move_no_flow() {
     inco.settled(3, 0);
     // Nothing is written any more but the marker of proofs.
     let mut before = 0;
-    eventually("all fixed rules are there", Duration::from_secs(10), || {
+    eventually("all fixed rules are there", PATIENCE, || {
         let now = ovs.rules("br-inco");
         (std::mem::replace(&mut before, now) == now && now > 64).then_some(())
     });
@@ -412,7 +414,7 @@ rate_per_flow = "50pps"
     }
     assert_clean(&traffic.report());
     assert!(without > 0, "every flow had a rule");
-    let refused = eventually("the refusal is reported", Duration::from_secs(10), || {
+    let refused = eventually("the refusal is reported", PATIENCE, || {
         inco.events().into_iter().find_map(|event| match event.kind {
             EventKind::Failure { what, reason } if what == "switch" => Some(reason),
             _ => None,

@@ -119,7 +119,7 @@ fn a_policy_given_to_a_running_service_raises_quotas_in_the_kernel_oci() {
     assert_eq!(said.trim(), "threshold decides instead of fixed");
     let mut traffic = place.traffic(STEADY);
     // 2 kpps of 2.5 are above the mark; of what 0.16 CPUs process they are not.
-    let cpus = eventually("the kernel allows more CPU", Duration::from_secs(10), || {
+    let cpus = eventually("the kernel allows more CPU", PATIENCE, || {
         cpus_of(pid).filter(|cpus| *cpus > 0.155)
     });
     assert!(cpus <= 0.41, "{cpus}");

@@ -1,7 +1,5 @@
 //! The ports for instances: made before there is traffic, and used again.
 
-use std::time::Duration;
-
 use model::{EventKind, InstanceState};
 
 use crate::support::{Engine, FORWARD, Function, Ovs, PATIENCE, Place, assert_clean, eventually, kill, text};
@@ -45,7 +43,7 @@ rate_per_flow = "50pps"
 "#,
     );
     let flows = |id| inco.instance(id).map_or(0, |i| i.live_flows);
-    eventually("both have flows", Duration::from_secs(10), || {
+    eventually("both have flows", PATIENCE, || {
         first.iter().all(|i| flows(i.id) > 0).then_some(())
     });
     // It has flows for as long as the traffic goes on, and its port so long.
@@ -56,11 +54,9 @@ rate_per_flow = "50pps"
             if what == "switch" && reason.contains("all 2 ports"))
     };
     let told = || inco.events().iter().filter(|event| waits(&event.kind)).count();
-    eventually(
-        "it is told that there is no port",
-        Duration::from_secs(10),
-        || (told() > 0).then_some(()),
-    );
+    eventually("it is told that there is no port", PATIENCE, || {
+        (told() > 0).then_some(())
+    });
     assert_eq!(
         inco.status().ports,
         Some(api::types::PortPool { made: 2, taken: 2 })
@@ -80,7 +76,7 @@ rate_per_flow = "50pps"
     assert_eq!(newcomer.to_packets, 0, "what others had before does not count");
     // It has no bucket yet; now it gets those of the other one, which has no flow.
     place.must(&["drain", &staying.id.to_string()]);
-    eventually("the other one has gone", Duration::from_secs(20), || {
+    eventually("the other one has gone", PATIENCE, || {
         inco.instance(staying.id).is_none().then_some(())
     });
     inco.settled(2, 0);
@@ -98,7 +94,7 @@ rate_per_flow = "50pps"
         .report();
     assert_clean(&report);
     let sent = sent + report.counts.offered_packets;
-    eventually("all packets are counted", Duration::from_secs(5), || {
+    eventually("all packets are counted", PATIENCE, || {
         let of = inco.at_rest().accounting;
         ((of.offered, of.returned, of.dropped) == (sent, sent, 0)).then_some(())
     });

@@ -160,7 +160,7 @@ fn a_signal_passes_a_kernel_port(driver: &str) {
         .find(|row| row.state == InstanceState::Standby)
         .unwrap();
     send(&place, "wake", asleep.id);
-    until_state(&inco, asleep.id, InstanceState::Active, Duration::from_secs(2));
+    until_state(&inco, asleep.id, InstanceState::Active, PATIENCE);
     for _ in 0..20 {
         assert_eq!(network.get("http://10.0.0.100/").unwrap(), "served\n");
     }
@@ -249,7 +249,7 @@ fn forged_and_old_signals_change_nothing_and_are_counted() {
     place.must(&["scale", "forward", "--whole-range"]);
     is_refused(&genuine, "replayed");
     send(&place, "wake", first);
-    until_state(&inco, first, InstanceState::Active, Duration::from_secs(2));
+    until_state(&inco, first, InstanceState::Active, PATIENCE);
     // What the function sends in its own name is told of.
     let told = inco.events().iter().any(|event| {
         matches!(&event.kind, model::EventKind::Failure { what, reason }
@@ -294,7 +294,7 @@ fn an_instance_can_be_woken_after_inco_was_killed() {
         _ => ("sleep", InstanceState::Standby),
     };
     send(&place, wish, asleep);
-    until_state(&inco, asleep, state, Duration::from_secs(2));
+    until_state(&inco, asleep, state, PATIENCE);
     inco.stop(&place);
 }
 

@@ -6,11 +6,10 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use api::types::InstanceRow;
 
-use super::{Place, eventually, text};
+use super::{PATIENCE, Place, eventually, text};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
@@ -121,7 +120,7 @@ impl Traces {
         // The launcher ends by itself when it sees that inco has.
         let mut left = Vec::new();
         let gone = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("nothing is left", Duration::from_secs(5), || {
+            eventually("nothing is left", PATIENCE, || {
                 left = self.left();
                 left.is_empty().then_some(())
             });

@@ -35,7 +35,7 @@ pub(crate) use systemd::Systemd;
 use turn::Turn;
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// The image of `forward` that these tests run: a name of their own, so that no other build replaces it.
 pub(crate) const IMAGE: &str = "inco-test/forward";
 
@@ -480,7 +480,7 @@ impl Inco {
     pub(crate) fn at_rest(&self) -> Status {
         let mut status = self.status();
         let rest = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("all packets are accounted for", Duration::from_secs(5), || {
+            eventually("all packets are accounted for", PATIENCE, || {
                 status = self.status();
                 (status.accounting.in_flight == 0 && status.accounting.gap() == 0).then_some(())
             });

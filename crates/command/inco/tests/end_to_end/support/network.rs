@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Inco, Namespace, Place, text};
 
 /// What a client waits for at most.
-const WAIT: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(30);
 
 /// The machine of inco and the client.
 pub(crate) struct Network {
