@@ -63,7 +63,6 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
             source: WattsSource::Model,
         }),
         memory_bytes: Some(12 << 20),
-        report: None,
         reason: "scaled out".to_owned(),
     }
 }

@@ -17,7 +17,6 @@ pub mod machine;
 mod pool;
 mod privileges;
 mod pull;
-mod reports;
 mod service_manager;
 pub mod upgrade;
 mod wiring;

@@ -5,7 +5,6 @@ mod external;
 mod moves;
 mod placed;
 mod places;
-mod reports;
 mod tunnels;
 
 use std::ops::RangeInclusive;
@@ -39,7 +38,6 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     back_ends::check(reader, configuration);
     placed::check(reader, configuration);
     tunnels::check(reader, configuration);
-    reports::check(reader, configuration);
     external::check(reader, configuration);
     moves::check(reader, configuration);
     check_overlaps(reader, configuration);

@@ -41,7 +41,6 @@ mod hybrid;
 mod ipsec;
 mod kubernetes;
 mod kubernetes_pods;
-mod load_reports;
 mod monitoring;
 mod nat;
 mod openflow;

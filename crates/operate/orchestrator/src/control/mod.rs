@@ -21,7 +21,6 @@ mod journal;
 mod pace;
 mod publish;
 mod reload;
-mod reports;
 mod request;
 mod rows;
 pub(crate) mod signals;
@@ -32,7 +31,7 @@ mod watts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use api::{EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
@@ -55,13 +54,11 @@ use health::Health;
 use journal::Journal;
 use pace::Pace;
 use publish::{Before, Publish};
-use reports::Reports;
 use signals::Signals;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
 use crate::leftovers::have_launcher_stay;
-use crate::reports::Keys;
 use crate::upgrade::{HandOver, Where};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
@@ -100,7 +97,6 @@ pub(super) struct ControlLoop {
     signals: Signals,
     actors: ActorServices,
     endpoints: Endpoints,
-    reports: Reports,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -199,8 +195,6 @@ impl ControlLoop {
             .follow(&control.configuration, keeper.as_ref())
             .context("a service of actors cannot begin")?;
         control.endpoints.follow(&control.configuration)?;
-        let keys = Keys::read(&control.configuration.reports).map_err(|wrong| anyhow!(wrong))?;
-        control.reports.follow(&control.configuration, keys)?;
         Ok(control)
     }
 
@@ -286,7 +280,6 @@ impl ControlLoop {
             signals: Signals::default(),
             actors: ActorServices::default(),
             endpoints: Endpoints::default(),
-            reports: Reports::default(),
             journal,
             configuration,
             started: Instant::now(),
@@ -432,8 +425,7 @@ impl ControlLoop {
         }
         self.conclude_step(step.answers);
         self.attend_actors();
-        self.attend_reports(now);
-        self.publish_loads(now);
+        self.publish_loads();
         // After the requests that packets wait for, in time for the next sample.
         if reads_files {
             self.gather_usage(now);

@@ -10,7 +10,6 @@ use model::{InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use switch::{Change, FlowFilter, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 
 use super::ControlLoop;
-use super::reports::Reports;
 use api::types::Refusal;
 
 /// How long uplinks stay closed while adopted containers reconnect. After it, uplinks are opened regardless: the flows
@@ -110,13 +109,7 @@ impl Publish {
     }
 
     /// Sends the switch the loads of instances.
-    pub(super) fn loads(
-        &mut self,
-        controller: &Controller,
-        collector: &Collector,
-        reports: &mut Reports,
-        now: Nanos,
-    ) {
+    pub(super) fn loads(&mut self, controller: &Controller, collector: &Collector) {
         self.loads.clear();
         self.expected.clear();
         let known: Vec<_> = controller
@@ -141,11 +134,6 @@ impl Publish {
         for (index, (metric, service, capacity_pps)) in known.iter().enumerate() {
             let expected = service.expected(*metric, *capacity_pps);
             self.expected.push((ServiceId(index as u16), expected as f32));
-        }
-        let (loads, expected) = (&mut self.loads, &mut self.expected);
-        let trust = reports.replace(controller, collector, loads, expected, now);
-        if !trust.is_empty() {
-            self.switch.set_trust(trust);
         }
         self.switch.set_loads(&self.loads, &self.expected);
     }
@@ -201,10 +189,9 @@ impl ControlLoop {
     }
 
     /// Sends the switch the present loads of instances.
-    pub(super) fn publish_loads(&mut self, now: Nanos) {
+    pub(super) fn publish_loads(&mut self) {
         let controller = self.decide.shell.controller();
-        self.publish
-            .loads(controller, &self.gather.collector, &mut self.reports, now);
+        self.publish.loads(controller, &self.gather.collector);
     }
 
     /// Opens the uplinks that are due.
