@@ -203,6 +203,7 @@ struct Run {
     /// Lateness up to this is the generator's own: it woke that late.
     own_lateness: u64,
     max_lateness: u64,
+    moved: u64,
     late_packets: u64,
     failed_seen: usize,
     frame: Vec<u8>,
@@ -228,6 +229,7 @@ impl Run {
             is_away: false,
             own_lateness: 0,
             max_lateness: 0,
+            moved: 0,
             late_packets: 0,
             failed_seen: 0,
             frame: vec![0; FRAME_BYTES_LIMIT],
@@ -335,6 +337,7 @@ impl Run {
             burst_limit = burst_limit.min(room as usize);
             blocked = burst_limit == 0;
         }
+        self.move_schedule(now);
         // Reads each uplink's free slots once, and again when they are used up: the peer writes that cache
         // line, so reading it is slow.
         self.room.fill(0);
@@ -404,6 +407,19 @@ impl Run {
         any
     }
 
+    /// Moves the schedule by what the generator itself is later than it may make up for.
+    fn move_schedule(&mut self, now: u64) {
+        let (Some(limit), false) = (self.generator.profile.catch_up, self.blocked) else {
+            return;
+        };
+        if let Some(due) = self.generator.schedule.peek().filter(|due| !due.patient) {
+            let late = now.saturating_sub(self.start + due.at);
+            let excess = late.saturating_sub(limit.as_nanos());
+            self.start += excess;
+            self.moved += excess;
+        }
+    }
+
     /// Sleeps until a packet is due or returns, and polls for the last part.
     fn wait<P: Port>(&mut self, ports: &mut [P]) {
         let now = now_ns();
@@ -470,6 +486,7 @@ impl Run {
             latency_us: measurement.latency(),
             generator: GeneratorLimits {
                 max_lateness_us: self.max_lateness as f64 / 1000.0,
+                moved_us: self.moved as f64 / 1000.0,
                 late_packets: self.late_packets,
                 intended_pps: per_second(counts.offered_packets),
                 achieved_pps: per_second(counts.offered_packets - counts.lost_at_uplink),
@@ -684,6 +701,30 @@ mod tests {
         // Nothing was overdue after the pause.
         assert!(report.latency_us.max < 50_000.0, "{}", report.table(true));
         assert!(report.sending_s < 0.09, "{}", report.table(true));
+    }
+
+    #[test]
+    fn a_generator_without_a_cpu_makes_up_for_as_much_as_it_may() {
+        let run = |catch_up| {
+            let mut load = profile(1_000.0, 50);
+            load.catch_up = catch_up;
+            let mut sleeps = true;
+            Generator::new(load)
+                .unwrap()
+                .run(&mut [LoopbackPort::new(64)], &Control::new(), |_| {
+                    if std::mem::take(&mut sleeps) {
+                        std::thread::sleep(std::time::Duration::from_millis(100));
+                    }
+                })
+                .unwrap()
+        };
+        let (all, some) = (run(None), run(Some(Span::from_millis(10))));
+        assert!(all.is_clean() && some.is_clean());
+        assert_eq!([&all, &some].map(|of| of.counts.offered_packets), [50; 2]);
+        // The first interval ends after 10 ms: 40 packets are left.
+        assert_eq!(all.generator.moved_us, 0.0);
+        assert!(some.generator.moved_us >= 85_000.0, "{:?}", some.generator);
+        assert!(some.sending_s >= 0.125, "{}", some.table(true));
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub struct Profile {
     pub uplink_wait: Span,
     /// How long to wait for missing packets after the last packet was sent or received.
     pub settle: Span,
+    /// How late the generator may be by its own fault and still send at once what was due meanwhile. What is later moves the
+    /// schedule, as a pause does: no burst follows for which no ring has room. Off by default: then all is sent at once.
+    pub catch_up: Option<Span>,
     /// A flow idle for this long begins anew with its next packet, which may go to another instance. That is no move.
     /// Off by default: then a flow never ends.
     pub idle_timeout: Option<Span>,
@@ -66,6 +69,7 @@ impl Default for Profile {
             tick: Span::default(),
             uplink_wait: Span::from_millis(20),
             settle: Span::from_millis(500),
+            catch_up: None,
             idle_timeout: None,
             verify: Verify::Exact,
             phases: Vec::new(),

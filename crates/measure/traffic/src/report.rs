@@ -88,6 +88,9 @@ pub struct GeneratorLimits {
     pub max_lateness_us: f64,
     /// Packets sent more than 100 us late although the uplink had room.
     pub late_packets: u64,
+    /// By how much the schedule was moved because the generator was later than `catch_up`, in microseconds.
+    #[serde(default)]
+    pub moved_us: f64,
     /// Due packets per second, while sending.
     pub intended_pps: f64,
     /// Packets per second that entered the uplinks, over the same time.

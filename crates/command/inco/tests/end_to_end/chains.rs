@@ -67,7 +67,7 @@ fn three(engine: Engine, port: &str) -> String {
 fn load(seconds: u32) -> String {
     let common = "rate_per_flow = \"100pps\"\nsize = 128\n";
     let mut profile = format!(
-        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"{seconds}s\"\nflows = 60\n\
+        "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\ncatch_up = \"50ms\"\n[[phase]]\nduration = \"{seconds}s\"\nflows = 60\n\
          ramp = \"100ms\"\nkeep = 4\nkeep_from = \"9s\"\n{common}src = \"10.0.0.1\"\ndst = \"10.128.0.1\"\nsrc_port = 1024\n\
          dst_port = 7\nuplink = 0\nreturns = 1\n"
     );

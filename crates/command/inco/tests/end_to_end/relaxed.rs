@@ -28,6 +28,7 @@ const LOAD: &str = r#"
 tick = "200us"
 uplink_wait = "5s"
 settle = "10s"
+catch_up = "50ms"
 [[phase]]
 duration = "60s"
 flows = 8

@@ -32,7 +32,7 @@ ring = { slots = 8192 }
 
 fn load(seconds: u64) -> String {
     format!(
-        "tick = \"200us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"{seconds}s\"\nflows = {FLOWS}\n\
+        "tick = \"200us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\ncatch_up = \"50ms\"\n[[phase]]\nduration = \"{seconds}s\"\nflows = {FLOWS}\n\
          rate_per_flow = \"500pps\"\n"
     )
 }
