@@ -147,7 +147,8 @@ mod tests {
             return;
         }
         let config = TableConfig {
-            ipv4_flows: 4_000_000,
+            // So many that each part takes longer than this thread may wait for a CPU.
+            ipv4_flows: 16_000_000,
             ipv6_flows: 0,
             return_counters: false,
             pin_times: false,
