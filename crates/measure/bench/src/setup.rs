@@ -147,7 +147,7 @@ mod tests {
             return;
         }
         let config = TableConfig {
-            // So many that each part takes longer than this thread may wait for a CPU.
+            // So many that this thread looks at each part also where it waits for a CPU.
             ipv4_flows: 16_000_000,
             ipv6_flows: 0,
             return_counters: false,

@@ -203,6 +203,7 @@ struct Run {
     /// Lateness up to this is the generator's own: it woke that late.
     own_lateness: u64,
     max_lateness: u64,
+    /// By how much the schedule was moved, in ns.
     moved: u64,
     late_packets: u64,
     failed_seen: usize,
@@ -725,6 +726,8 @@ mod tests {
         // The first interval ends after 10 ms: 40 packets are left.
         assert_eq!(all.generator.moved_us, 0.0);
         assert!(some.generator.moved_us >= 85_000.0, "{:?}", some.generator);
+        let told = |of: &Report| of.table(false).to_string().contains("schedule was moved by");
+        assert!(told(&some) && !told(&all));
         // The last packet is due 49 ms after the first, by a schedule that has moved.
         assert!(took >= 134_000_000, "{took}");
     }

@@ -264,6 +264,13 @@ impl fmt::Display for Table<'_> {
             g.uplink_full,
             100.0 * g.cpu_share
         )?;
+        if g.moved_us > 0.0 {
+            writeln!(
+                f,
+                "           its schedule was moved by {:.1} ms",
+                g.moved_us / 1e3
+            )?;
+        }
         if self.flows {
             writeln!(
                 f,
