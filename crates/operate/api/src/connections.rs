@@ -36,6 +36,8 @@ struct Table {
     ticks: u64,
     /// By the tick at which they were accepted.
     rows: BTreeMap<u64, Row>,
+    /// Acceptors that run: what one of them has accepted may have no row yet.
+    acceptors: u32,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,16 @@ struct Row {
     under_way: u32,
     /// The tick since which it is idle.
     idle_since: u64,
+    /// Whether it has become a stream, whose answer has no end.
+    is_stream: bool,
     leave: Arc<Notify>,
+}
+
+impl Row {
+    /// Whether it has asked, and has its answers.
+    fn is_at_rest(&self) -> bool {
+        self.has_asked && (self.under_way == 0 || self.is_stream)
+    }
 }
 
 impl Table {
@@ -90,6 +101,12 @@ impl Connections {
         })
     }
 
+    /// Begins an acceptor, which ends when the guard is dropped.
+    pub(crate) fn acceptor(self: &Arc<Connections>) -> AcceptorGuard {
+        self.table().acceptors += 1;
+        AcceptorGuard(Arc::clone(self))
+    }
+
     /// Ends [`Connections::until_closed`].
     pub(crate) fn close(&self) {
         self.is_closed.send_replace(true);
@@ -105,10 +122,10 @@ impl Connections {
         }
     }
 
-    /// Whether each connection has asked, and has its answers.
+    /// Whether nothing accepts any more, each connection has asked, and each has its answers. A stream has no last one.
     pub(crate) fn is_at_rest(&self) -> bool {
         let table = self.table();
-        table.rows.values().all(|row| row.has_asked && row.under_way == 0)
+        table.acceptors == 0 && table.rows.values().all(Row::is_at_rest)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -124,6 +141,7 @@ impl Connections {
             has_asked: false,
             under_way: 0,
             idle_since: id,
+            is_stream: false,
             leave: Arc::clone(&leave),
         };
         table.rows.insert(id, row);
@@ -233,7 +251,11 @@ impl ConnectionPermit {
 
     /// A permit for a stream, unless the limit is reached.
     pub(crate) fn stream(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.connections.streams).try_acquire_owned().ok()
+        let permit = Arc::clone(&self.connections.streams).try_acquire_owned().ok()?;
+        if let Some(row) = self.connections.table().rows.get_mut(&self.id) {
+            row.is_stream = true;
+        }
+        Some(permit)
     }
 }
 
@@ -241,6 +263,15 @@ impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.connections.table().rows.remove(&self.id);
         self.connections.room.notify_waiters();
+    }
+}
+
+/// An acceptor that may have accepted a connection without a row.
+pub(crate) struct AcceptorGuard(Arc<Connections>);
+
+impl Drop for AcceptorGuard {
+    fn drop(&mut self) {
+        self.0.table().acceptors -= 1;
     }
 }
 
@@ -387,8 +418,22 @@ mod tests {
             accepted.poll(&mut Context::from_waker(std::task::Waker::noop()))
         };
         assert_eq!(accepts(&connections), Poll::Ready(Some(1)));
+        let acceptor = connections.acceptor();
         connections.close();
         assert_eq!(accepts(&connections), Poll::Ready(None));
+        assert!(!connections.is_at_rest(), "it may have accepted one before");
+        drop(acceptor);
+        assert!(connections.is_at_rest());
+    }
+
+    #[test]
+    fn a_stream_rests_although_its_answer_has_no_end() {
+        let connections = connections();
+        let permit = connections.unauthenticated(address(1));
+        let _request = permit.request();
+        assert!(!connections.is_at_rest());
+        let _stream = permit.stream().unwrap();
+        assert!(connections.is_at_rest());
     }
 
     #[test]

@@ -246,7 +246,8 @@ impl Door {
         self.remote.close();
     }
 
-    /// Whether each client that came in was answered. A stream of events never is.
+    /// Whether it is closed, and each client that came in was answered. A stream of events does not count: it has no
+    /// last answer.
     pub fn is_at_rest(&self) -> bool {
         self.local.is_at_rest() && self.remote.is_at_rest()
     }
@@ -441,6 +442,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Acceptor {
     async fn take_local(self, listener: UnixListener) {
+        let _accepts = self.connections.acceptor();
         let door = Arc::new(self);
         while let Some(accepted) = door.connections.until_closed(listener.accept()).await {
             let Ok((stream, _)) = accepted else {
@@ -466,6 +468,7 @@ impl Acceptor {
     }
 
     async fn take_remote(self, listener: TcpListener, tls: TlsAcceptor) {
+        let _accepts = self.connections.acceptor();
         let door = Arc::new(self);
         while let Some(accepted) = door.connections.until_closed(listener.accept()).await {
             let Ok((stream, from)) = accepted else {

@@ -6,6 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -752,6 +753,66 @@ fn probes_report_health_and_readiness() {
     );
     let ready = ask("/readyz", vec![row("web", 2, None), row("dns", 3, None)]);
     assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
+}
+
+/// A loop that leaves answers nobody after its door is closed and its clients have their answers. A client that connected
+/// before gets its answer from this server, a later one from the next.
+#[test]
+fn a_server_that_is_handed_over_leaves_no_client_without_an_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let is_over = AtomicBool::new(false);
+    let answered = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        let asking = || {
+            while !is_over.load(Ordering::Relaxed) {
+                let client = Client::connect(&socket).unwrap();
+                client.services().unwrap();
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let mut settings = ServerSettings::on(&socket);
+        let mut clients = Vec::new();
+        for turn in 0..100 {
+            let (asker, mut inbox) = request_queue();
+            let server = Server::start(settings, asker, EventLog::default()).unwrap();
+            if clients.is_empty() {
+                clients = (0..4).map(|_| scope.spawn(asking)).collect();
+            }
+            let door = server.door();
+            let mut given = 0;
+            loop {
+                while let Some(request) = inbox.take() {
+                    if let ControlRequest::Services(answer) = request {
+                        answer.give(Vec::new());
+                        given += 1;
+                    }
+                }
+                if given >= turn % 7 {
+                    door.close();
+                    if door.is_at_rest() {
+                        break;
+                    }
+                }
+            }
+            settings = ServerSettings {
+                listeners: server.hand_over(),
+                ..ServerSettings::on(&socket)
+            };
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let (asker, mut inbox) = request_queue();
+        let _server = Server::start(settings, asker, EventLog::default()).unwrap();
+        while !clients.iter().all(|client| client.is_finished()) {
+            while let Some(request) = inbox.take() {
+                if let ControlRequest::Services(answer) = request {
+                    answer.give(Vec::new());
+                }
+            }
+            std::thread::yield_now();
+        }
+    });
+    assert!(answered.into_inner() > 100);
 }
 
 /// Unread streams have their own limit: requests are answered while that limit is reached.

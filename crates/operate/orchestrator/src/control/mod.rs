@@ -68,8 +68,9 @@ const IDLE_PERIOD: Nanos = Nanos::from_millis(20);
 /// Time limit of a shutdown. After it, the rest is reported as left behind.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long an upgrade waits for clients that have no answer yet. Packets flow meanwhile.
-const ANSWERS_LIMIT: Duration = Duration::from_millis(100);
+/// How long an upgrade waits for clients that have connected and have no answer yet, which may wait for a CPU. Packets
+/// flow meanwhile.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(3);
 
 /// The result of a run.
 #[derive(Clone, Debug)]
