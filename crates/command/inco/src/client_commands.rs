@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use api::counters::{FunctionCounters, ResumedCounters};
 use api::types::{
-    FlowExplanation, FlowFilter, FlowPage, InstanceRow, PlaceRow, PortPool, Refusal, ServiceRow, Status,
-    WorkerRow,
+    FlowExplanation, FlowFilter, FlowPage, InstanceRow, PlaceRow, PortPool, Refusal, ReportRow, ReportStatus,
+    ServiceRow, Status, WorkerRow,
 };
 use api::{ApiError, Client};
 use display::event::{clock, event_text};
@@ -226,6 +226,9 @@ fn status_text(status: &Status) -> String {
             grouped(sum(|w| w.fast_packets)),
         );
     }
+    if let Some(of) = &status.reports {
+        text.push_str(&reports_text(of));
+    }
     if accounting.expected_moves > 0 {
         let _ = writeln!(
             text,
@@ -330,6 +333,59 @@ fn places_text(rows: &[PlaceRow]) -> String {
         ]);
     }
     table.text() + "\n"
+}
+
+/// Load reports: a line for each edge or machine, and one for those that were refused.
+fn reports_text(of: &ReportStatus) -> String {
+    let mut text = String::new();
+    for edge in &of.edges {
+        let known = if edge.known {
+            ""
+        } else {
+            " (it has not answered yet)"
+        };
+        let (sent, failed) = (grouped(edge.sent), grouped(edge.failed));
+        let _ = writeln!(
+            text,
+            "reports to {}: {sent} sent, {failed} failed{known}",
+            edge.edge
+        );
+    }
+    for machine in &of.machines {
+        let age = machine.age_ms.map_or_else(
+            || "none yet".to_owned(),
+            |ms| format!("the last {} ago", span_ms(ms)),
+        );
+        let (number, accepted) = (machine.number, grouped(machine.accepted));
+        let _ = writeln!(
+            text,
+            "reports of machine {number} ({}): {accepted}, {age}",
+            machine.address
+        );
+    }
+    let refused = of.refused.iter();
+    let refused: Vec<String> = refused
+        .map(|(reason, count)| format!("{} {reason}", grouped(*count)))
+        .collect();
+    if !refused.is_empty() {
+        let _ = writeln!(text, "reports refused: {}", refused.join(", "));
+    }
+    text
+}
+
+/// What the machine of an instance reports.
+pub(crate) fn report_text(of: &ReportRow) -> String {
+    let state = match of.state.as_str() {
+        "serving" => String::new(),
+        other => format!("{other}, "),
+    };
+    let age = span_ms(of.age_ms);
+    let believed = if of.trust < 1.0 {
+        format!(", believed to {}", percent(of.trust))
+    } else {
+        String::new()
+    };
+    format!("{state}{} used, {age} ago{believed}", percent(of.utilisation))
 }
 
 /// The services of each chain, in order: what one returns goes on to the next.
@@ -540,9 +596,11 @@ pub(crate) fn unknown_service(service: &str, services: &[ServiceRow]) -> String 
 pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
     let has_places = rows.iter().any(|row| row.place.is_some());
     let are_others = rows.iter().any(|row| row.address.is_some());
+    let report = rows.iter().any(|row| row.report.is_some());
     let mut heading = vec![">id", "service"];
     heading.extend(has_places.then_some("place"));
     heading.extend(are_others.then_some("address"));
+    heading.extend(report.then_some("report"));
     heading.extend([
         "state",
         ">for",
@@ -562,6 +620,7 @@ pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
         let mut cells = vec![row.id.to_string(), row.service.clone()];
         cells.extend(has_places.then(|| or_dash(row.place.as_ref(), String::clone)));
         cells.extend(are_others.then(|| or_dash(address_text(row), |text| text)));
+        cells.extend(report.then(|| or_dash(row.report.as_ref(), report_text)));
         cells.extend([
             row.state.name().to_owned(),
             span_ms(row.state_ms),

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use api::counters::{FunctionCounters, InstanceCounters, ServiceCounters};
 use api::types::{
-    FlowFilter, FlowPage, InstanceRow, PercentilesUs, Refusal, ServicePolicies, ServiceRow, Snapshot,
+    FlowFilter, FlowPage, InstanceRow, PercentilesUs, Refusal, ReportRow, ServicePolicies, ServiceRow,
+    Snapshot,
 };
 use api::{ApiError, Client, EVENT_LIMIT};
 use display::event::event_text;
@@ -15,7 +16,8 @@ use serde::Serialize;
 
 use crate::cli::DescribeArgs;
 use crate::client_commands::{
-    address_text, connect, functions_text, heavy_flows_text, instances_text, restrictions, unknown_service,
+    address_text, connect, functions_text, heavy_flows_text, instances_text, report_text, restrictions,
+    unknown_service,
 };
 use crate::target::Target;
 
@@ -319,6 +321,12 @@ fn service_text(of: &OfService, all: bool) -> String {
     text
 }
 
+/// What a machine behind a tunnel reports.
+fn report_of(of: &ReportRow) -> String {
+    let (instances, flows) = (of.instances, grouped(u64::from(of.live_flows)));
+    format!("{}; {instances} instances, {flows} flows there", report_text(of))
+}
+
 fn instance_text(of: &OfInstance) -> String {
     let row = &of.instance;
     let counters = of.counters.clone().unwrap_or_default();
@@ -337,6 +345,7 @@ fn instance_text(of: &OfInstance) -> String {
         ("reason", row.reason.clone()),
         ("place", row.place.clone().unwrap_or_default()),
         ("address", address_text(row).unwrap_or_default()),
+        ("report", row.report.as_ref().map(report_of).unwrap_or_default()),
         ("container", or_dash(row.container.clone(), |name| name)),
         (
             "process",

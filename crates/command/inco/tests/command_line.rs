@@ -246,7 +246,14 @@ fn a_socket_in_use_is_reported() {
 
 #[test]
 fn examples_are_right_and_say_what_they_would_do() {
-    for name in ["forward.toml", "two-arm.toml", "chain.toml", "testpmd.toml"] {
+    for name in [
+        "forward.toml",
+        "two-arm.toml",
+        "chain.toml",
+        "testpmd.toml",
+        "edge.toml",
+        "machine.toml",
+    ] {
         let output = run(&["check", "--offline", "-f", &example(name)]);
         assert!(output.status.success(), "{}", err(&output));
         assert!(
@@ -591,6 +598,7 @@ fn instance(id: u32, service: &str) -> InstanceRow {
         held_up: 0.0,
         watts: None,
         memory_bytes: None,
+        report: None,
         reason: "ready".to_owned(),
     }
 }

@@ -44,13 +44,13 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         "policy",
         &[
             &[
-                "scheduling",
                 "autoscaling",
                 "placement",
                 "actor-scheduling",
                 "path-costs",
                 "edge-steering",
             ],
+            &["scheduling"],
             &["promotion", "configuration"],
         ],
     ),

@@ -63,6 +63,7 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
             source: WattsSource::Model,
         }),
         memory_bytes: Some(12 << 20),
+        report: None,
         reason: "scaled out".to_owned(),
     }
 }

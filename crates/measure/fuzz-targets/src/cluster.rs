@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use edge_steering::{
     DATAGRAM_LIMIT, Gate, Head, MachineId, Machines, Member, ONWARD_BYTES, Onward, Rule, ServiceLoad,
-    Serving, Settings, Verdict, at_machine, machine_of, write,
+    Serving, Settings, Towards, Verdict, at_machine, machine_of, write,
 };
 use model::{Nanos, mix};
 use signal::Key;
@@ -67,6 +67,8 @@ pub(crate) fn load_reports(bytes: &[u8]) {
     let mut gate = Gate::new(MachineId(0), key(), AUDIENCE);
     let mut last = (0, 0);
     let mut now = Nanos::from_secs(1);
+    let mut towards = Towards::new(MachineId(0), key(), 1);
+    towards.write(&[], &mut [0; DATAGRAM_LIMIT]).unwrap();
     EDGE.with_borrow_mut(|edge| {
         let usual = ServiceLoad {
             service: SERVICE,
@@ -94,6 +96,11 @@ pub(crate) fn load_reports(bytes: &[u8]) {
                     let at = usize::from(*at) % datagram.len();
                     datagram[at] ^= flip;
                 }
+            }
+            // Nobody without the key can answer for the edge, and an answer is no report.
+            assert!(!towards.hear(&datagram));
+            if let Some(answer) = gate.answer(&datagram) {
+                assert!(answer.len() <= 64 && gate.clone().accept(&answer).is_err());
             }
             match gate.accept(&datagram) {
                 Ok(report) => {

@@ -88,6 +88,7 @@ impl Steering {
                     place: row.place,
                     capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                     load: load(control, metric, &service, slot, capacity_pps, flows),
+                    trust: 1.0,
                     weight: row.weight,
                     live_flows: count_of(flows),
                     active_for: control.now.since(row.active_since),

@@ -218,6 +218,9 @@ pub struct Counters {
     /// Signals of the host's manager.
     #[serde(default)]
     pub signals: SignalCounters,
+    /// Load reports between machines and edges.
+    #[serde(default)]
+    pub reports: ReportCounters,
     /// Events, by kind.
     pub events: BTreeMap<String, u64>,
     /// Requested actions.
@@ -546,6 +549,23 @@ pub struct SignalCounters {
     pub accepted: BTreeMap<String, u64>,
     /// Signals that were refused, by reason.
     pub refused: BTreeMap<String, u64>,
+}
+
+/// Load reports between machines and edges.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReportCounters {
+    /// Reports sent, by edge.
+    pub sent: BTreeMap<String, u64>,
+    /// Reports that could not be sent, by edge.
+    pub failed: BTreeMap<String, u64>,
+    /// Reports accepted, by the number of their machine.
+    pub accepted: BTreeMap<String, u64>,
+    /// Age of a machine's last report in seconds, by its number. A gauge.
+    pub age_s: BTreeMap<String, f64>,
+    /// Datagrams that were refused, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// First reports that were answered: their machine did not know this run of the edge.
+    pub answered: u64,
 }
 
 /// Actions of one kind.

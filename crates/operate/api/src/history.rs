@@ -239,6 +239,7 @@ mod tests {
                     held_up: 0.0,
                     watts: None,
                     memory_bytes: None,
+                    report: None,
                     reason: String::new(),
                 })
                 .collect(),

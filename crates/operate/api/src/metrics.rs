@@ -208,6 +208,13 @@ fn split_unit(name: &str) -> (&str, Option<Unit>) {
     }
 }
 
+/// Counts by a label's values.
+fn counted<'r>(label: &'static str, all: &'r BTreeMap<String, u64>) -> Vec<(Labels<'r>, u64)> {
+    let rows = all.iter();
+    rows.map(|(value, n)| (vec![(label, value.as_str())], *n))
+        .collect()
+}
+
 /// Rows with their kind as the label.
 fn by_kind(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = (Labels<'_>, f64)> {
     let counts = counts.iter();
@@ -483,6 +490,41 @@ impl Families {
         )
     }
 
+    fn reports(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let of = &self.0.reports;
+        out.counter(
+            "sent_reports",
+            "Load reports sent, by edge",
+            counted("edge", &of.sent),
+        )?;
+        out.counter(
+            "failed_reports",
+            "Load reports that could not be sent, by edge",
+            counted("edge", &of.failed),
+        )?;
+        out.counter(
+            "accepted_reports",
+            "Load reports accepted, by the number of their machine",
+            counted("machine", &of.accepted),
+        )?;
+        out.counter(
+            "refused_reports",
+            "Datagrams that are no report to accept, by reason",
+            counted("reason", &of.refused),
+        )?;
+        out.counter(
+            "answered_reports",
+            "First reports of machines that did not know this run of the edge",
+            [(vec![], of.answered)],
+        )?;
+        let ages = of.age_s.iter();
+        out.gauge(
+            "report_age_seconds",
+            "Age of a machine's last load report, by its number",
+            ages.map(|(machine, age)| (vec![("machine", machine.as_str())], *age)),
+        )
+    }
+
     fn control(&self, out: &mut Writer<'_>) -> fmt::Result {
         let of = &self.0;
         out.histogram(
@@ -534,6 +576,7 @@ impl Families {
             "Signals of the host's manager that were refused, by reason",
             refused.map(|(reason, n)| (vec![("reason", reason.as_str())], *n)),
         )?;
+        self.reports(out)?;
         out.counter(
             "reloads",
             "Reloads of the configuration, by result",

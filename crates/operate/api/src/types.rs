@@ -47,6 +47,9 @@ pub struct Status {
     /// Reaction times of the control loop.
     #[serde(default)]
     pub reactions: ReactionStatus,
+    /// Load reports between machines and edges; absent without `[reports]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reports: Option<ReportStatus>,
     /// Flows in all tables.
     pub live_flows: u64,
     /// Capacity of all tables, in flows.
@@ -75,6 +78,65 @@ pub struct PlaceRow {
     /// Most packets per second; absent without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pps_limit: Option<f64>,
+}
+
+/// Load reports that are sent, or taken.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReportStatus {
+    /// Of a machine: the edges that it reports to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub edges: Vec<EdgeRow>,
+    /// Of an edge: the machines that report to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<MachineRow>,
+    /// Datagrams that an edge refused, by reason; reasons without any are omitted.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, u64>,
+}
+
+/// An edge that load reports are sent to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct EdgeRow {
+    /// Where it takes reports.
+    pub edge: String,
+    /// Whether it has said for which run of it reports are: those before it cannot accept.
+    pub known: bool,
+    /// Reports sent.
+    pub sent: u64,
+    /// Reports that could not be sent.
+    pub failed: u64,
+}
+
+/// A machine that reports its load.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MachineRow {
+    /// Its number.
+    pub number: u16,
+    /// Its address for tunnels.
+    pub address: String,
+    /// Reports accepted.
+    pub accepted: u64,
+    /// Age of the last one, in milliseconds; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<u64>,
+}
+
+/// What a machine behind a tunnel reports of a service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReportRow {
+    /// Whether it takes flows: `serving`, `draining` or `leaving`.
+    pub state: String,
+    /// The used share of its capacity, 0 to 1, with what this edge gave it since. A machine that does not know its
+    /// capacity is full.
+    pub utilisation: f64,
+    /// Its active instances.
+    pub instances: u16,
+    /// Flows that are pinned to them, whoever gave them.
+    pub live_flows: u32,
+    /// Age of the report, in milliseconds.
+    pub age_ms: u64,
+    /// How far it is believed, 0 to 1: the chance that a pick goes by it.
+    pub trust: f64,
 }
 
 /// Ports that were created for instances before there was traffic.
@@ -544,6 +606,9 @@ pub struct InstanceRow {
     pub watts: Option<Watts>,
     /// Memory in use, in bytes, if known.
     pub memory_bytes: Option<u64>,
+    /// What the machine behind a tunnel reports; absent for others, and before its first report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<ReportRow>,
     /// The reason of its state.
     pub reason: String,
 }

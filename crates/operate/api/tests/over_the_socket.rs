@@ -204,6 +204,7 @@ fn instance(id: u32) -> InstanceRow {
         held_up: 0.0,
         watts: None,
         memory_bytes: None,
+        report: None,
         reason: "ready".to_owned(),
     }
 }

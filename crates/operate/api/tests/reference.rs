@@ -138,6 +138,14 @@ fn full() -> Counters {
             accepted: named(&["wake"]),
             refused: named(&["replayed"]),
         },
+        reports: api::counters::ReportCounters {
+            sent: named(&["192.0.2.1:4790"]),
+            failed: named(&["192.0.2.1:4790"]),
+            accepted: named(&["1"]),
+            age_s: [("1".to_owned(), 0.005)].into(),
+            refused: named(&["wrong_tag"]),
+            answered: 1,
+        },
         events: named(EventKind::NAMES),
         actions: vec![ActionCount {
             action: "drain".to_owned(),

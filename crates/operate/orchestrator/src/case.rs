@@ -71,6 +71,9 @@ struct CaseInstance {
     capacity: Option<f32>,
     #[serde(default)]
     load: f32,
+    /// How far the load is believed, 0 to 1: for `machines`.
+    #[serde(default = "full_trust", skip_serializing_if = "is_full_trust")]
+    trust: f32,
     #[serde(default)]
     flows: u32,
     #[serde(default = "full_weight")]
@@ -89,6 +92,14 @@ fn active() -> InstanceState {
 
 fn full_weight() -> u16 {
     256
+}
+
+fn full_trust() -> f32 {
+    1.0
+}
+
+fn is_full_trust(trust: &f32) -> bool {
+    *trust == 1.0
 }
 
 /// A flow: its text alone, or with known figures.
@@ -158,6 +169,7 @@ impl Case {
             state: InstanceState::Active,
             capacity: Some(row.capacity),
             load: row.load,
+            trust: row.trust,
             flows: row.live_flows,
             weight: row.weight,
             active_s: Some(row.active_for.as_secs_f64()),
@@ -220,6 +232,7 @@ impl Case {
                 ));
             }
             check_number(field("load"), instance.load.into())?;
+            check_number(field("trust"), instance.trust.into())?;
             check_number(field("capacity"), instance.capacity.unwrap_or(0.0).into())?;
             check_number(field("active_s"), instance.active_s.unwrap_or(0.0))?;
             for (priority, load) in instance.queues.iter().flatten().enumerate() {
@@ -257,6 +270,7 @@ impl Case {
                     place: PlaceId(instance.place.as_ref().map_or(0, number_of) as u8),
                     capacity: instance.capacity.unwrap_or(usual),
                     load: instance.load,
+                    trust: instance.trust,
                     weight: instance.weight,
                     live_flows: instance.flows,
                     active_for,

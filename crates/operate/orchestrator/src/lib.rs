@@ -17,6 +17,7 @@ pub mod machine;
 mod pool;
 mod privileges;
 mod pull;
+mod reports;
 mod service_manager;
 pub mod upgrade;
 mod wiring;

@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketType};
 use crate::host::{free_hugepages_mib, is_listened_on, unreadable};
 use crate::leftovers::{Kept, Running, kept_sockets};
 use crate::wiring::docker_config;
-use crate::{drivers, wiring};
+use crate::{drivers, reports, wiring};
 
 /// This machine.
 #[derive(Debug)]
@@ -354,6 +354,24 @@ impl Facts for Machine {
                 Unusable::new(format!("{}: {what}", file.display()), write)
             }
             error => Unusable::new(error.to_string(), "write another file"),
+        })
+    }
+
+    fn report_key(&self, file: &Path) -> Result<(), Unusable> {
+        reports::read_key(file).map(drop).map_err(|wrong| {
+            let reports::WrongKey { what, write } = wrong;
+            Unusable::new(format!("{}: {what}", file.display()), write)
+        })
+    }
+
+    fn takes_reports(&self, at: SocketAddr) -> Result<(), Unusable> {
+        // Where it runs already, it has the address itself.
+        if self.own.is_some() {
+            return Ok(());
+        }
+        std::net::UdpSocket::bind(at).map(drop).map_err(|error| {
+            let write = "write an address of this machine, and a port that no other program has";
+            Unusable::new(format!("no load reports can be taken at {at} ({error})"), write)
         })
     }
 

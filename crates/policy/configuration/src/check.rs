@@ -5,6 +5,7 @@ mod external;
 mod moves;
 mod placed;
 mod places;
+mod reports;
 mod tunnels;
 
 use std::ops::RangeInclusive;
@@ -38,6 +39,7 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     back_ends::check(reader, configuration);
     placed::check(reader, configuration);
     tunnels::check(reader, configuration);
+    reports::check(reader, configuration);
     external::check(reader, configuration);
     moves::check(reader, configuration);
     check_overlaps(reader, configuration);

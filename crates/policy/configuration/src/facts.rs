@@ -1,5 +1,6 @@
 //! Checks that depend on the machine.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use model::Ready;
@@ -56,6 +57,10 @@ pub trait Facts {
     fn kubernetes(&self, of: &Kubernetes) -> Result<(), Unusable>;
     /// The file of tokens contains tokens and is not world-readable.
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
+    /// The file has the key of a machine's load reports, and only its owner may read it.
+    fn report_key(&self, file: &Path) -> Result<(), Unusable>;
+    /// Load reports can be taken at that address.
+    fn takes_reports(&self, at: SocketAddr) -> Result<(), Unusable>;
     /// Events can be written to the directory. `None`: `events` in the run directory.
     fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable>;
     /// The switch's own services, such as a database, are usable.
@@ -116,6 +121,16 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
             _ => "kubernetes.kubeconfig",
         };
         ask(key.to_owned(), facts.kubernetes(&configuration.kubernetes));
+    }
+    if let Some(sends) = &configuration.reports.sends {
+        ask("reports.key".to_owned(), facts.report_key(&sends.key));
+    }
+    if let Some(takes) = &configuration.reports.takes {
+        ask("reports.listen".to_owned(), facts.takes_reports(takes.listen));
+        for (index, machine) in takes.machines.iter().enumerate() {
+            let key = format!("reports.machines[{index}].key");
+            ask(key, facts.report_key(&machine.key));
+        }
     }
     ask(
         "event_log.directory".to_owned(),

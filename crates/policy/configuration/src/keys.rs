@@ -143,6 +143,8 @@ tables! {
             "table", "", "See `[engine]`.";
         kubernetes: kubernetes, [keys], Keys,
             "table", "", "See `[kubernetes]`.";
+        reports: reports, [keys], Keys,
+            "table", "", "See `[reports]`.";
         api: api, [keys], Keys,
             "table", "", "See `[api]`.";
         event_log: event_log, [keys], Keys,
@@ -160,6 +162,7 @@ tables! {
             places,
             engine,
             kubernetes,
+            reports,
             api,
             event_log,
             positions: Default::default(),
@@ -1185,7 +1188,7 @@ tables! {
         slow_start: span(Nanos::ZERO, SLOW_START_MAX), [= "\"1s\""], Applies,
             "duration, at most 1h", "\"5s\"",
             "Time over which the share of new flows for a new instance rises to the full share; `0s` turns it off.";
-        spill: boolean, [= "true"], Applies,
+        spill: boolean, [or "true; false with `machines`" => policy != BY_REPORTS], Applies,
             "true or false", "false",
             "Whether a flow that does not fit (`fit`) on the instance of the policy's choice goes to the next \
              instance on which it fits.";
@@ -1388,6 +1391,51 @@ tables! {
             "name", "\"edge\"", "Where the engine `kubernetes` has its Pods.";
     } => {
         Kubernetes { kubeconfig, context, namespace }
+    }
+
+    reports(reader, section) -> Reports = "reports":
+        "Load reports, by which an edge picks a machine behind a tunnel (`scheduler = \"machines\"`). A machine has `machine`, \
+         `to` and `key`, an edge `listen` and `machines`. See [many machines](../many-machines.md)."
+    {
+        machine: number(0, MACHINE_NUMBER_MAX), [or "none"], Applies,
+            "number, below 1024", "1", "The number of this machine, which no other machine of its edges has.";
+        to: edges, [= "[]"], Applies,
+            "list of at most 16 addresses with ports", "[\"192.0.2.1:4790\"]",
+            "Where the edges of this machine take reports: each gets one every 10 ms, by UDP.";
+        key: path, [or "none"], Applies,
+            "path", "\"/etc/inco/machine.key\"",
+            "The file of this machine's key: 48 hexadecimal digits (`openssl rand -hex 24`), which only its owner may read. Its \
+             edges have the same one.";
+        listen: text(reports_listen), [or "none"], Restart,
+            "address and port", "\"192.0.2.1:4790\"",
+            "Where this edge takes reports, by UDP. The network there should have no strangers, though they gain nothing.";
+        machines: reporting_machines, [= "[]"], Applies,
+            "list of tables", "[]", "The machines whose reports this edge takes. See the table below.";
+    } => {
+        let needed = |reader: &mut Reader, of: &[&str]| {
+            if of.iter().any(|key| section.get(key).is_some()) {
+                of.iter().for_each(|key| reader.required(section, key));
+            }
+        };
+        needed(reader, &["to", "machine", "key"]);
+        needed(reader, &["listen", "machines"]);
+        let sends = machine.zip(key).map(|(machine, key)| SentReports { machine, to, key });
+        let takes = listen.map(|listen| TakenReports { listen, machines });
+        Reports { sends, takes }
+    }
+
+    reporting_machine(reader, section) -> ReportingMachine = "reports.machines[]":
+        "A machine whose load reports an edge takes. Each has its own heading `[[reports.machines]]`."
+    {
+        number: number(0, MACHINE_NUMBER_MAX), [required], Applies,
+            "number, below 1024", "1", "`machine` in its own file.";
+        address: text(tunnel_end), [required], Applies,
+            "IPv4 address", "\"10.9.0.2\"", "Its address for tunnels, as in `instances.from`.";
+        key: path, [required], Applies,
+            "path", "\"/etc/inco/machine-1.key\"",
+            "The file of its key, which only the owner of the file may read. Each machine has another one.";
+    } => {
+        ReportingMachine { number, address, key }
     }
 
     event_log(reader, section) -> EventLog = "event_log":

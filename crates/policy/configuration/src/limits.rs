@@ -13,6 +13,10 @@ pub(crate) const NAME_LIMIT: usize = 32;
 /// Longest path of a unix socket in bytes: `sun_path` has 108, including the final NUL.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
+/// The scheduler that goes by load reports.
+pub(crate) const BY_REPORTS: &str = <scheduling::Machines as scheduling::Policy>::NAME;
+/// Highest number of a machine: an edge knows as many.
+pub(crate) const MACHINE_NUMBER_MAX: u64 = edge_steering::MACHINES_LIMIT as u64 - 1;
 /// Fewest flows of a table.
 pub(crate) const FLOWS_MIN: u64 = 1 << 10;
 /// Most flows of a worker: the range of an entry's 24-bit number.

@@ -36,6 +36,8 @@ pub struct Configuration {
     pub engine: Engine,
     /// The Kubernetes cluster, for services whose instances are its endpoints.
     pub kubernetes: Kubernetes,
+    /// Load reports between machines and edges.
+    pub reports: Reports,
     /// The API.
     pub api: Api,
     /// The event log.
@@ -770,6 +772,46 @@ impl Place {
     pub fn is_unlimited(&self) -> bool {
         self.instances.is_none() && self.limit_pps().is_none()
     }
+}
+
+/// Load reports between machines behind tunnels and their edges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reports {
+    /// Of a machine: what it tells its edges; [`None`]: nothing.
+    pub sends: Option<SentReports>,
+    /// Of an edge: which reports it takes; [`None`]: none.
+    pub takes: Option<TakenReports>,
+}
+
+/// The reports of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentReports {
+    /// The machine's number in the cluster.
+    pub machine: u16,
+    /// Where its edges take reports.
+    pub to: Vec<SocketAddr>,
+    /// The file of its key.
+    pub key: PathBuf,
+}
+
+/// The reports that an edge takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenReports {
+    /// Where it takes them.
+    pub listen: SocketAddr,
+    /// Of which machines; at least one.
+    pub machines: Vec<ReportingMachine>,
+}
+
+/// A machine whose reports an edge takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReportingMachine {
+    /// Its number in the cluster.
+    pub number: u16,
+    /// Its address for tunnels.
+    pub address: Option<Ipv4Addr>,
+    /// The file of its key.
+    pub key: PathBuf,
 }
 
 /// The API.

@@ -360,6 +360,52 @@ pub(crate) fn tunnel_ends(at: At<'_>) -> Result<Vec<Ipv4Addr>, ValueError> {
 /// Machines that may send into one end of tunnels at most: each packet's sender is looked for among them.
 const MACHINES_LIMIT: usize = 64;
 
+/// Reads where edges take load reports.
+pub(crate) fn edges(at: At<'_>) -> Result<Vec<SocketAddr>, ValueError> {
+    let (edges, count) = at.items(text(edge))?;
+    if count > EDGES_LIMIT {
+        let what = format!("{count} edges, and there can be {EDGES_LIMIT}");
+        return Err(ValueError::new(what, "write fewer"));
+    }
+    Ok(edges)
+}
+
+/// Edges of a machine at most. Each is sent a hundred reports a second.
+const EDGES_LIMIT: usize = 16;
+
+fn edge(text: &str) -> Result<SocketAddr, ValueError> {
+    let address = text.parse::<SocketAddr>().ok();
+    let known = address.filter(|of| !of.ip().is_unspecified() && !of.ip().is_multicast() && of.port() != 0);
+    known.ok_or_else(|| {
+        let what = format!("{text:?} is not the IP address of an edge with a port");
+        ValueError::new(what, "write `listen` of the edge, for example \"192.0.2.1:4790\"")
+    })
+}
+
+/// Parses where an edge takes load reports.
+pub(crate) fn reports_listen(text: &str) -> Result<SocketAddr, ValueError> {
+    let address = text.parse::<SocketAddr>().ok().filter(|of| of.port() != 0);
+    address.ok_or_else(|| {
+        let what = format!("{text:?} is not an IP address with a port");
+        ValueError::new(
+            what,
+            "write an address of this machine and a port, for example \"192.0.2.1:4790\"",
+        )
+    })
+}
+
+/// Reads the machines whose load reports an edge takes.
+pub(crate) fn reporting_machines(at: At<'_>) -> Result<Vec<ReportingMachine>, ValueError> {
+    let machine = |at: At<'_>| match at.value {
+        DeValue::Table(_) => at.table(keys::reporting_machine),
+        _ => {
+            let example = "{ number = 1, address = \"10.9.0.11\", key = \"/etc/inco/machine-1.key\" }";
+            Err(at.wrong_kind("a machine", example))
+        }
+    };
+    Ok(at.items(machine)?.0)
+}
+
 /// Reads the prefixes of a selector.
 pub(crate) fn selected_prefixes(at: At<'_>) -> Result<Vec<Prefix>, ValueError> {
     let prefixes = external_prefixes(at)?;

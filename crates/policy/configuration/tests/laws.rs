@@ -214,6 +214,20 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             let others = without("address = \"10.9.0.11\"\nnetwork = 7\n");
             text = for_tunnels(&format!("{text}[uplink.tunnel]\n{others}{line}"));
         }
+        "reports" => {
+            let machine = "machine = 1\nto = [\"192.0.2.1:4790\"]\nkey = \"/a\"\n";
+            text = match name {
+                "listen" => for_reports(&text, &line, REPORTING),
+                "to" if value == "[]" => text,
+                "machines" if value == "[]" => for_reports(&text, "", REPORTING),
+                "machines" => format!("{text}[reports]\nlisten = \"192.0.2.1:4790\"\n{line}"),
+                _ => format!("{text}[reports]\n{}{line}", without(machine)),
+            };
+        }
+        "reports.machines[]" => {
+            let others = without(REPORTING);
+            text = for_reports(&text, "", &format!("{others}{line}"));
+        }
         "" | "uplink[]" | "service.NAME" => {}
         "service.NAME.mounts[]" => {
             let others = without("source = \"/a\"\ntarget = \"/b\"\n");
@@ -290,6 +304,27 @@ fn for_the_kernel(text: &str, lines: &str) -> String {
 /// The same for the driver with a fast path beside the slow one.
 fn for_two_paths(text: &str, lines: &str) -> String {
     format!("{text}[switch]\ndriver = \"hybrid\"\nworkers = [1]\n{lines}")
+}
+
+/// A machine whose reports an edge takes.
+const REPORTING: &str = "number = 1\naddress = \"10.9.0.2\"\nkey = \"/etc/inco/1.key\"\n";
+
+/// The same at an edge that takes load reports: these lines of the table, if there are any, and of a machine.
+fn for_reports(text: &str, lines: &str, machine: &str) -> String {
+    let text = for_tunnels(text).replace(
+        "image = \"inco/forward\"\n",
+        "port = \"tunnel\"\nscheduler = \"machines\"\ninstances = { from = [\"10.9.0.2:4789\"] }\n",
+    );
+    let text = text.replace(
+        "max_frame = 1572\n",
+        "max_frame = 1572\ntunnel = { address = \"10.9.0.1\", network = 7 }\n",
+    );
+    let lines = if lines.starts_with("listen") {
+        lines
+    } else {
+        "listen = \"192.0.2.1:4790\"\n"
+    };
+    format!("{text}[reports]\n{lines}[[reports.machines]]\n{machine}")
 }
 
 /// The same with an uplink that carries tunnels.

@@ -1006,6 +1006,12 @@ impl Facts for Machine {
             None => self.has(&format!("program of {}", service.name)),
         }
     }
+    fn report_key(&self, file: &std::path::Path) -> Result<(), Unusable> {
+        self.has(&file.display().to_string())
+    }
+    fn takes_reports(&self, at: std::net::SocketAddr) -> Result<(), Unusable> {
+        self.has(&at.to_string())
+    }
     fn listen(&self, tcp: &configuration::ApiTcp) -> Result<(), Unusable> {
         self.has(&tcp.listen.to_string())
     }
@@ -2706,4 +2712,188 @@ fn what_a_tunnel_cannot_do_is_refused() {
             .any(|line| line.contains(key) && line.contains(said));
         assert!(found, "{key}: {said}\n{problems}");
     }
+}
+
+/// An edge that takes load reports.
+const TAKES: &str = "scheduler = \"machines\"\n[reports]\nlisten = \"192.0.2.1:4790\"\n[[reports.machines]]\nnumber = \
+                     1\naddress = \"10.9.0.2\"\nkey = \"/etc/inco/1.key\"\n[[reports.machines]]\nnumber = 2\naddress = \
+                     \"10.9.0.3\"\nkey = \"/etc/inco/2.key\"\n";
+/// A machine that sends them.
+const SENDS: &str = "[reports]\nmachine = 1\nto = [\"192.0.2.1:4790\"]\nkey = \"/etc/inco/key\"\n";
+
+#[test]
+fn load_reports_are_read_at_both_ends() {
+    let edge = good(&(behind_tunnels(&[]) + TAKES));
+    let takes = edge.reports.takes.as_ref().unwrap();
+    assert_eq!(takes.listen.to_string(), "192.0.2.1:4790");
+    let machines: Vec<_> = takes
+        .machines
+        .iter()
+        .map(|of| (of.number, of.address.unwrap().to_string()))
+        .collect();
+    assert_eq!(machines, [(1, "10.9.0.2".to_owned()), (2, "10.9.0.3".to_owned())]);
+    assert!(edge.reports.sends.is_none());
+    assert_eq!(edge.services[0].scheduler.name(), "machines");
+    let text = |problems: Vec<configuration::Problem>| -> String {
+        problems.iter().map(|problem| format!("{problem}\n")).collect()
+    };
+    let lacking = text(check_facts(
+        &edge,
+        &Machine(&["/etc/inco/2.key", "192.0.2.1:4790"]),
+    ));
+    assert!(
+        lacking.contains("reports.machines[1].key") && lacking.contains("reports.listen"),
+        "{lacking}"
+    );
+
+    let machine = good(&(SHORT.to_owned() + SENDS));
+    let sends = machine.reports.sends.as_ref().unwrap();
+    assert_eq!((sends.machine, sends.to.len()), (1, 1));
+    assert!(machine.reports.takes.is_none());
+    let lacking = text(check_facts(&machine, &Machine(&["/etc/inco/key"])));
+    assert!(lacking.contains("reports.key"), "{lacking}");
+}
+
+#[test]
+fn reports_that_nobody_can_send_or_take_are_refused() {
+    let edge = behind_tunnels(&[]) + TAKES;
+    let machine = SHORT.to_owned() + SENDS;
+    let cases: [(&str, &str, &str, &str, &str); 19] = [
+        (
+            &edge,
+            "\"machines\"",
+            "{ policy = \"machines\", spill = true }",
+            "service.web.scheduler.spill",
+            "from its hash",
+        ),
+        (
+            &edge,
+            "listen = \"192.0.2.1:4790\"\n",
+            "",
+            "reports.listen",
+            "missing",
+        ),
+        (
+            &edge,
+            "192.0.2.1:4790",
+            "192.0.2.1:0",
+            "reports.listen",
+            "with a port",
+        ),
+        (
+            &edge,
+            "number = 2",
+            "number = 1",
+            "reports.machines[1].number",
+            "already has a machine",
+        ),
+        (
+            &edge,
+            "number = 2",
+            "number = 1024",
+            "reports.machines[1].number",
+            "1023",
+        ),
+        (
+            &edge,
+            "10.9.0.3\"\nkey",
+            "10.9.0.2\"\nkey",
+            "reports.machines[1].address",
+            "already has a machine",
+        ),
+        (
+            &edge,
+            "/2.key",
+            "/1.key",
+            "reports.machines[1].key",
+            "already has a machine",
+        ),
+        (
+            &edge,
+            "address = \"10.9.0.3\"\n",
+            "",
+            "reports.machines[1].address",
+            "missing",
+        ),
+        (
+            &edge,
+            "key = \"/etc/inco/2.key\"\n",
+            "",
+            "reports.machines[1].key",
+            "missing",
+        ),
+        (
+            &edge,
+            "\"10.9.0.3\"\nkey",
+            "\"10.9.0.9\"\nkey",
+            "reports.machines[1].address",
+            "no service with",
+        ),
+        (
+            &edge,
+            "\"machines\"",
+            "\"maglev\"",
+            "reports.machines[0].address",
+            "no service with",
+        ),
+        (
+            &edge,
+            "scheduler =",
+            "capacity = \"1kpps\"\nscheduler =",
+            "service.web.capacity",
+            "its own capacity",
+        ),
+        (
+            &edge,
+            "[reports]\n",
+            "[reports]\nmachine = 1\nto = [\"192.0.2.1:1\"]\nkey = \"/k\"\n",
+            "reports.listen",
+            "is no edge",
+        ),
+        (&machine, "machine = 1\n", "", "reports.machine", "missing"),
+        (
+            &machine,
+            "key = \"/etc/inco/key\"\n",
+            "",
+            "reports.key",
+            "missing",
+        ),
+        (
+            &machine,
+            "to = [\"192.0.2.1:4790\"]\n",
+            "",
+            "reports.to",
+            "missing",
+        ),
+        (&machine, "[\"192.0.2.1:4790\"]", "[]", "reports.to", "no edge"),
+        (
+            &machine,
+            "192.0.2.1:4790",
+            "0.0.0.0:4790",
+            "reports.to[0]",
+            "not the IP address of an edge",
+        ),
+        (
+            &machine,
+            "[\"192.0.2.1:4790\"]",
+            "[\"192.0.2.1:1\", \"192.0.2.1:1\"]",
+            "reports.to[1]",
+            "twice",
+        ),
+    ];
+    for (text, from, to, key, said) in cases {
+        assert!(text.contains(from), "{from}");
+        let problems = problems_of(&text.replace(from, to)).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains(key) && line.contains(said));
+        assert!(found, "{key}: {said}\n{problems}");
+    }
+    // Who goes by reports.
+    let no_tunnel = SHORT.to_owned() + "scheduler = \"machines\"\n";
+    let problems = problems_of(&no_tunnel).join("\n");
+    assert!(problems.contains("the instances are no such"), "{problems}");
+    let no_reports = behind_tunnels(&[]) + "scheduler = \"machines\"\n";
+    let problems = problems_of(&no_reports).join("\n");
+    assert!(problems.contains("this edge takes none"), "{problems}");
 }

@@ -19,18 +19,22 @@
 //!    in Beamer (Olteanu and others, NSDI 2018) and Faild (Araujo and others, NSDI 2018).
 //! 6. [`Machines::must_move`] says whether a pin is void: its machine failed, or leaves with flows left.
 //!
-//! At a machine: [`write`] every interval, [`at_machine`] for each packet that an edge sent without a pin.
+//! At a machine: [`Towards::write`] for each edge every interval, [`Towards::hear`] for what the edge answers, and
+//! [`at_machine`] for each packet that an edge sent without a pin.
 #![forbid(unsafe_code)]
 
+mod greeting;
 mod look;
 mod machines;
 mod report;
 
+pub use greeting::{GREETING_BYTES, Towards};
 pub use look::{LOOKS_LIMIT, Look, NoOnward, ONWARD_BYTES, Onward, Verdict, at_machine};
 pub use machines::{
-    Counts, MACHINES_LIMIT, MachineId, Machines, Member, Picked, Rule, SEQUENCE, Settings, Standing,
+    Counts, MACHINES_LIMIT, MachineId, Machines, Member, Picked, Rule, SEQUENCE, Settings, Standing, draws,
+    goes_by_load,
 };
 pub use report::{
     DATAGRAM_LIMIT, Gate, Head, LoadReport, Refusal, SERVICES_LIMIT, ServiceLoad, Serving, TooManyServices,
-    machine_of, write,
+    machine_of, service_number, write,
 };

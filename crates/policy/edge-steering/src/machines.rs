@@ -77,6 +77,30 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// How far a report of that age is believed: 1 while it is fresh, then the chance that a pick goes by it at all.
+    pub fn trust(&self, age: Nanos) -> f32 {
+        self.trust_after(age.0 as f32 / self.interval.0.max(1) as f32)
+    }
+
+    fn trust_after(&self, intervals: f32) -> f32 {
+        let late = (intervals - self.fresh as f32).max(0.0);
+        (-late / self.half_life.max(1) as f32).exp2()
+    }
+}
+
+/// Whether the pick of a flow goes by loads that are believed so far. Otherwise it goes to the first of its two machines.
+#[inline]
+pub fn goes_by_load(hash: u64, trust: f32) -> bool {
+    trust >= 1.0 || unit(hash) < trust
+}
+
+/// The hashes that a flow's machines come from, in order: the flow's own, then further draws of it.
+#[inline]
+pub fn draws(hash: u64) -> impl Iterator<Item = u64> {
+    (0..DRAWS).map(move |draw| drawn(hash, draw))
+}
+
 /// What an edge does with a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
@@ -317,9 +341,8 @@ impl Machines {
                 0.0
             };
             let age = row.reported_at.map_or(f32::INFINITY, intervals);
-            let late = (age - settings.fresh as f32).max(0.0);
             // 1 of a fresh report, 0 of none.
-            row.weight = (-late / settings.half_life.max(1) as f32).exp2();
+            row.weight = settings.trust_after(age);
             row.estimate = row.reported() + row.given * row.per_flow;
             let unheard = row.heard_at.map_or(0.0, intervals);
             row.standing = match row.state {
@@ -330,7 +353,7 @@ impl Machines {
                 Serving::Draining => Standing::Draining,
                 Serving::Serving if row.reported_at.is_none() => Standing::Silent,
                 Serving::Serving if unheard >= settings.silent as f32 => Standing::Silent,
-                Serving::Serving if late > 0.0 => Standing::Stale,
+                Serving::Serving if age > settings.fresh as f32 => Standing::Stale,
                 Serving::Serving => Standing::Fresh,
             };
         }
@@ -373,7 +396,7 @@ impl Machines {
                 (Standing::Fresh | Standing::Stale, None) => first = Some(machine),
                 (Standing::Fresh | Standing::Stale, Some(other)) => {
                     let weight = self.weight(machine).min(self.weight(other));
-                    if weight < 1.0 && unit(hash) >= weight {
+                    if !goes_by_load(hash, weight) {
                         break Picked {
                             machine: other,
                             rule: Rule::Hashed,
@@ -524,15 +547,20 @@ impl Sequence {
     }
 }
 
-/// The machine at a draw of a hash. The first one is Maglev's own.
+/// A draw of a hash. The first one is the hash itself.
 #[inline]
-fn entry(entries: &[u16], hash: u64, draw: u64) -> Option<MachineId> {
-    let hash = if draw == 0 {
+fn drawn(hash: u64, draw: u64) -> u64 {
+    if draw == 0 {
         hash
     } else {
         mix(hash.wrapping_add(draw.wrapping_mul(NEXT_DRAW)))
-    };
-    let place = ((u128::from(hash) * entries.len() as u128) >> 64) as usize;
+    }
+}
+
+/// The machine at a draw of a hash. The first one is Maglev's own.
+#[inline]
+fn entry(entries: &[u16], hash: u64, draw: u64) -> Option<MachineId> {
+    let place = ((u128::from(drawn(hash, draw)) * entries.len() as u128) >> 64) as usize;
     entries
         .get(place)
         .filter(|id| **id != NOBODY)

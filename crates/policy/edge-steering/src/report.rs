@@ -5,6 +5,7 @@ use subtle::ConstantTimeEq as _;
 use thiserror::Error;
 
 use crate::MachineId;
+use crate::greeting::{GREETING_BYTES, Greeting};
 
 /// Bytes of a datagram at most: it fits an Ethernet frame of 1,500 bytes behind a tunnel's header.
 pub const DATAGRAM_LIMIT: usize = 1_400;
@@ -82,6 +83,28 @@ pub struct ServiceLoad {
     pub capacity_left: u64,
     /// Flows that are pinned to them.
     pub live_flows: u32,
+}
+
+impl ServiceLoad {
+    /// Its utilisation, 0 to 1. Without a capacity it is full.
+    pub fn utilisation(&self) -> f64 {
+        if self.capacity > 0 {
+            self.used() as f64 / self.capacity as f64
+        } else {
+            1.0
+        }
+    }
+
+    /// What is used of its capacity.
+    pub fn used(&self) -> u64 {
+        self.capacity.saturating_sub(self.capacity_left)
+    }
+}
+
+/// The number of a service in the cluster: of its name alone (FNV-1a), so that edges and machines agree.
+pub fn service_number(name: &str) -> u32 {
+    let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    name.bytes().fold(0x811c_9dc5, mix)
 }
 
 /// What is in a report beside its rows.
@@ -192,6 +215,32 @@ pub enum Refusal {
     Replayed,
 }
 
+impl Refusal {
+    /// All reasons.
+    pub const ALL: [Refusal; 7] = [
+        Refusal::Malformed,
+        Refusal::Version,
+        Refusal::OtherMachine,
+        Refusal::OtherKey,
+        Refusal::OtherEdge,
+        Refusal::WrongTag,
+        Refusal::Replayed,
+    ];
+
+    /// Its word in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Refusal::Malformed => "malformed",
+            Refusal::Version => "version",
+            Refusal::OtherMachine => "other_machine",
+            Refusal::OtherKey => "other_key",
+            Refusal::OtherEdge => "other_edge",
+            Refusal::WrongTag => "wrong_tag",
+            Refusal::Replayed => "replayed",
+        }
+    }
+}
+
 /// A report that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadReport<'a> {
@@ -208,7 +257,7 @@ impl LoadReport<'_> {
     }
 }
 
-fn u64_of(bytes: &[u8]) -> u64 {
+pub(crate) fn u64_of(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
@@ -257,6 +306,82 @@ impl Gate {
     /// # Errors
     /// Why it is refused.
     pub fn accept<'a>(&mut self, datagram: &'a [u8]) -> Result<LoadReport<'a>, Refusal> {
+        let read = Read::of(datagram)?;
+        self.must_be_of_machine(&read)?;
+        if read.said.audience != self.audience {
+            return Err(Refusal::OtherEdge);
+        }
+        self.must_be_authentic(&read)?;
+        let mut before = None;
+        for bytes in read.rows {
+            let service = row(bytes).ok_or(Refusal::Malformed)?.service;
+            if before.is_some_and(|before| before >= service) {
+                return Err(Refusal::Malformed);
+            }
+            before = Some(service);
+        }
+        if (read.said.incarnation, read.said.counter) <= self.last {
+            return Err(Refusal::Replayed);
+        }
+        self.last = (read.said.incarnation, read.said.counter);
+        Ok(LoadReport {
+            head: read.said,
+            rows: read.rows,
+        })
+    }
+
+    /// The answer to a datagram that was refused: it is authentic, but for an earlier run of this edge, or its machine's
+    /// clock went back. [`None`] for all others: strangers get no answer.
+    pub fn answer(&self, datagram: &[u8]) -> Option<[u8; GREETING_BYTES]> {
+        let read = Read::of(datagram).ok()?;
+        self.must_be_of_machine(&read).ok()?;
+        self.must_be_authentic(&read).ok()?;
+        let Head {
+            audience,
+            incarnation,
+            counter,
+            ..
+        } = read.said;
+        let greeting = Greeting {
+            machine: self.machine,
+            audience: self.audience,
+            incarnation,
+            counter,
+            floor: self.last.0,
+        };
+        (audience != self.audience || incarnation < self.last.0).then(|| greeting.bytes(&self.key))
+    }
+
+    fn must_be_of_machine(&self, read: &Read<'_>) -> Result<(), Refusal> {
+        if read.said.machine != self.machine {
+            return Err(Refusal::OtherMachine);
+        }
+        if read.nonce != self.key.nonce() {
+            return Err(Refusal::OtherKey);
+        }
+        Ok(())
+    }
+
+    fn must_be_authentic(&self, read: &Read<'_>) -> Result<(), Refusal> {
+        if bool::from(self.key.tag(read.tagged).ct_eq(read.tag)) {
+            Ok(())
+        } else {
+            Err(Refusal::WrongTag)
+        }
+    }
+}
+
+/// A datagram in its parts. Nothing is known yet of who wrote it.
+struct Read<'a> {
+    tagged: &'a [u8],
+    tag: &'a [u8; TAG_BYTES],
+    nonce: [u8; 8],
+    said: Head,
+    rows: &'a [[u8; ROW_BYTES]],
+}
+
+impl Read<'_> {
+    fn of(datagram: &[u8]) -> Result<Read<'_>, Refusal> {
         if datagram.len() > DATAGRAM_LIMIT {
             return Err(Refusal::Malformed);
         }
@@ -277,37 +402,18 @@ impl Gate {
         if head[at::ZERO] != 0 || head[at::ZEROS] != [0; 2] || !rest.is_empty() || rows.len() != services {
             return Err(Refusal::Malformed);
         }
-        let said = Head {
-            machine: MachineId(u64_of(&head[at::MACHINE]) as u16),
-            audience: u64_of(&head[at::AUDIENCE]),
-            incarnation: u64_of(&head[at::INCARNATION]),
-            counter: u64_of(&head[at::COUNTER]),
-        };
-        if said.machine != self.machine {
-            return Err(Refusal::OtherMachine);
-        }
-        if head[at::NONCE] != self.key.nonce() {
-            return Err(Refusal::OtherKey);
-        }
-        if said.audience != self.audience {
-            return Err(Refusal::OtherEdge);
-        }
-        if !bool::from(self.key.tag(tagged).ct_eq(tag)) {
-            return Err(Refusal::WrongTag);
-        }
-        let mut before = None;
-        for bytes in rows {
-            let service = row(bytes).ok_or(Refusal::Malformed)?.service;
-            if before.is_some_and(|before| before >= service) {
-                return Err(Refusal::Malformed);
-            }
-            before = Some(service);
-        }
-        if (said.incarnation, said.counter) <= self.last {
-            return Err(Refusal::Replayed);
-        }
-        self.last = (said.incarnation, said.counter);
-        Ok(LoadReport { head: said, rows })
+        Ok(Read {
+            tagged,
+            tag,
+            nonce: u64_of(&head[at::NONCE]).to_be_bytes(),
+            said: Head {
+                machine: MachineId(u64_of(&head[at::MACHINE]) as u16),
+                audience: u64_of(&head[at::AUDIENCE]),
+                incarnation: u64_of(&head[at::INCARNATION]),
+                counter: u64_of(&head[at::COUNTER]),
+            },
+            rows,
+        })
     }
 }
 

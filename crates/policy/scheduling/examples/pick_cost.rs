@@ -26,6 +26,7 @@ fn fill(candidates: &mut Candidates, count: u16, at: Nanos) {
             place: PlaceId::default(),
             capacity: 1e6,
             load: f32::from(n.wrapping_mul(7919) % 997) * 100.0,
+            trust: 1.0,
             weight: 256,
             live_flows: 1,
             active_for: Nanos::from_secs(10),

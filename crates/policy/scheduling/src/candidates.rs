@@ -26,6 +26,9 @@ pub struct Candidate {
     /// Its current load in the same unit: the fast-window rate plus the estimate for flows pinned since that
     /// window began.
     pub load: f32,
+    /// How far that is believed, 0 to 1: below 1 where it is a report of another machine that is late. For the policy
+    /// `machines`; 1 for all others.
+    pub trust: f32,
     /// Its weight out of 256, for policies that use weights.
     pub weight: u16,
     /// Flows pinned to it.
@@ -230,7 +233,7 @@ impl Candidates {
 
     /// Starts a new list of the same instances, with the load, flows and age that `now` returns for each.
     /// Equals [`begin`](Candidates::begin) and a [`push`](Candidates::push) of each without loads by
-    /// priority, in fewer steps. Only for a caller that guarantees that instances, capacities and weights are
+    /// priority, in fewer steps. Only for a caller that guarantees that instances, capacities, trust and weights are
     /// unchanged.
     pub fn renew(&mut self, terms: Terms, mut now: impl FnMut(usize, &Candidate) -> Renewed) {
         self.terms = terms;

@@ -27,6 +27,7 @@ mod consistent;
 mod jbsq;
 mod least;
 mod least_connections;
+mod machines;
 mod maglev;
 mod power_of_two;
 mod round_robin;
@@ -47,6 +48,7 @@ pub use best_fit::BestFit;
 pub use candidates::{Candidate, Candidates, PRIORITIES, RAMP_STEPS, Renewed, Terms};
 pub use jbsq::Jbsq;
 pub use least_connections::LeastConnections;
+pub use machines::Machines;
 pub use maglev::Maglev;
 pub use model::Parameter;
 pub use power_of_two::PowerOfTwo;
@@ -327,6 +329,7 @@ policies! {
     PowerOfTwo,
     Jbsq,
     Maglev,
+    Machines,
     Rss,
     SourceHash,
 }

@@ -23,6 +23,7 @@ fn cost(name: &str, count: u16) -> Duration {
             place: PlaceId::default(),
             capacity: 1e9,
             load: f32::from(n.wrapping_mul(7919) % 997),
+            trust: 1.0,
             weight: 256,
             live_flows: 1,
             active_for: Nanos::from_secs(10),

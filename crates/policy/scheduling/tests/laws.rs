@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use model::{Direction, FlowKey, Nanos, PlaceId, Slot, Tuple, protocol};
+use model::{Direction, FlowKey, Nanos, PlaceId, Slot, Tuple, mix, protocol};
 use proptest::prelude::*;
 use scheduling::{
-    Candidate, Candidates, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Settings, State, TOTAL_WEIGHT,
-    Terms, rss_hash,
+    Candidate, Candidates, Machines, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Settings, State,
+    TOTAL_WEIGHT, Terms, rss_hash,
 };
 
 const FIT: f32 = 0.9;
@@ -19,6 +19,7 @@ fn candidate(slot: u16, capacity: f32, load: f32) -> Candidate {
         place: PlaceId::default(),
         capacity,
         load,
+        trust: 1.0,
         weight: 256,
         live_flows: u32::from(load > 0.0),
         active_for: OLD,
@@ -141,6 +142,7 @@ fn rows() -> impl Strategy<Value = Vec<Candidate>> {
                     place: PlaceId::default(),
                     capacity: if load % 5 == 4 { 500.0 } else { 1_000.0 },
                     load: load as f32 * 100.0,
+                    trust: 1.0,
                     weight: weight * 128,
                     live_flows,
                     active_for: Nanos::from_millis(age * 250),
@@ -579,6 +581,11 @@ fn a_fresh_instance_ramps_up_without_a_stampede() {
             }
             // The better one whenever it is drawn.
             "power-of-two" => assert!((150..=350).contains(&of_first) && of_second > 150, "{name}"),
+            // The same, and it is drawn by its share.
+            "machines" => assert!(
+                (80..=350).contains(&of_first) && of_second > 150,
+                "{name}: {of_first} and {of_second}"
+            ),
             // Share-based: about half an even share in its first second, then a whole one.
             _ => {
                 assert!(
@@ -918,4 +925,69 @@ fn by_a_hash_alone_a_flow_goes_to_the_same_instance_whatever_its_load_and_age() 
         .filter(|name| named(name).is_by_hash())
         .collect();
     assert_eq!(by_hash, ["maglev", "rss", "source-hash"]);
+}
+
+/// Machines with these loads, all believed so far.
+fn machines(loads: &[f32], trust: f32) -> Candidates {
+    let rows: Vec<Candidate> = (0..)
+        .zip(loads)
+        .map(|(slot, load)| Candidate {
+            trust,
+            ..candidate(slot, 0.0, *load)
+        })
+        .collect();
+    listed(&rows, terms(0, FIT))
+}
+
+/// How many of so many flows each machine gets, while nothing is known but that.
+fn picks_of_machines(candidates: &Candidates, flows: u32) -> Vec<u32> {
+    let mut scheduler = named("machines");
+    scheduler.settle(candidates);
+    let mut counts = vec![0; candidates.len()];
+    for n in 0..flows {
+        let mut flow = Flow::number(n);
+        // The share of a table and the chance of a report come from the same hash.
+        flow.hash = mix(flow.hash);
+        let picked = scheduler.pick(&flow.new_flow(0.0), candidates);
+        counts[picked.index().unwrap()] += 1;
+    }
+    counts
+}
+
+#[test]
+fn of_two_machines_the_less_loaded_one_gets_all_flows_while_its_report_is_fresh() {
+    assert_eq!(picks_of_machines(&machines(&[0.5, 0.4], 1.0), 1_000), [0, 1_000]);
+    // Nobody knows better: by hash.
+    for even in [
+        machines(&[0.5, 0.5], 1.0),
+        machines(&[0.9, 0.1], 0.0),
+        machines(&[0.9, 0.1], f32::NAN),
+    ] {
+        let counts = picks_of_machines(&even, 1_000);
+        assert!(counts.iter().all(|count| *count > 400), "{counts:?}");
+    }
+    // In between, the chance of it: half of those whose first one is the loaded machine.
+    let counts = picks_of_machines(&machines(&[0.9, 0.1], 0.5), 1_000);
+    assert!((200..300).contains(&counts[0]), "{counts:?}");
+}
+
+#[test]
+fn a_machine_without_room_for_flows_gets_none_unless_all_are_so() {
+    let none = Machines::WITHDRAWN;
+    assert_eq!(
+        picks_of_machines(&machines(&[none, 0.9, none], 1.0), 100),
+        [0, 100, 0]
+    );
+    let counts = picks_of_machines(&machines(&[none, none], 1.0), 1_000);
+    assert!(counts.iter().all(|count| *count > 400), "{counts:?}");
+    assert_eq!(picks_of_machines(&machines(&[none], 1.0), 10), [10]);
+}
+
+#[test]
+fn the_most_loaded_of_several_machines_gets_no_flow() {
+    let counts = picks_of_machines(&machines(&[0.3, 0.9, 0.2, 0.5], 1.0), 2_000);
+    assert!(
+        counts[1] == 0 && counts[2] > counts[0] && counts[0] > counts[3],
+        "{counts:?}"
+    );
 }

@@ -219,6 +219,7 @@ impl Picker {
                 place: of.place,
                 capacity: now.plan.capacity(of),
                 load: now.loads.get(slot.index()).copied().unwrap_or_default(),
+                trust: 1.0,
                 weight: of.weight,
                 live_flows: (now.live)(slot),
                 active_for: now.at.since(of.active_since),

@@ -83,6 +83,7 @@ pub(crate) fn home(slot: Slot, queue: usize, queues: usize, workers: usize) -> u
 pub struct LoadBoard {
     epoch: AtomicU64,
     loads: Box<[AtomicU32]>,
+    trust: Box<[AtomicU32]>,
     expected: Box<[AtomicU32]>,
 }
 
@@ -91,6 +92,9 @@ impl Default for LoadBoard {
         LoadBoard {
             epoch: AtomicU64::new(0),
             loads: (0..Slot::LIMIT).map(|_| AtomicU32::new(0)).collect(),
+            trust: (0..Slot::LIMIT)
+                .map(|_| AtomicU32::new(1.0_f32.to_bits()))
+                .collect(),
             expected: (0..ServiceId::LIMIT).map(|_| AtomicU32::new(0)).collect(),
         }
     }
@@ -101,6 +105,13 @@ impl LoadBoard {
     pub fn set_load(&self, slot: Slot, load: f32) {
         if let Some(place) = self.loads.get(slot.index()) {
             place.store(load.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Sets how far the load of an instance is believed, 0 to 1.
+    pub fn set_trust(&self, slot: Slot, trust: f32) {
+        if let Some(place) = self.trust.get(slot.index()) {
+            place.store(trust.to_bits(), Ordering::Relaxed);
         }
     }
 
@@ -126,6 +137,13 @@ impl LoadBoard {
         self.loads
             .get(slot.index())
             .map_or(0.0, |l| f32::from_bits(l.load(Ordering::Relaxed)))
+    }
+
+    /// How far the load of an instance is believed, 0 to 1.
+    pub fn trust(&self, slot: Slot) -> f32 {
+        self.trust
+            .get(slot.index())
+            .map_or(1.0, |t| f32::from_bits(t.load(Ordering::Relaxed)))
     }
 
     /// What a new flow of the service is expected to bring.

@@ -319,6 +319,11 @@ pub trait Switch: Send {
     /// Publishes loads by slot, and what a new flow is expected to bring by service, both in the service's metric.
     fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]);
 
+    /// Says how far loads are believed, 0 to 1, by slot ([`Candidate::trust`](scheduling::Candidate::trust)): where others
+    /// report them. It holds from the next [`Switch::set_loads`] on; before it was ever said, loads are believed. Only
+    /// switches with tunnels have such instances.
+    fn set_trust(&mut self, _trust: &[(Slot, f32)]) {}
+
     /// Reads every counter. Slots that have had no instance since the switch started are left as they are, and so is
     /// what others tell of an instance ([`SlotCounters::function`](crate::SlotCounters::function) and
     /// [`SlotCounters::throttled_ns`](crate::SlotCounters::throttled_ns)).

@@ -41,6 +41,7 @@ mod hybrid;
 mod ipsec;
 mod kubernetes;
 mod kubernetes_pods;
+mod load_reports;
 mod monitoring;
 mod nat;
 mod openflow;

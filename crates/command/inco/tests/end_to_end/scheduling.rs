@@ -190,7 +190,7 @@ fn every_scheduler_and_every_metric_decides_live_as_it_is_explained() {
         if let Some(limit) = limit {
             arguments.extend(["--set", limit]);
         }
-        if ["maglev", "source-hash"].contains(&name) {
+        if ["maglev", "machines", "source-hash"].contains(&name) {
             // So small a table is made at once. A larger one takes some of the new flows' time, and they go by what
             // there is.
             arguments.extend(["--set", "table=1009"]);

@@ -7,20 +7,20 @@ use crate::addresses::{are_here, nginx};
 use crate::back_ends::{CLIENTS, SERVICE, all_are_answered, is_active, row};
 use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, eventually};
 
-const FIRST: &str = "10.0.0.11:4789";
-const SECOND: &str = "10.0.0.12:4789";
+pub(crate) const FIRST: &str = "10.0.0.11:4789";
+pub(crate) const SECOND: &str = "10.0.0.12:4789";
 /// A frame of 1,514 bytes has 50 bytes more in a tunnel.
 const MTU: &str = "1600";
 
 /// The edge: all of its instances are machines.
-const EDGE: &str = "[switch]\ndriver = \"soft\"\ntimeouts = { tcp = \"3s\" }\n[[uplink]]\nname = \"wan\"\ndevice = \
+pub(crate) const EDGE: &str = "[switch]\ndriver = \"soft\"\ntimeouts = { tcp = \"3s\" }\n[[uplink]]\nname = \"wan\"\ndevice = \
                     \"kernel:eth1\"\nmax_frame = 1572\ntunnel = { address = \"10.0.0.1\", network = 7 \
                     }\n[service.web]\nport = \"tunnel\"\nvip = { address = \"10.0.0.100\", ports = 80 }\ninstances = { from = \
                     [\"10.0.0.11:4789\", \"10.0.0.12:4789\"] }\nscheduler = { policy = \"round-robin\", slow_start = \"0s\" \
                     }\ndrain_deadline = \"30s\"\n";
 
 /// One segment: the client with its bridge, the edge, and the machines.
-fn segment() -> Network {
+pub(crate) fn segment() -> Network {
     let network = Network::new();
     network.client_ip(&format!(
         "link add br0 type bridge mcast_snooping 0\naddress flush dev eth0\nlink set eth0 mtu {MTU} master br0\naddress add \
@@ -31,15 +31,25 @@ fn segment() -> Network {
 }
 
 /// A machine with an inco, and one nginx that says its name.
-struct Machine {
-    host: Namespace,
-    place: Place,
-    inco: Inco,
+pub(crate) struct Machine {
+    pub(crate) host: Namespace,
+    pub(crate) place: Place,
+    pub(crate) inco: Inco,
     port: String,
 }
 
 impl Machine {
     fn new(network: &Network, beside: &Place, number: u8, from: &str) -> Machine {
+        Machine::with(network, beside, (number, from), |_, _, text| text)
+    }
+
+    /// The same with what `change` makes of its network and its configuration.
+    pub(crate) fn with(
+        network: &Network,
+        beside: &Place,
+        (number, from): (u8, &str),
+        change: impl FnOnce(&Namespace, &Place, String) -> String,
+    ) -> Machine {
         let host = Namespace::new();
         let port = format!("to-{number}");
         network.client_ip(&format!(
@@ -56,7 +66,8 @@ impl Machine {
         let tunnel = format!(
             "{device}max_frame = 1572\ntunnel = {{ address = \"10.0.0.1{number}\", network = 7, from = [\"{from}\"] }}\n"
         );
-        let inco = host.within(|| place.run(&text.replace(device, &tunnel)));
+        let text = change(&host, &place, text.replace(device, &tunnel));
+        let inco = host.within(|| place.run(&text));
         inco.settled(1, 0);
         Machine {
             host,
@@ -66,7 +77,7 @@ impl Machine {
         }
     }
 
-    fn stop(self) {
+    pub(crate) fn stop(self) {
         drop(self.inco.stop_with(&self.place, &[]));
         self.place.is_left_clean();
         drop(self.host);

@@ -82,6 +82,7 @@ impl Machine {
                 place: PlaceId::default(),
                 capacity: capacity_pps as f32,
                 load: 0.0,
+                trust: 1.0,
                 weight: 256,
                 live_flows: 0,
                 active_for: OLD,

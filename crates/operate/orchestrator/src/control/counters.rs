@@ -7,7 +7,7 @@ use api::counters::{
     ResumedCounters, ServiceCounters, SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use api::types::{Watts, WattsSource};
-use clock::unix_ms;
+use clock::{monotonic, unix_ms};
 use model::{DropReason, InstanceState, Nanos};
 use switch::{Resumed, SlotCounters};
 
@@ -74,6 +74,7 @@ impl ControlLoop {
                 accepted: self.signals.accepted(),
                 refused: self.signals.refused(),
             },
+            reports: self.reports.counters(monotonic()),
             events: self.journal.counts(),
             actions: self.apply.counts(),
             event_log: self.journal.file_counters(),

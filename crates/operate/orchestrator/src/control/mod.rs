@@ -21,6 +21,7 @@ mod journal;
 mod pace;
 mod publish;
 mod reload;
+mod reports;
 mod request;
 mod rows;
 pub(crate) mod signals;
@@ -31,7 +32,7 @@ mod watts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use api::{EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
@@ -54,11 +55,13 @@ use health::Health;
 use journal::Journal;
 use pace::Pace;
 use publish::{Before, Publish};
+use reports::Reports;
 use signals::Signals;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
 use crate::leftovers::have_launcher_stay;
+use crate::reports::Keys;
 use crate::upgrade::{HandOver, Where};
 
 /// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
@@ -98,6 +101,7 @@ pub(super) struct ControlLoop {
     signals: Signals,
     actors: ActorServices,
     endpoints: Endpoints,
+    reports: Reports,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -196,6 +200,8 @@ impl ControlLoop {
             .follow(&control.configuration, keeper.as_ref())
             .context("a service of actors cannot begin")?;
         control.endpoints.follow(&control.configuration)?;
+        let keys = Keys::read(&control.configuration.reports).map_err(|wrong| anyhow!(wrong))?;
+        control.reports.follow(&control.configuration, keys)?;
         Ok(control)
     }
 
@@ -281,6 +287,7 @@ impl ControlLoop {
             signals: Signals::default(),
             actors: ActorServices::default(),
             endpoints: Endpoints::default(),
+            reports: Reports::default(),
             journal,
             configuration,
             started: Instant::now(),
@@ -426,7 +433,8 @@ impl ControlLoop {
         }
         self.conclude_step(step.answers);
         self.attend_actors();
-        self.publish_loads();
+        self.attend_reports(now);
+        self.publish_loads(now);
         // After the requests that packets wait for, in time for the next sample.
         if reads_files {
             self.gather_usage(now);

@@ -10,6 +10,7 @@ use model::{InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use switch::{Change, FlowFilter, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 
 use super::ControlLoop;
+use super::reports::Reports;
 use api::types::Refusal;
 
 /// How long uplinks stay closed while adopted containers reconnect. After it, uplinks are opened regardless: the flows
@@ -109,7 +110,13 @@ impl Publish {
     }
 
     /// Sends the switch the loads of instances.
-    pub(super) fn loads(&mut self, controller: &Controller, collector: &Collector) {
+    pub(super) fn loads(
+        &mut self,
+        controller: &Controller,
+        collector: &Collector,
+        reports: &mut Reports,
+        now: Nanos,
+    ) {
         self.loads.clear();
         self.expected.clear();
         let known: Vec<_> = controller
@@ -134,6 +141,11 @@ impl Publish {
         for (index, (metric, service, capacity_pps)) in known.iter().enumerate() {
             let expected = service.expected(*metric, *capacity_pps);
             self.expected.push((ServiceId(index as u16), expected as f32));
+        }
+        let (loads, expected) = (&mut self.loads, &mut self.expected);
+        let trust = reports.replace(controller, collector, loads, expected, now);
+        if !trust.is_empty() {
+            self.switch.set_trust(trust);
         }
         self.switch.set_loads(&self.loads, &self.expected);
     }
@@ -189,9 +201,10 @@ impl ControlLoop {
     }
 
     /// Sends the switch the present loads of instances.
-    pub(super) fn publish_loads(&mut self) {
+    pub(super) fn publish_loads(&mut self, now: Nanos) {
         let controller = self.decide.shell.controller();
-        self.publish.loads(controller, &self.gather.collector);
+        self.publish
+            .loads(controller, &self.gather.collector, &mut self.reports, now);
     }
 
     /// Opens the uplinks that are due.

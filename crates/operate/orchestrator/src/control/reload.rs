@@ -15,6 +15,7 @@ use super::{ControlLoop, wiring};
 use crate::load;
 use crate::machine::Machine;
 use crate::pull::pull_missing;
+use crate::reports::Keys;
 
 /// Time limit to read and check a file: shorter than the API client's timeout.
 const READING_TIME: Nanos = Nanos::from_secs(8);
@@ -22,7 +23,9 @@ const READING_TIME: Nanos = Nanos::from_secs(8);
 /// moved to another file system.
 const HANGING_READERS_MAX: usize = 4;
 
-type Read = Receiver<Result<Configuration, String>>;
+/// A configuration, with the keys that its files have.
+type Whole = (Configuration, Keys);
+type Read = Receiver<Result<Whole, String>>;
 
 /// Reads and checks the configuration's file on a separate thread.
 #[derive(Default)]
@@ -87,7 +90,7 @@ impl FileReader {
     }
 
     /// The result and its requester, once the read has ended or timed out.
-    fn take(&mut self, file: &str, now: Nanos) -> Option<(Asked, Result<Configuration, Refusal>)> {
+    fn take(&mut self, file: &str, now: Nanos) -> Option<(Asked, Result<Whole, Refusal>)> {
         let reading = self.current.as_ref()?;
         let wrong = |problems| Refusal::new(problems, "correct the file; nothing was changed");
         let read = match reading.result.try_recv() {
@@ -186,6 +189,14 @@ impl Facts for InUse {
         Ok(())
     }
 
+    fn report_key(&self, file: &Path) -> Result<(), Unusable> {
+        self.0.report_key(file)
+    }
+
+    fn takes_reports(&self, _: std::net::SocketAddr) -> Result<(), Unusable> {
+        Ok(())
+    }
+
     fn event_log(&self, _: Option<&Path>) -> Result<(), Unusable> {
         Ok(())
     }
@@ -204,7 +215,7 @@ impl Facts for InUse {
     }
 }
 
-fn read(file: &str, pulls: &AtomicBool) -> Result<Configuration, String> {
+fn read(file: &str, pulls: &AtomicBool) -> Result<Whole, String> {
     let configuration = load::load(Path::new(file)).map_err(|error| error.to_string())?;
     check(&configuration)?;
     let say = |line: &str| {
@@ -218,7 +229,8 @@ fn read(file: &str, pulls: &AtomicBool) -> Result<Configuration, String> {
         // What depends on the images.
         check(&configuration)?;
     }
-    Ok(configuration)
+    let keys = Keys::read(&configuration.reports)?;
+    Ok((configuration, keys))
 }
 
 fn check(configuration: &Configuration) -> Result<(), String> {
@@ -361,13 +373,15 @@ impl ControlLoop {
             return;
         };
         if asked.action == (Action::Reload { check: true }) {
-            let result = read.and_then(|new| preview(&self.configuration, new));
+            let result = read.and_then(|(new, _)| preview(&self.configuration, new));
             return self.conclude(asked, result);
         }
-        match read.and_then(|new| Changes::between(&self.configuration, new)) {
+        let changes = read.and_then(|(new, keys)| Ok((Changes::between(&self.configuration, new)?, keys)));
+        match changes {
             // The changes go into the next plan, which the switch may refuse.
-            Ok(changes) => {
+            Ok((changes, keys)) => {
                 let outcome = self.reconfigure(changes);
+                self.follow_reports(keys);
                 self.apply.note_reloaded(asked, outcome);
             }
             Err(refusal) => {

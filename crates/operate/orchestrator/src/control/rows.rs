@@ -163,6 +163,7 @@ impl ControlLoop {
                 .filter_map(|of| Some((of.name.to_owned(), failing_text(of.failing?, now))))
                 .collect(),
             reactions: reactions(controller.reactions()),
+            reports: self.reports.status(now),
             live_flows: reading.workers.iter().map(|w| w.live_flows).sum(),
             flow_limit: reading.workers.iter().map(|w| w.flow_limit).sum(),
             events: self.journal.newest(),
@@ -463,6 +464,7 @@ impl ControlLoop {
                 held_up: rates.map_or(0.0, |r| r.held_up),
                 watts: self.watts_of(instance),
                 memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),
+                report: service.and_then(|of| self.reports.row(instance, &of.name, now)),
                 reason: instance
                     .fitness()
                     .words()

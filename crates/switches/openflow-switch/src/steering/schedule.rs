@@ -63,6 +63,7 @@ impl Steering {
                     FlowSetup::Proactive => measured.max(buckets * share),
                     FlowSetup::Reactive => terms.load,
                 },
+                trust: 1.0,
                 weight: terms.weight,
                 live_flows: self
                     .counted

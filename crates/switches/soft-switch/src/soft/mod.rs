@@ -463,6 +463,12 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         self.loads.publish();
     }
 
+    fn set_trust(&mut self, trust: &[(Slot, f32)]) {
+        for (slot, trust) in trust {
+            self.loads.set_trust(*slot, *trust);
+        }
+    }
+
     fn read(&mut self, into: &mut SwitchReading) {
         // First: packets sent by an older plan are then in the counters that follow.
         into.acknowledged = self.workers.acknowledged();

@@ -238,6 +238,7 @@ impl SetUp {
                     place: slot_plan.place,
                     capacity: plan.capacity(slot_plan),
                     load: self.loads.load(slot) + self.pinned[slot],
+                    trust: self.loads.trust(slot),
                     weight: slot_plan.weight,
                     live_flows: table.live(slot),
                     active_for: now.since(slot_plan.active_since),

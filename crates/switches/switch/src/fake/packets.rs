@@ -98,6 +98,7 @@ impl FakeSwitch {
                     place: row.place,
                     capacity: plan.capacity(row),
                     load: self.loads.get(&slot).copied().unwrap_or_default(),
+                    trust: 1.0,
                     weight: row.weight,
                     live_flows: live as u32,
                     active_for: self.now.since(row.active_since),

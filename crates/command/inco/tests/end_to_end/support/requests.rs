@@ -48,14 +48,17 @@ pub(crate) struct Outcome {
 
 impl Load {
     pub(crate) fn start(network: &Network, to: SocketAddr, clients: usize) -> Load {
+        network.as_client(|| Load::here(to, clients))
+    }
+
+    /// In the namespace of this thread.
+    pub(crate) fn here(to: SocketAddr, clients: usize) -> Load {
         let tally = Arc::new(Tally::default());
-        let clients = network.as_client(|| {
-            let start = |number| {
-                let tally = Arc::clone(&tally);
-                std::thread::spawn(move || client(&tally, to, number))
-            };
-            (0..clients).map(start).collect()
-        });
+        let start = |number| {
+            let tally = Arc::clone(&tally);
+            std::thread::spawn(move || client(&tally, to, number))
+        };
+        let clients = (0..clients).map(start).collect();
         Load { tally, clients }
     }
 
