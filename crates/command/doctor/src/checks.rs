@@ -47,6 +47,7 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
         cpus(),
         isolation(host, purpose),
         frequency(host),
+        sessions(host),
         clock(host),
         real_time(),
         hugepages(host),
@@ -191,6 +192,20 @@ fn frequency(host: &Host) -> Finding {
             format!("governor {governor}"),
             "run `cpupower frequency-set -g performance`",
         ),
+    }
+}
+
+/// Whether the kernel gives CPU time to sessions (autogroup): a container then waits for a CPU while a session gets what it
+/// had too little of, which may last for over a second.
+fn sessions(host: &Host) -> Finding {
+    const CHECK: &str = "sessions";
+    match host.read("proc/sys/kernel/sched_autogroup_enabled").as_deref() {
+        Some("1") => Finding::warn(
+            CHECK,
+            "the kernel groups programs by session: a container may wait for a CPU for over a second",
+            "run `sysctl kernel.sched_autogroup_enabled=0`",
+        ),
+        _ => Finding::ok(CHECK, "the kernel does not group programs by session"),
     }
 }
 
@@ -1107,6 +1122,19 @@ mod tests {
         ]);
         let finding = isolation(&host, &with_workers(&[]));
         assert!(finding.change.unwrap().contains("isolcpus=managed_irq,domain,3 "));
+    }
+
+    #[test]
+    fn a_kernel_that_groups_sessions_is_told() {
+        let of = |value: &str| machine_with(&[("proc/sys/kernel/sched_autogroup_enabled", value)]);
+        let finding = sessions(&of("1\n").1);
+        assert_eq!(finding.health, Health::Warn);
+        assert_eq!(
+            finding.change.as_deref(),
+            Some("run `sysctl kernel.sched_autogroup_enabled=0`")
+        );
+        assert_eq!(sessions(&of("0\n").1).health, Health::Ok);
+        assert_eq!(sessions(&machine_with(&[]).1).health, Health::Ok);
     }
 
     #[test]
