@@ -6,7 +6,7 @@
 //! [`FragmentTracker`] (finds the flow of fragments without ports), [`parse_content`] (the flow of what a packet
 //! carries). For generators and tests: [`build`]
 //! (frames with valid checksums), [`checksum`] and [`capture`] (classic pcap files as byte slices). For ports towards
-//! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping),
+//! the kernel: [`offload`] (checksums and divisions that senders leave to cards), [`answer()`] (ARP, neighbours, ping), [`icmp_error`],
 //! [`Translation`] (addresses and ports that stand for others), [`Rewrite`] (the endpoints that a packet gets), [`vxlan`] (tunnels
 //! between machines).
 //!
@@ -27,6 +27,7 @@ pub mod capture;
 pub mod checksum;
 mod columns;
 mod content;
+mod error;
 mod fragments;
 mod headers;
 pub mod offload;
@@ -40,6 +41,7 @@ pub use answer::{answer, is_discovery};
 pub use burst::{HeaderBurst, HeaderBytes};
 pub use columns::{BURST, Lengths, PacketColumns};
 pub use content::{as_association, association_key, association_of, header_ends, parse_content};
+pub use error::{ICMP_ERROR_LIMIT, IcmpError, icmp_error, may_be_answered, too_big};
 pub use fragments::{
     DATAGRAM_LIFETIME, DATAGRAM_LIMIT, FragmentCounters, FragmentTracker, GAP_LIMIT, Offer, WAITING_LIMIT,
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,

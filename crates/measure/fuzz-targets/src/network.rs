@@ -54,6 +54,7 @@ pub(crate) fn packets(bytes: &[u8]) {
     let burst = simd::Level::detect().run(Load(&frames));
     for (at, frame) in frames.iter().enumerate() {
         tunnels(frame);
+        errors(frame);
         let parsed = parse(frame);
         if let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) = &parsed {
             assert_eq!(info.frame_len as usize, frame.len());
@@ -80,6 +81,15 @@ pub(crate) fn packets(bytes: &[u8]) {
             };
             assert_eq!(info.key, FlowKey::V6(fast.key()));
         }
+    }
+}
+
+/// The error about a packet that is too big: no error is about one.
+fn errors(frame: &[u8]) {
+    let mut error = [0; packet::ICMP_ERROR_LIMIT];
+    if let Some(len) = packet::too_big(frame, frame.len() / 2, [2; 6], &mut error) {
+        let mut next = [0; packet::ICMP_ERROR_LIMIT];
+        assert_eq!(packet::too_big(&error[..len], 100, [2; 6], &mut next), None);
     }
 }
 

@@ -1,6 +1,9 @@
 //! Machines behind tunnels: an edge gives connections to two machines through VXLAN, each with an inco and a real nginx of
 //! its own; replies go straight to the client.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
 use model::InstanceState;
 
 use crate::addresses::{are_here, nginx};
@@ -181,6 +184,50 @@ fn a_machine_refuses_tunnels_of_strangers() {
             .filter(|count| **count > 0)
             .copied()
     });
+    drop(edge.stop_with(&place, &[]));
+    machine.stop();
+}
+
+/// The way to a machine takes smaller packets than the client's network: the client is told, and sends smaller ones.
+#[test]
+fn a_client_is_told_how_big_packets_of_a_tunnel_may_be() {
+    if !are_here(Engine::Oci, &["nginx"]) {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), segment());
+    let machine = Machine::new(&network, &place, 1, "10.0.0.1");
+    let text = EDGE
+        .replace("max_frame = 1572", "max_frame = 1514")
+        .replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]");
+    let edge = network.run(&place, &text);
+    is_active(&edge, FIRST);
+    let answers = network.as_client(|| {
+        let mut connection = TcpStream::connect(SERVICE).unwrap();
+        connection.set_read_timeout(Some(PATIENCE)).unwrap();
+        let body = "x".repeat(100_000);
+        let requests = format!(
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}GET / HTTP/1.1\r\nHost: x\r\nConnection: \
+             close\r\n\r\n",
+            body.len()
+        );
+        connection.write_all(requests.as_bytes()).unwrap();
+        let mut answers = String::new();
+        connection.read_to_string(&mut answers).unwrap();
+        answers
+    });
+    // The second answer comes once all of the first request has come.
+    assert!(
+        answers.contains(" 405 ") && answers.ends_with("machine 1"),
+        "{answers}"
+    );
+    let status = edge.at_rest();
+    assert!(status.drops["too_large"] > 0, "{status:#?}");
+    let route = network
+        .client("ip", &["route", "get", "10.0.0.100"])
+        .output()
+        .unwrap();
+    let route = String::from_utf8_lossy(&route.stdout).into_owned();
+    assert!(route.contains(" mtu 1450"), "{route}");
     drop(edge.stop_with(&place, &[]));
     machine.stop();
 }

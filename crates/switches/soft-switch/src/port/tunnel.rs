@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use model::{Slot, UplinkId};
+use packet::ICMP_ERROR_LIMIT;
 use packet::vxlan::Tunnel;
 use switch::{PortSpec, SwitchError};
 
@@ -27,12 +28,36 @@ pub struct TunnelPort<M: FrameMemory> {
     frame_limit: usize,
     /// Frames with outer headers, until the worker takes them.
     leaving: Vec<M::Frame>,
+    /// Those of them that tell a sender that its packet is too big.
+    errors: u64,
 }
 
 impl<M: FrameMemory> TunnelPort<M> {
-    /// Frames with outer headers, and the uplink by which they are to leave. The list is to be left empty.
+    /// Frames that are to leave, and by which uplink: with outer headers, and errors for senders. The list is to be left
+    /// empty.
     pub(crate) fn leaving(&mut self) -> (UplinkId, &mut Vec<M::Frame>) {
         (self.uplink, &mut self.leaving)
+    }
+
+    /// How many of the frames that are to leave are errors, since the last call.
+    pub(crate) fn take_errors(&mut self) -> u64 {
+        std::mem::take(&mut self.errors)
+    }
+
+    /// Makes a frame that does not fit an error for its sender, who is on the uplink's side, or gives it back.
+    #[cold]
+    fn tell_sender(&mut self, tunnel: &Tunnel, mut frame: M::Frame, memory: &mut M) {
+        let [near, _] = tunnel.macs;
+        let mut error = [0; ICMP_ERROR_LIMIT];
+        let written = packet::too_big(frame.bytes(), self.frame_limit, near, &mut error);
+        let place = written.and_then(|len| Some((error.get(..len)?, frame.room().get_mut(..len)?)));
+        let Some((error, place)) = place else {
+            return memory.give(frame);
+        };
+        place.copy_from_slice(error);
+        frame.set_len(error.len());
+        self.errors += 1;
+        self.leaving.push(frame);
     }
 
     fn tunnel(&self) -> Option<Tunnel> {
@@ -93,7 +118,12 @@ impl<M: FrameMemory> Queue<M> for TunnelPort<M> {
         };
         for mut frame in frames.drain(..) {
             let bytes = frame.len();
-            if bytes > self.frame_limit || !Tunnels::wrap(&tunnel, &mut frame) {
+            if bytes > self.frame_limit {
+                sent.too_large += 1;
+                self.tell_sender(&tunnel, frame, memory);
+                continue;
+            }
+            if !Tunnels::wrap(&tunnel, &mut frame) {
                 sent.too_large += 1;
                 memory.give(frame);
                 continue;
@@ -133,6 +163,7 @@ pub(crate) fn connect<M: FrameMemory>(
             ends: Arc::clone(ends),
             frame_limit: ends.tunnels().frame_limit(),
             leaving: Vec::with_capacity(OUTBOX_FRAMES),
+            errors: 0,
         })
     };
     let address = port.back_end.map(|at| at.to_string()).unwrap_or_default();

@@ -386,6 +386,10 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
             },
         );
         if let Some(Some(Port::Tunnel(tunnel))) = instance.ports.get_mut(port) {
+            // Nobody offered them, and they leave by the uplink.
+            let errors = tunnel.take_errors();
+            cx.counters.slots[slot].originated.add(errors);
+            cx.counters.slots[slot].back_packets.add(errors);
             let (uplink, frames) = tunnel.leaving();
             leave(
                 uplink,
