@@ -2659,9 +2659,9 @@ fn what_a_tunnel_cannot_do_is_refused() {
             "interfaces of the kernel",
         ),
         (
-            &[("max_frame = 1572\n", "")],
+            &[("max_frame = 1572", "max_frame = 1351")],
             "uplink[0].tunnel",
-            "max_frame of the uplink is 1522",
+            "max_frame of the uplink is 1351",
         ),
         (
             &[("7 }", "7, from = [\"10.9.0.1\"] }")],

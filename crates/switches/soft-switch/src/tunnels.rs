@@ -20,6 +20,9 @@ const ASK_UNKNOWN: Nanos = Nanos::from_millis(50);
 /// A machine that has not answered so many questions does not answer.
 const QUESTIONS_LIMIT: u32 = 3;
 
+/// Bytes of two VLAN tags, which the longest frame of an uplink has beside the MTU. Outer packets have no tags.
+const TAGS: usize = 8;
+
 /// The near end of tunnels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelEnd {
@@ -80,9 +83,9 @@ impl Tunnels {
         self.end.as_ref()
     }
 
-    /// The longest frame that a tunnel carries, in bytes.
+    /// The longest frame that a tunnel carries, in bytes: what the interface's MTU leaves.
     pub(crate) fn frame_limit(&self) -> usize {
-        self.max_frame.saturating_sub(vxlan::OVERHEAD)
+        self.max_frame.saturating_sub(TAGS + vxlan::OVERHEAD)
     }
 
     /// A slot has a machine at that address from now on, or none.

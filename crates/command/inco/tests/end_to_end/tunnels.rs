@@ -197,7 +197,7 @@ fn a_client_is_told_how_big_packets_of_a_tunnel_may_be() {
     let (place, network) = (Place::with_a_cpu(), segment());
     let machine = Machine::new(&network, &place, 1, "10.0.0.1");
     let text = EDGE
-        .replace("max_frame = 1572", "max_frame = 1514")
+        .replace("max_frame = 1572", "max_frame = 1522")
         .replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]");
     let edge = network.run(&place, &text);
     is_active(&edge, FIRST);

@@ -11,8 +11,9 @@ use crate::units::ValueError;
 
 /// The UDP port of VXLAN.
 const UDP_PORT: u16 = 4789;
-/// The shortest longest frame of an uplink that carries tunnels: 1,514 bytes with 50 bytes of outer headers.
-const FRAME_MIN: u16 = 1_564;
+/// The smallest `max_frame` of an uplink that carries tunnels: a packet of 1,280 bytes, which each link of IPv6 takes, with 14
+/// bytes of Ethernet and 50 bytes of outer headers, and room for two VLAN tags.
+const FRAME_MIN: u16 = 1_352;
 
 pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     let mut ends = Vec::new();
@@ -46,7 +47,8 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
         wrong("tunnel", what, "remove one of them");
     } else if uplink.max_frame < FRAME_MIN {
         let what = format!(
-            "a frame of 1,514 bytes has {FRAME_MIN} bytes in a tunnel, and max_frame of the uplink is {}",
+            "a packet of 1,280 bytes, which any way must take, needs {FRAME_MIN} bytes in a tunnel, and max_frame of the \
+             uplink is {}",
             uplink.max_frame
         );
         let write = "write max_frame = 1572, and give the interface an MTU of 1,550 bytes or more";
