@@ -4,8 +4,10 @@
 //! - **Push**, card to host: the card's messages take longer than [`Settings::overload_us`] on average, or its cores are
 //!   busy for more than [`Settings::busy`] of their time, for [`Settings::patience`]. The actor with the highest load
 //!   goes.
-//! - **Pull**, host to card: neither is the case with a margin, and the card would be busy for at most
-//!   [`Settings::spare`] of its time with the actor of the lowest load, for [`Settings::settle`]. That one comes back.
+//! - **Pull**, host to card: on average over half of [`Settings::settle`], the card's messages take less with a margin, and the
+//!   card would be busy for at most [`Settings::spare`] of its time with the actor of the lowest load. Once this holds for
+//!   [`Settings::settle`], that actor comes back. Between two steps there may be few messages, of which one that waited for a
+//!   CPU says nothing: hence the average.
 //!
 //! Actors of a [`group`](ActorLoad::group) count as one: they move together. After each move nothing is decided for
 //! [`Settings::pause`], so that its effect shows first.
@@ -59,6 +61,43 @@ pub struct Memory {
     pub room_since: Option<Nanos>,
     /// When the last move was decided.
     pub moved: Option<Nanos>,
+    /// What the card is like on average.
+    pub usual: Option<Usual>,
+}
+
+/// The card, exponentially averaged over half of [`Settings::settle`]. Whole numbers, which are written and read as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Usual {
+    /// The time of the last step in it.
+    pub at: Nanos,
+    /// Mean response time of its messages, in nanoseconds.
+    pub mean_ns: u64,
+    /// Share of its time for which it would be busy with the actor of the lowest load on the host, in millionths.
+    pub share_ppm: u64,
+}
+
+impl Usual {
+    /// With a step later than those in `before`.
+    fn with(before: Option<Usual>, now: Usual, settle: Nanos) -> Usual {
+        let Some(before) = before else { return now };
+        let half = (settle.as_secs_f64() / 2.0).max(f64::MIN_POSITIVE);
+        let weight = 1.0 - (-now.at.since(before.at).as_secs_f64() / half).exp();
+        let average = |before: u64, now: u64| (before as f64 + weight * (now as f64 - before as f64)) as u64;
+        Usual {
+            at: now.at,
+            mean_ns: average(before.mean_ns, now.mean_ns),
+            share_ppm: average(before.share_ppm, now.share_ppm),
+        }
+    }
+
+    fn mean_us(self) -> f64 {
+        self.mean_ns as f64 / 1e3
+    }
+
+    fn share(self) -> f64 {
+        self.share_ppm as f64 / 1e6
+    }
 }
 
 /// An actor since the step before.
@@ -174,10 +213,18 @@ pub fn step(settings: &Settings, memory: Memory, of: &Observation) -> (Memory, O
     let lightest = units(of, ActorSide::Host)
         .into_iter()
         .min_by(|a, b| a.load.total_cmp(&b.load));
-    let would = lightest.as_ref().map(|unit| (load + unit.load) / cores);
-    let has_room = !is_over
-        && mean_us < (1.0 - settings.hysteresis) * settings.overload_us
-        && would.is_some_and(|share| share <= settings.spare);
+    next.usual = lightest.as_ref().map(|unit| {
+        let now = Usual {
+            at: of.now,
+            mean_ns: (mean_us * 1e3) as u64,
+            share_ppm: ((load + unit.load) / cores * 1e6) as u64,
+        };
+        Usual::with(memory.usual, now, settings.settle)
+    });
+    let has_room = next.usual.is_some_and(|usual| {
+        usual.mean_us() < (1.0 - settings.hysteresis) * settings.overload_us
+            && usual.share() <= settings.spare
+    });
     next.room_since = has_room.then(|| memory.room_since.unwrap_or(of.now));
     let pauses = memory.moved.is_some_and(|at| of.now.since(at) < settings.pause);
     if !of.both_run || pauses {
@@ -202,15 +249,16 @@ pub fn step(settings: &Settings, memory: Memory, of: &Observation) -> (Memory, O
             ),
         })
     } else if lasts(next.room_since, settings.settle) {
-        lightest.map(|unit| Move {
+        lightest.zip(next.usual).map(|(unit, usual)| Move {
             actors: names(&unit),
             to: ActorSide::Card,
             reason: format!(
-                "pull: the card's messages take {mean_us:.0} µs on average (limit {:.0}), and with this one of {:.2} \
+                "pull: the card's messages take {:.0} µs on average (limit {:.0}), and with this one of {:.2} \
                  cores, the lowest load on the host, its cores would be busy for {:.0} % (limit {:.0})",
+                usual.mean_us(),
                 (1.0 - settings.hysteresis) * settings.overload_us,
                 unit.load,
-                100.0 * would.unwrap_or_default(),
+                100.0 * usual.share(),
                 100.0 * settings.spare,
             ),
         })
@@ -311,6 +359,32 @@ mod tests {
         assert_eq!(run(&calm, 200, 200, &mut memory), None);
         assert_eq!(run(&busy, 250, 400, &mut memory), None);
         assert!(run(&busy, 450, 600, &mut memory).is_some());
+    }
+
+    /// One message in a while waits for a CPU: with few messages, it is the mean of its step.
+    #[test]
+    fn a_slow_message_now_and_then_does_not_keep_an_actor_on_the_host() {
+        let mut memory = Memory::default();
+        let mut all = [
+            actor("a", ActorSide::Card, 0.1, 200.0),
+            actor("b", ActorSide::Host, 0.1, 200.0),
+        ];
+        let mut came = None;
+        for ms in (1_000..8_000).step_by(50) {
+            // Each half second, three times the limit, and a step in which the card is busy.
+            let is_slow = ms % 500 == 0;
+            all[0].mean_us = if is_slow { 3_000.0 } else { 200.0 };
+            all[0].load = if is_slow { 1.0 } else { 0.1 };
+            came = came.or(run(&all, ms, ms, &mut memory).map(|(at, _)| at));
+        }
+        assert!(came.is_some_and(|at| at <= 6_000), "{came:?}");
+        // A card that is slow half of the time gets none.
+        let mut memory = Memory::default();
+        for ms in (1_000..60_000).step_by(50) {
+            all[0].mean_us = if ms % 100 == 0 { 3_000.0 } else { 200.0 };
+            all[0].load = 0.1;
+            assert_eq!(run(&all, ms, ms, &mut memory), None, "at {ms}");
+        }
     }
 
     #[test]
