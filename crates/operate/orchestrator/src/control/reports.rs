@@ -29,6 +29,10 @@ const LOAD_LIMIT: f64 = 1e6;
 /// A share of time has so many parts in a report, where numbers are whole.
 const PARTS: f64 = 1e6;
 
+/// Loads of instances, and what a flow of a service is expected to add: what the switch gets.
+type Loads = [(Slot, f32)];
+type Expected = [(ServiceId, f32)];
+
 /// The state of this part.
 #[derive(Default)]
 pub(super) struct Reports {
@@ -205,8 +209,8 @@ impl Reports {
         &mut self,
         controller: &Controller,
         collector: &Collector,
-        loads: &mut [(Slot, f32)],
-        expected: &mut [(ServiceId, f32)],
+        loads: &mut Loads,
+        expected: &mut Expected,
         now: Nanos,
     ) -> &[(Slot, f32)] {
         self.trust.clear();
@@ -234,7 +238,7 @@ impl Reports {
         service: ServiceId,
         name: &str,
         (controller, collector): (&Controller, &Collector),
-        (loads, expected): (&mut [(Slot, f32)], &mut [(ServiceId, f32)]),
+        (loads, expected): (&mut Loads, &mut Expected),
         now: Nanos,
     ) {
         let instances = || controller.instances().iter().filter(|of| of.service() == service);
