@@ -43,6 +43,14 @@ fn machine(network: &Network, beside: &Place, number: u8) -> Machine {
     })
 }
 
+/// A network for reports, in which the edge is to listen, and both machines.
+fn machines(network: &Network, beside: &Place) -> [Machine; 2] {
+    network.machine_ip(
+        "link add rep0 type bridge mcast_snooping 0\naddress add 192.168.7.1/24 dev rep0\nlink set rep0 up",
+    );
+    [1, 2].map(|number| machine(network, beside, number))
+}
+
 /// A client that knows the MAC address from which the first machine speaks for the service, and so reaches it without the
 /// edge.
 fn neighbour_of_the_first(network: &Network) -> Namespace {
@@ -201,10 +209,7 @@ fn an_edge_picks_the_machine_that_reports_less_load() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    network.machine_ip(
-        "link add rep0 type bridge mcast_snooping 0\naddress add 192.168.7.1/24 dev rep0\nlink set rep0 up",
-    );
-    let machines = [1, 2].map(|number| machine(&network, &place, number));
+    let machines = machines(&network, &place);
     let edge = edge(&network, &place);
     eventually("both report", PATIENCE, || {
         report(&edge, FIRST).and(report(&edge, SECOND))
@@ -271,10 +276,7 @@ fn reports_go_on_after_a_restart_of_the_edge_and_with_another_key() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    network.machine_ip(
-        "link add rep0 type bridge mcast_snooping 0\naddress add 192.168.7.1/24 dev rep0\nlink set rep0 up",
-    );
-    let machines = [1, 2].map(|number| machine(&network, &place, number));
+    let machines = machines(&network, &place);
     let first = edge(&network, &place);
     let both_report = |edge: &Inco| {
         eventually("both report", PATIENCE, || {
