@@ -71,7 +71,7 @@ connect() { # node: its namespace, and its link to the bridge
     else
         namespace lan
         if ! within lan ip link show lan >/dev/null 2>&1; then
-            within lan ip link add lan type bridge mcast_snooping 0
+            within lan ip link add lan address 02:00:00:00:00:b0 type bridge mcast_snooping 0
             within lan ip address add "$net.1/24" dev lan
             within lan ip link set lan up
             within lan ip link set lo up

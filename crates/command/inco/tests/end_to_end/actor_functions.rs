@@ -8,7 +8,7 @@ use packet::Parsed;
 use packet::build::Frame;
 
 use crate::actor_applications::{both_run, kill_side, move_over};
-use crate::ipsec::{Load, connect, gateway, receive, send};
+use crate::ipsec::{Load, gateway, receive, send};
 use crate::support::{Engine, PATIENCE, Place, eventually};
 
 const IMAGE: &str = "inco-test/function-actors";
@@ -129,7 +129,7 @@ fn a_firewall_moves_with_its_connections() {
     let inco = place.run(&configuration(&place, "firewall", rules));
     both_run(&inco);
     inco.settled(2, 0);
-    let (mut lan, mut wan) = (connect(&place, "lan.sock"), connect(&place, "wan.sock"));
+    let [mut lan, mut wan] = inco.networks(&place);
     const FLOWS: u16 = 40;
     let all: Vec<u16> = (0..FLOWS).collect();
     let frames = |flows: std::ops::Range<u16>, is_answer| -> Vec<Vec<u8>> {

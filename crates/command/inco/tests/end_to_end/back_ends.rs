@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::types::InstanceRow;
 use model::{InstanceState, VipMode};
 
-use crate::support::{Inco, Load, Namespace, Network, PATIENCE, Place, available, eventually, text};
+use crate::support::{Inco, Load, Namespace, Network, PATIENCE, Place, available, bridge, eventually, text};
 
 /// The service's address.
 pub(crate) const SERVICE: &str = "10.0.0.100:80";
@@ -102,9 +102,10 @@ impl Drop for Server {
 /// The client's network, and inco's machine with a bridge `lan` beside it.
 pub(crate) fn network() -> Network {
     let network = Network::new();
-    network.machine_ip(
-        "link add lan type bridge mcast_snooping 0\naddress add 10.1.0.1/24 dev lan\nlink set lan up",
-    );
+    network.machine_ip(&format!(
+        "{}\naddress add 10.1.0.1/24 dev lan\nlink set lan up",
+        bridge("lan")
+    ));
     network
 }
 
@@ -283,7 +284,10 @@ fn a_server_that_no_uplink_reaches_is_said_to_be_so() {
     const HERE: &str = "10.1.0.11:8081";
     let (place, network) = (Place::new(), network());
     let _server = Server::new(&network, &place, 1, HERE);
-    network.machine_ip("link add other type bridge\naddress add 10.2.0.1/24 dev other\nlink set other up");
+    network.machine_ip(&format!(
+        "{}\naddress add 10.2.0.1/24 dev other\nlink set other up",
+        bridge("other")
+    ));
     let inco = network.run(
         &place,
         &configuration(&[HERE, "10.2.0.5:80", "192.0.2.9:80"], HEALTH),

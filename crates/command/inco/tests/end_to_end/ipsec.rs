@@ -178,11 +178,6 @@ struct Networks {
     news: Instant,
 }
 
-pub(crate) fn connect(place: &Place, name: &str) -> memif::Link {
-    let socket = place.run_dir().join(name);
-    memif::Client::connect(&memif::ClientConfig::new(socket, 0), PATIENCE).unwrap()
-}
-
 /// A packet between the networks behind the gateways, from one of several hosts.
 fn clear(side: u8, number: u8, at: u64) -> Vec<u8> {
     let host = |side: u8| IpAddr::from([10, side, number, 1 + (at % HOSTS) as u8]);
@@ -305,10 +300,7 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) fn begin(place: &Place, inco: &Inco) -> Load {
-        let (lan, wan) = (connect(place, "lan.sock"), connect(place, "wan.sock"));
-        eventually("both uplinks are up", PATIENCE, || {
-            inco.status().uplinks.iter().all(|of| of.up).then_some(())
-        });
+        let [lan, wan] = inco.networks(place);
         let mut networks = Networks {
             lan,
             wan,

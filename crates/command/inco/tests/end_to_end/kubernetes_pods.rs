@@ -7,7 +7,7 @@ use api::types::InstanceRow;
 use real_parts::{ApiServer, has_kubernetes_node};
 
 use crate::back_ends::{CLIENTS, SERVICE, all_are_answered, are_here};
-use crate::support::{Inco, Load, Network, PATIENCE, Place, eventually, text};
+use crate::support::{Inco, Load, Network, PATIENCE, Place, bridge, eventually, text};
 use crate::swarm::{NGINX, SWARM_PATIENCE, failures, settled};
 
 /// How long the API server is away.
@@ -19,7 +19,10 @@ const IMAGE: &str = "nginx:latest";
 /// The cluster, with nginx at its node.
 fn cluster(network: &Network, place: &Place) -> ApiServer {
     // As the node's plugin would make it for its first Pod: inco begins before that.
-    network.machine_ip("link add pods0 type bridge\naddress add 10.88.0.1/16 dev pods0\nlink set pods0 up");
+    network.machine_ip(&format!(
+        "{}\naddress add 10.88.0.1/16 dev pods0\nlink set pods0 up",
+        bridge("pods0")
+    ));
     let namespace = format!("--net=/proc/{}/ns/net", network.machine_pid());
     let start = move |program: &str| {
         let mut command = Command::new("nsenter");

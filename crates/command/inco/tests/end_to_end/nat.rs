@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -99,10 +98,6 @@ struct Networks {
     seen: Seen,
 }
 
-fn connect(socket: &Path) -> memif::Link {
-    memif::Client::connect(&memif::ClientConfig::new(socket, 0), PATIENCE).unwrap()
-}
-
 fn remote(number: u8) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, number), 443)
 }
@@ -173,11 +168,11 @@ fn send(link: &mut memif::Link, frames: &[Vec<u8>]) {
 }
 
 impl Networks {
-    fn new(place: &Place) -> Networks {
-        let socket = |name: &str| place.run_dir().join(name);
+    fn new(place: &Place, inco: &Inco) -> Networks {
+        let [inside, outside] = inco.networks(place);
         Networks {
-            inside: connect(&socket("lan.sock")),
-            outside: connect(&socket("wan.sock")),
+            inside,
+            outside,
             connections: Vec::new(),
             next: 0,
             external: BTreeMap::new(),
@@ -409,7 +404,7 @@ fn eight_instances_translate_and_nothing_reaches_the_wrong_host() {
     }
     let place = Place::quiet();
     let inco = start(&place);
-    let load = Load::begin(Networks::new(&place));
+    let load = Load::begin(Networks::new(&place, &inco));
     load.more(20);
     place.must(&["scale", "nat", "8"]);
     let rows = inco.settled(8, 0);
@@ -462,7 +457,7 @@ fn a_drain_ends_at_once_and_each_mapping_keeps_its_external_endpoint() {
         );
     let inco = place.run(&configuration);
     inco.settled(1, 0);
-    let load = Load::begin(Networks::new(&place));
+    let load = Load::begin(Networks::new(&place, &inco));
     load.more(20);
     place.must(&["scale", "nat", "8"]);
     let rows = inco.settled(8, 0);
@@ -520,7 +515,7 @@ fn the_ports_of_an_instance_that_failed_are_reserved_over_a_restart() {
     let before = blocks_of(&rows);
     // One dies; what comes for it reaches nobody.
     let lost = block_of(&rows[0]);
-    let mut networks = Networks::new(&place);
+    let mut networks = Networks::new(&place, &inco);
     kill(rows[0].pid.unwrap(), rustix::process::Signal::KILL);
     eventually("it is replaced", PATIENCE, || {
         inco.instance(rows[0].id).is_none().then_some(())

@@ -8,7 +8,7 @@ use model::InstanceState;
 
 use crate::addresses::{are_here, nginx};
 use crate::back_ends::{CLIENTS, SERVICE, all_are_answered, is_active, row};
-use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, eventually};
+use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, bridge, eventually};
 
 pub(crate) const FIRST: &str = "10.0.0.11:4789";
 pub(crate) const SECOND: &str = "10.0.0.12:4789";
@@ -26,8 +26,9 @@ pub(crate) const EDGE: &str = "[switch]\ndriver = \"soft\"\ntimeouts = { tcp = \
 pub(crate) fn segment() -> Network {
     let network = Network::new();
     network.client_ip(&format!(
-        "link add br0 type bridge mcast_snooping 0\naddress flush dev eth0\nlink set eth0 mtu {MTU} master br0\naddress add \
-         10.0.0.2/24 dev br0\nlink set br0 mtu 1500 up"
+        "{}\naddress flush dev eth0\nlink set eth0 mtu {MTU} master br0\naddress add \
+         10.0.0.2/24 dev br0\nlink set br0 mtu 1500 up",
+        bridge("br0")
     ));
     network.machine_ip(&format!("link set eth1 mtu {MTU}"));
     network

@@ -27,7 +27,7 @@ pub(crate) use function::{FileFunction, Function};
 pub(crate) use keys::{ApiOverTls, Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer, within_network_of};
-pub(crate) use network::{Network, Session};
+pub(crate) use network::{Network, Session, bridge};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
 pub(crate) use requests::Load;
@@ -413,6 +413,19 @@ pub(crate) struct Inco {
 }
 
 impl Inco {
+    /// Connects to the uplinks `lan` and `wan`, in this order, and waits until packets pass by both: a worker takes a
+    /// peer's queues a moment after the peer has its answer.
+    pub(crate) fn networks(&self, place: &Place) -> [memif::Link; 2] {
+        let links = ["lan.sock", "wan.sock"].map(|name| {
+            let socket = place.run_dir().join(name);
+            memif::Client::connect(&memif::ClientConfig::new(socket, 0), PATIENCE).unwrap()
+        });
+        eventually("both uplinks are up", PATIENCE, || {
+            self.status().uplinks.iter().all(|of| of.up).then_some(())
+        });
+        links
+    }
+
     pub(crate) fn client(&self) -> &Client {
         self.client.as_ref().unwrap()
     }

@@ -17,6 +17,12 @@ pub(crate) struct Network {
     client: Namespace,
 }
 
+/// What `ip` is told to make a bridge. Without an address of its own, it has the lowest of its members': who knows the
+/// earlier one is not heard once a lower one joins.
+pub(crate) fn bridge(name: &str) -> String {
+    format!("link add {name} address 02:00:00:00:00:b0 type bridge mcast_snooping 0")
+}
+
 impl Network {
     /// The client has 10.0.0.2/24, and inco's machine an interface `eth1` towards it without an address.
     pub(crate) fn new() -> Network {
@@ -72,8 +78,9 @@ impl Network {
         let server = Namespace::new();
         // A bridge that snoops reports its own membership of a multicast group, from the client's address.
         self.client.ip(&format!(
-            "link add br0 type bridge mcast_snooping 0\nlink add to-server type veth peer name eth0 netns {}\naddress flush dev eth0\n\
+            "{}\nlink add to-server type veth peer name eth0 netns {}\naddress flush dev eth0\n\
              link set eth0 master br0\nlink set to-server master br0 up\naddress add 10.0.0.2/24 dev br0\nlink set br0 up",
+            bridge("br0"),
             server.pid()
         ));
         server.ip(&format!(
