@@ -1,5 +1,8 @@
 //! The data ports of one instance, on its home worker.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use model::{InstanceId, ServiceId, Slot, UplinkId};
 use switch::{Plan, SlotPlan};
 
@@ -93,8 +96,8 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) got: [bool; PORT_LIMIT],
     /// Ports that gave packets in this turn.
     pub(crate) gave: [bool; PORT_LIMIT],
-    /// Whether it goes on from an earlier run: what it gave back meanwhile waits until a plan says where it goes.
-    pub(crate) waits_for_plan: bool,
+    /// What it waits for, where it goes on from an earlier run.
+    waits: Option<Waits>,
     /// Its instance id, as soon as a plan names it.
     pub(crate) id: Option<InstanceId>,
     /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance
@@ -102,6 +105,18 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) ways: [Option<ReturnWay>; PORT_LIMIT],
     /// Room for the frames that wait for a flush, by port; the worker has it while the instance is attached.
     pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
+}
+
+/// Of each uplink: whether packets may come from it.
+pub(crate) type Gates = Arc<[Arc<AtomicBool>]>;
+
+/// What comes before packets are taken from an instance of an earlier run.
+#[derive(Debug)]
+struct Waits {
+    /// A plan, which says where they go.
+    for_plan: bool,
+    /// In a chain, the uplinks: these open once the instances are there to which the packets go.
+    for_gates: Gates,
 }
 
 /// Whether a peer breaks the protocol of its rings.
@@ -137,7 +152,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             is_probed: false,
             got: [false; PORT_LIMIT],
             gave: [false; PORT_LIMIT],
-            waits_for_plan: false,
+            waits: None,
             fills: [Fill::default(); PORT_LIMIT],
             quiet: 0,
         }
@@ -145,9 +160,28 @@ impl<M: FrameMemory> InstancePorts<M> {
 
     /// The same, as an earlier run left it.
     #[must_use]
-    pub(crate) fn of_earlier_run(mut self) -> InstancePorts<M> {
-        self.waits_for_plan = true;
+    pub(crate) fn of_earlier_run(mut self, gates: Gates) -> InstancePorts<M> {
+        self.waits = Some(Waits {
+            for_plan: true,
+            for_gates: gates,
+        });
         self
+    }
+
+    /// Whether no packet is to be taken from it yet.
+    #[inline]
+    pub(crate) fn is_waiting(&mut self) -> bool {
+        let Some(waits) = &self.waits else { return false };
+        // Acquire: the plan that was published before an uplink was opened is then seen.
+        let is_closed = |way: &ReturnWay| {
+            let gate = waits.for_gates.get(way.uplink.index());
+            way.is_in_chain && gate.is_some_and(|is_open| !is_open.load(Ordering::Acquire))
+        };
+        if waits.for_plan || self.ways.iter().flatten().any(is_closed) {
+            return true;
+        }
+        self.waits = None;
+        false
     }
 
     /// The same, as the end of connections.
@@ -228,7 +262,9 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Takes over the plan's settings of the instance.
     pub(crate) fn note(&mut self, slot_plan: &SlotPlan, plan: &Plan) {
         self.id = Some(slot_plan.instance);
-        self.waits_for_plan = false;
+        if let Some(waits) = &mut self.waits {
+            waits.for_plan = false;
+        }
         self.service = slot_plan.service;
         self.edit = Rewrite::new(&slot_plan.edits.to_instance);
         if let Some(end) = &mut self.end {

@@ -177,7 +177,7 @@ fn a_chain_holds_while_inco_is_killed(port: &str) {
     let mut inco = network.run(&place, &text);
     inco.settled(3, 0);
     let traffic = begin(&place, 120);
-    for _ in 0..2 {
+    for _ in 0..8 {
         eventually("packets pass the chain", PATIENCE, || {
             (offered(&inco)["monitor"] > 100).then_some(())
         });

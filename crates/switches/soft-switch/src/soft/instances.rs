@@ -16,7 +16,7 @@ use super::{Report, SoftSwitchConfig, ended, limit, system};
 use crate::ends::{End, Ends};
 use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
-use crate::instance::{InstancePorts, PORT_LIMIT};
+use crate::instance::{Gates, InstancePorts, PORT_LIMIT};
 use crate::keep::{Keep, KeptAs};
 use crate::message::Command;
 use crate::plan::home;
@@ -197,12 +197,14 @@ impl<M: FrameMemory> Instances<M> {
         slot: Slot,
         kept: KeptPort,
         kind: PortKind,
+        gates: Gates,
         workers: &mut Workers<M>,
     ) -> Result<(), SwitchError> {
         self.may_attach(slot)?;
         self.put(slot, Attachment::new(kind));
         let ports = kept.connections(KeptAs::ports(self.keep.as_ref(), slot));
-        self.give_to_workers(slot, ports, InstancePorts::of_earlier_run, workers);
+        let of_earlier_run = |ports: InstancePorts<M>| ports.of_earlier_run(Arc::clone(&gates));
+        self.give_to_workers(slot, ports, of_earlier_run, workers);
         Ok(())
     }
 

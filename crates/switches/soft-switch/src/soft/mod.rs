@@ -300,7 +300,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
         }
         if let Some(kept) = kept {
             if is_kept && kept.ports() == usize::from(port.data_ports) {
-                return self.instances.attach_again(slot, kept, port.kind, workers);
+                let gates = self.uplinks.gates();
+                return self.instances.attach_again(slot, kept, port.kind, gates, workers);
             }
             // Its sockets are to be closed, so that the instance takes new links.
             if let Some(keep) = &self.keep {

@@ -17,6 +17,7 @@ use super::{OpenDevice, Report, SoftSwitchConfig, UplinkConfig, UplinkDevice, en
 use crate::ends::Ends;
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::Alarm;
+use crate::instance::Gates;
 use crate::keep::KeptAs;
 use crate::message::Command;
 use crate::port::{Connection, Control, Listener, Losses, Port, Queue as _, kernel, memif};
@@ -236,6 +237,14 @@ impl<M: FrameMemory> Uplinks<M> {
         let queues = device.queues.into_iter().map(port).collect();
         give_to_workers(uplink, queues, state.max_frame, workers);
         Ok(())
+    }
+
+    /// Whether packets may come, of each uplink.
+    pub(super) fn gates(&self) -> Gates {
+        self.states
+            .iter()
+            .map(|state| Arc::clone(&state.is_open))
+            .collect()
     }
 
     /// Receives packets of an uplink that waited.

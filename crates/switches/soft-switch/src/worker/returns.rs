@@ -100,7 +100,7 @@ impl<M: FrameMemory> Returns<M> {
         let Some(instance) = &mut cx.ports.instances[slot] else {
             return 0;
         };
-        if instance.waits_for_plan {
+        if instance.is_waiting() {
             return 0;
         }
         let straight_to = instance.straight_to(port);

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use model::{DropReason, FlowKey, InstanceState, Match, ServiceId, Slot, UplinkId};
 use packet::build::Frame;
@@ -516,6 +518,49 @@ fn the_next_run_goes_on_with_a_chain_and_its_flows() {
         assert_eq!(pass(&mut bed, (0, 0), &all_there(0..FLOWS)), first);
         bed.finish();
     }
+}
+
+/// What the first service gives back meanwhile waits for the second one, which comes later.
+#[test]
+fn packets_wait_until_the_next_run_has_all_of_the_chain() {
+    let kept = Kept::start();
+    let keep = |config: &mut soft_switch::SoftSwitchConfig| config.keep = kept.run();
+    let mut bed = Bed::with(1, 1, chain(2, &[0]), keep);
+    for service in 0..2 {
+        add(&mut bed, service, 0..1, echo);
+    }
+    let first = pass(&mut bed, (0, 0), &all_there(0..FLOWS));
+    bed.functions[0].hangs.store(true, Ordering::Relaxed);
+    let seen = |bed: &Bed| bed.functions[0].seen.load(Ordering::Relaxed);
+    let before = seen(&bed);
+    bed.send(0, all_there(0..FLOWS).iter().map(Vec::as_slice));
+    bed.until("they are offered", |bed| {
+        bed.reading.services[0].offered_packets == 2 * u64::from(FLOWS)
+    });
+    bed.run_again(|config| {
+        config.keep = kept.run();
+        config.uplinks[0].waits = true;
+    });
+    bed.functions[0].hangs.store(false, Ordering::Relaxed);
+    let again = |bed: &mut Bed, service: u16| {
+        let socket = bed.functions[usize::from(service)].socket.clone();
+        bed.attach(slot_of(service, 0), service, socket, 1, 1);
+        bed.set_state(slot_of(service, 0), service, InstanceState::Active);
+        bed.publish();
+    };
+    again(&mut bed, 0);
+    bed.until("they are given back", |bed| {
+        seen(bed) == before + u64::from(FLOWS)
+    });
+    let until = Instant::now() + Duration::from_millis(50);
+    bed.until("a while has passed", |_| Instant::now() > until);
+    again(&mut bed, 1);
+    bed.ask(SwitchRequest::OpenUplink(UplinkId(0)));
+    let came = bed.take_all(0, FLOWS as usize);
+    let found: BTreeMap<u32, Vec<u8>> = came.iter().map(|f| (flow_of(f), trail(f))).collect();
+    assert_eq!(found, first);
+    bed.assert_accounts_close();
+    bed.finish();
 }
 
 #[test]
