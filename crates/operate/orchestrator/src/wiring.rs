@@ -14,7 +14,7 @@ use engine::{
     AttendedLauncher, ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, KubernetesConfig,
     KubernetesEngine, NoEngine, OciConfig, OciEngine, PlacesEngine, SwarmEngine, Task, TaskAsk,
 };
-use model::{BackEnd, Nanos, ServiceId, Vip, VipMode};
+use model::{BackEnd, Nanos, PortKind, ServiceId, Vip, VipMode};
 use switch::{PortSpec, ServicePlan};
 
 use api::Tcp;
@@ -429,6 +429,11 @@ pub(super) fn container(service: &Service, runs: Where) -> Result<ContainerSpec>
     if service.port.has_socket() {
         let socket = format!("{SOCKET_DIR}/{PORT_SOCKET}");
         spec.env.push(("INCO_SOCKET".to_owned(), socket));
+    }
+    if service.port == PortKind::Frames {
+        // The rings of its interfaces are its own.
+        spec.env
+            .push(("INCO_RING_SLOTS".to_owned(), service.ring.slots.to_string()));
     }
     if is_here {
         let page = format!("{SOCKET_DIR}/{PAGE_SOCKET}");
