@@ -20,6 +20,10 @@ const ASK_UNKNOWN: Nanos = Nanos::from_millis(50);
 /// A machine that has not answered so many questions does not answer.
 const QUESTIONS_LIMIT: u32 = 3;
 
+/// Senders that are told between two looks at the machines that their packet is too big, at most: the rate of errors has a
+/// limit (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4).
+const ERRORS_LIMIT: u32 = 10;
+
 /// Bytes of two VLAN tags, which the longest frame of an uplink has beside the MTU. Outer packets have no tags.
 const TAGS: usize = 8;
 
@@ -43,6 +47,8 @@ pub(crate) struct Tunnels {
     /// The longest frame of its uplink, in bytes.
     max_frame: usize,
     far: SlotMap<Far>,
+    /// Errors about packets that are too big, since the last look at the machines.
+    errors: AtomicU32,
 }
 
 /// The machine of a slot.
@@ -64,7 +70,18 @@ impl Tunnels {
             end,
             max_frame,
             far: SlotMap::default(),
+            errors: AtomicU32::new(0),
         }
+    }
+
+    /// Whether one more sender may be told now that its packet is too big.
+    #[cold]
+    pub(crate) fn may_tell_sender(&self) -> bool {
+        // Beyond the limit it does not count further.
+        let is_below = |errors| (errors < ERRORS_LIMIT).then_some(errors + 1);
+        self.errors
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_below)
+            .is_ok()
     }
 
     /// Whether the uplink has an end of tunnels.
@@ -131,6 +148,7 @@ impl Tunnels {
     #[cold]
     pub(crate) fn questions(&self, now: Nanos, mut ask: impl FnMut(&TunnelEnd, Slot, Ipv4Addr)) {
         let Some(end) = &self.end else { return };
+        self.errors.store(0, Ordering::Relaxed);
         for (slot, far) in (0..).map(Slot).zip(self.far.iter()) {
             let address = far.address.load(Ordering::Acquire);
             if address == 0 {
@@ -203,5 +221,27 @@ impl Tunnels {
         };
         let header = front.first_chunk_mut::<{ vxlan::OVERHEAD }>();
         header.is_some_and(|header| tunnel.put(header, len, hash).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_of_errors_has_a_limit() {
+        let end = TunnelEnd {
+            uplink: UplinkId(0),
+            address: Ipv4Addr::new(10, 0, 0, 1),
+            network: 7,
+            from: Vec::new(),
+        };
+        let tunnels = Tunnels::new(Some(end), 1_522);
+        let told = || (0..1_000).filter(|_| tunnels.may_tell_sender()).count();
+        for look in 0..3 {
+            assert_eq!(told(), ERRORS_LIMIT as usize);
+            assert_eq!(told(), 0);
+            tunnels.questions(Nanos::from_millis(10 * look), |_, _, _| {});
+        }
     }
 }

@@ -47,6 +47,9 @@ impl<M: FrameMemory> TunnelPort<M> {
     /// Makes a frame that does not fit an error for its sender, who is on the uplink's side, or gives it back.
     #[cold]
     fn tell_sender(&mut self, tunnel: &Tunnel, mut frame: M::Frame, memory: &mut M) {
+        if !self.ends.tunnels().may_tell_sender() {
+            return memory.give(frame);
+        }
         let [near, _] = tunnel.macs;
         let mut error = [0; ICMP_ERROR_LIMIT];
         let written = packet::too_big(frame.bytes(), self.frame_limit, near, &mut error);
