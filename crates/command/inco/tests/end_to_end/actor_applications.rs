@@ -298,9 +298,11 @@ fn the_checkers_pass_over_crashes_partitions_and_migrations() {
         (&true.into(), &7.into()),
         "{said}"
     );
-    for application in ["store", "transactions", "analytics"] {
+    // Operations, transactions, and windows, of which there are a few each second: on a busy machine the checkers take most
+    // of the time.
+    for (application, least) in [("store", 50), ("transactions", 50), ("analytics", 5)] {
         let of = &verdict[application];
-        assert!(of["checked"].as_u64().unwrap() > 50, "{said}");
+        assert!(of["checked"].as_u64() > Some(least), "{said}");
         for broken in ["violations", "unanswered", "answered_twice"] {
             assert_eq!(of[broken], 0, "{application}: {said}");
         }
