@@ -11,7 +11,10 @@ use crate::support::{Inco, Load, Network, PATIENCE, Place, bridge, eventually, t
 use crate::swarm::{NGINX, SWARM_PATIENCE, failures, settled};
 
 /// How long the API server is away.
-const AWAY: Duration = Duration::from_secs(30);
+fn away() -> Duration {
+    Duration::from_secs(if real_parts::is_full_length() { 300 } else { 30 })
+}
+
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const IMAGE: &str = "nginx:latest";
@@ -149,7 +152,7 @@ fn pods_scale_and_the_api_server_is_away() {
         (failures(&inco, "engine") > 0).then_some(())
     });
     place.must(&["scale", "web", "2"]);
-    while since.elapsed() < AWAY {
+    while since.elapsed() < away() {
         let answered = load.requests();
         eventually("requests are answered", PATIENCE, || {
             (load.requests() > answered + 100).then_some(())

@@ -40,6 +40,7 @@ pub(crate) struct Machine {
     pub(crate) place: Place,
     pub(crate) inco: Inco,
     port: String,
+    configuration: String,
 }
 
 impl Machine {
@@ -78,7 +79,15 @@ impl Machine {
             place,
             inco,
             port,
+            configuration: text,
         }
+    }
+
+    /// Its inco is killed, and another one goes on.
+    fn with_another_inco(mut self) -> Machine {
+        drop(self.inco.kill());
+        self.inco = self.host.within(|| self.place.run(&self.configuration));
+        self
     }
 
     pub(crate) fn stop(self) {
@@ -157,6 +166,111 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
     is_active(&edge, SECOND);
     all_are_answered(&network, &edge, 2);
 
+    drop(edge.stop_with(&place, &[]));
+    machines.into_iter().for_each(Machine::stop);
+}
+
+/// What comes and goes, each time at the other machine.
+#[derive(Clone, Copy)]
+enum Change {
+    Drain,
+    Undrain,
+    ScaleOut,
+    EdgeKilled,
+    ScaleIn,
+    MachineKilled,
+}
+
+const CHANGES: [Change; 6] = [
+    Change::Drain,
+    Change::Undrain,
+    Change::ScaleOut,
+    Change::EdgeKilled,
+    Change::ScaleIn,
+    Change::MachineKilled,
+];
+
+/// Machines, instances and the edge come and go in order: no request fails, no flow moves, and no packet of a tunnel is
+/// refused.
+#[test]
+fn nothing_is_broken_while_machines_instances_and_the_edge_come_and_go() {
+    if !are_here(Engine::Oci, &["nginx"]) {
+        return;
+    }
+    let count = if real_parts::is_full_length() { 204 } else { 12 };
+    let (place, network) = (Place::with_a_cpu(), segment());
+    let mut machines: Vec<Machine> = [1, 2]
+        .map(|number| {
+            Machine::with(&network, &place, (number, "10.0.0.1"), |_, _, text| {
+                text.replace(
+                    "instances = 1\n",
+                    "instances = { min = 1, max = 2, standby = 0 }\n",
+                )
+            })
+        })
+        .into();
+    let mut edge = network.run(&place, EDGE);
+    is_active(&edge, FIRST);
+    is_active(&edge, SECOND);
+    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
+    eventually("both answer", PATIENCE, || {
+        (load.first_answers().len() == 2).then_some(())
+    });
+    let nothing_moved = |inco: &Inco| {
+        let status = inco.status();
+        assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
+        assert_eq!(status.drops.get("tunnel"), None, "{status:#?}");
+    };
+    for (event, change) in CHANGES.into_iter().cycle().take(count).enumerate() {
+        let at = event / CHANGES.len() % 2;
+        let address = [FIRST, SECOND][at];
+        let id = row(&edge, address).unwrap().id.to_string();
+        match change {
+            Change::Drain => {
+                place.must(&["drain", &id]);
+                eventually("the machine is empty", PATIENCE, || {
+                    row(&edge, address)
+                        .filter(|row| row.state == InstanceState::Draining && row.live_flows == 0)
+                });
+            }
+            Change::Undrain => {
+                place.must(&["undrain", &id]);
+                is_active(&edge, address);
+            }
+            Change::ScaleOut | Change::ScaleIn => {
+                let instances = if matches!(change, Change::ScaleOut) { 2 } else { 1 };
+                let machine = &machines[at];
+                machine.place.must(&["scale", "web", &instances.to_string()]);
+                machine.inco.settled(instances, 0);
+            }
+            Change::EdgeKilled => {
+                nothing_moved(&edge);
+                drop(edge.kill());
+                edge = network.run(&place, EDGE);
+                is_active(&edge, FIRST);
+                is_active(&edge, SECOND);
+            }
+            Change::MachineKilled => {
+                let machine = machines.remove(at);
+                nothing_moved(&machine.inco);
+                let machine = machine.with_another_inco();
+                machine.inco.settled(1, 0);
+                machines.insert(at, machine);
+            }
+        }
+        asked_for_more(&load);
+    }
+    let outcome = load.end();
+    assert!(
+        outcome.failures == 0 && outcome.servers == 2,
+        "{outcome:#?}\n{}\n{:#?}",
+        edge.told(),
+        edge.status().drops
+    );
+    edge.at_rest();
+    for inco in machines.iter().map(|machine| &machine.inco).chain([&edge]) {
+        nothing_moved(inco);
+    }
     drop(edge.stop_with(&place, &[]));
     machines.into_iter().for_each(Machine::stop);
 }
