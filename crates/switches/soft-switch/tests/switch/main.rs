@@ -37,4 +37,5 @@ mod strangers;
 mod table;
 mod trail;
 mod translation;
+mod tunnels;
 mod workers;
