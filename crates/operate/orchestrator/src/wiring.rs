@@ -430,10 +430,10 @@ pub(super) fn container(service: &Service, runs: Where) -> Result<ContainerSpec>
         let socket = format!("{SOCKET_DIR}/{PORT_SOCKET}");
         spec.env.push(("INCO_SOCKET".to_owned(), socket));
     }
-    if service.port == PortKind::Frames {
-        // The rings of its interfaces are its own.
-        spec.env
-            .push(("INCO_RING_SLOTS".to_owned(), service.ring.slots.to_string()));
+    // The rings of its interfaces are its own. `env` may say otherwise.
+    let slots = "INCO_RING_SLOTS";
+    if service.port == PortKind::Frames && !service.env.iter().any(|(key, _)| key == slots) {
+        spec.env.push((slots.to_owned(), service.ring.slots.to_string()));
     }
     if is_here {
         let page = format!("{SOCKET_DIR}/{PAGE_SOCKET}");
