@@ -20,8 +20,8 @@ const ASK_UNKNOWN: Nanos = Nanos::from_millis(50);
 /// A machine that has not answered so many questions does not answer.
 const QUESTIONS_LIMIT: u32 = 3;
 
-/// Senders that are told between two looks at the machines that their packet is too big, at most: the rate of errors has a
-/// limit (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4).
+/// Senders that are told between two looks at the machines, 10 ms, that their packet is too big, at most: the rate of errors
+/// has a limit (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4).
 const ERRORS_LIMIT: u32 = 10;
 
 /// Bytes of two VLAN tags, which the longest frame of an uplink has beside the MTU. Outer packets have no tags.
