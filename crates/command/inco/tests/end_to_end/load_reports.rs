@@ -25,6 +25,7 @@ const NEXT_KEY: &str = "2102030405060708090a0b0c0d0e0f10111213141516171a";
 /// More new flows for one machine than for the other. By hash alone, 600 flows are 100 apart once in 10,000 times.
 const APART: u32 = 100;
 const FLOWS: u32 = 600;
+/// New flows between two looks at the reports.
 const AT_A_TIME: u32 = 10;
 
 /// A machine that reports to the edge.

@@ -97,6 +97,15 @@ impl Machine {
     }
 }
 
+/// Clients, once both machines have answered.
+fn load_on_both(network: &Network) -> Load {
+    let load = Load::start(network, SERVICE.parse().unwrap(), CLIENTS);
+    eventually("both answer", PATIENCE, || {
+        (load.first_answers().len() == 2).then_some(())
+    });
+    load
+}
+
 fn asked_for_more(load: &Load) {
     let asked = load.requests();
     eventually("many requests are answered", PATIENCE, || {
@@ -117,10 +126,7 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);
 
-    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
-    eventually("both answer", PATIENCE, || {
-        (load.first_answers().len() == 2).then_some(())
-    });
+    let load = load_on_both(&network);
     let id = row(&edge, FIRST).unwrap().id.to_string();
     place.must(&["drain", &id]);
     eventually("the first one is empty", PATIENCE, || {
@@ -170,7 +176,7 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
     machines.into_iter().for_each(Machine::stop);
 }
 
-/// What comes and goes, each time at the other machine.
+/// What comes and goes: all of these at one machine, then at the other one.
 #[derive(Clone, Copy)]
 enum Change {
     Drain,
@@ -212,10 +218,7 @@ fn nothing_is_broken_while_machines_instances_and_the_edge_come_and_go() {
     let mut edge = network.run(&place, EDGE);
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);
-    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
-    eventually("both answer", PATIENCE, || {
-        (load.first_answers().len() == 2).then_some(())
-    });
+    let load = load_on_both(&network);
     let nothing_moved = |inco: &Inco| {
         let status = inco.status();
         assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
