@@ -2,8 +2,8 @@
 //! instance. Both pin. This crate decides; it never sends, receives, pins, allocates in a pick, or reads a clock.
 //!
 //! Key types: [`LoadReport`] (what a machine says of itself every 10 ms), [`Gate`] (accepts each report of a machine at
-//! most once), [`Machines`] (an edge's view of the machines of a service, and the pick), [`Look`] (where else the pin of
-//! a flow can be), [`Onward`] (the same in a packet), [`at_machine`] (what a machine does with a packet).
+//! most once), [`Machines`] (an edge's view of the machines of a service, and the pick), [`Sequences`] (the machines that
+//! a flow's hash leads to), [`Look`] (where else the pin of a flow can be), [`Onward`] (the same in a packet), [`at_machine`] (what a machine does with a packet).
 //!
 //! At an edge:
 //! 1. [`Machines::set_members`] says which machines there are. Each edge has the same ones.
@@ -27,14 +27,15 @@ mod greeting;
 mod look;
 mod machines;
 mod report;
+mod sequences;
 
 pub use greeting::{GREETING_BYTES, Towards};
 pub use look::{LOOKS_LIMIT, Look, NoOnward, ONWARD_BYTES, Onward, Verdict, at_machine};
 pub use machines::{
-    Counts, MACHINES_LIMIT, MachineId, Machines, Member, Picked, Rule, SEQUENCE, Settings, Standing, draws,
-    goes_by_load,
+    Counts, MACHINES_LIMIT, MachineId, Machines, Member, Picked, Rule, Settings, Standing, goes_by_load,
 };
 pub use report::{
     DATAGRAM_LIMIT, Gate, Head, LoadReport, Refusal, SERVICES_LIMIT, ServiceLoad, Serving, TooManyServices,
     machine_of, service_number, write,
 };
+pub use sequences::{SEQUENCE, Sequences, draws};

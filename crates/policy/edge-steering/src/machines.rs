@@ -1,23 +1,15 @@
 //! An edge's view of the machines of a service, and the pick.
 
-use maglev::{ENTRIES, NOBODY, Table};
 use model::{Nanos, mix};
 
 use crate::Look;
 use crate::report::{ServiceLoad, Serving};
+use crate::sequences::{Sequences, draws_beyond};
 
 /// Machines of a cluster at most: numbers are below it.
 pub const MACHINES_LIMIT: usize = 1_024;
-/// Machines that can get a flow by its hash: the pick takes the first two of them that take new flows. With a fifth of all
-/// machines draining at once, all six drain for one flow in 15,000; with four it would be one in 600.
-pub const SEQUENCE: usize = 6;
-/// Draws for a sequence at most: with few machines, draws repeat.
-const DRAWS: u64 = 24;
 /// Draws beyond the sequence, before all machines are searched in order.
 const DRAWS_BEYOND: u64 = 64;
-/// Between two draws of a hash: odd, without a pattern.
-const NEXT_DRAW: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// A machine's number in the cluster, below [`MACHINES_LIMIT`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MachineId(pub u16);
@@ -93,12 +85,6 @@ impl Settings {
 #[inline]
 pub fn goes_by_load(hash: u64, trust: f32) -> bool {
     trust >= 1.0 || unit(hash) < trust
-}
-
-/// The hashes that a flow's machines come from, in order: the flow's own, then further draws of it.
-#[inline]
-pub fn draws(hash: u64) -> impl Iterator<Item = u64> {
-    (0..DRAWS).map(move |draw| drawn(hash, draw))
 }
 
 /// What an edge does with a machine.
@@ -213,9 +199,9 @@ pub struct Machines {
     settings: Settings,
     rows: Vec<Row>,
     members: usize,
-    table: Table,
-    /// The entries before the members last changed; empty if none.
-    before: Vec<u16>,
+    sequences: Sequences,
+    /// Those before the members last changed, if there were any.
+    before: Option<Sequences>,
     /// Whether most are silent: then it is this edge that does not hear, not they that do not speak.
     is_blind: bool,
     counts: Counts,
@@ -228,8 +214,8 @@ impl Machines {
             settings,
             rows: vec![ABSENT; MACHINES_LIMIT],
             members: 0,
-            table: Table::new(ENTRIES, MACHINES_LIMIT),
-            before: Vec::with_capacity(ENTRIES as usize),
+            sequences: Sequences::empty(),
+            before: None,
             is_blind: false,
             counts: Counts::default(),
         }
@@ -261,24 +247,15 @@ impl Machines {
             is_first
         });
         self.rows = rows;
-        self.before.clear();
-        if self.members > 0 {
-            self.before.extend_from_slice(self.table.entries());
-        }
+        let before = self.members > 0;
         self.members = of.len();
-        self.table.begin(of.iter().map(|member| maglev::Member {
-            id: member.id.0,
-            name: member.name,
-            weight: member.weight,
-        }));
-        if !self.table.fill(u32::MAX) {
-            self.table = Table::new(ENTRIES, MACHINES_LIMIT);
-        }
+        let sequences = std::mem::replace(&mut self.sequences, Sequences::new(of));
+        self.before = before.then_some(sequences);
     }
 
     /// Forgets which members there were before: no flow is left from then.
     pub fn settle(&mut self) {
-        self.before.clear();
+        self.before = None;
     }
 
     /// Takes an accepted report of a machine. It is current: it counts each flow that the edge gave the machine before,
@@ -366,9 +343,9 @@ impl Machines {
     /// the world, and nothing is known that would be better.
     pub fn pick(&mut self, hash: u64) -> Option<Picked> {
         let (mut first, mut silent) = (None, None);
-        let mut sequence = self.sequence(hash);
+        let mut sequence = self.sequences.of(hash);
         let picked = loop {
-            let Some(machine) = sequence.next(self.table.entries()) else {
+            let Some(machine) = sequence.next() else {
                 break match (first, silent) {
                     (Some(machine), _) => Picked {
                         machine,
@@ -427,13 +404,10 @@ impl Machines {
 
     /// The first of a flow's sequence that takes new flows: what a pick by hash alone would choose, without any load.
     pub fn by_hash(&self, hash: u64) -> Option<MachineId> {
-        let mut sequence = self.sequence(hash);
-        while let Some(machine) = sequence.next(self.table.entries()) {
-            if self.takes_new_flows(machine) {
-                return Some(machine);
-            }
-        }
-        self.beyond(hash)
+        let mut sequence = self.sequences.of(hash);
+        sequence
+            .find(|machine| self.takes_new_flows(*machine))
+            .or_else(|| self.beyond(hash))
     }
 
     /// The machines that can have the pin of a flow that another edge has picked a machine for. Edges with the same
@@ -445,20 +419,12 @@ impl Machines {
                 look.add(machine);
             }
         };
-        let mut now = self.sequence(hash);
-        let entries = self.table.entries();
-        for _ in 0..2 {
-            now.next(entries).into_iter().for_each(&mut add);
+        let mut now = self.sequences.of(hash);
+        now.by_ref().take(2).for_each(&mut add);
+        if let Some(before) = &self.before {
+            before.of(hash).take(2).for_each(&mut add);
         }
-        if !self.before.is_empty() {
-            let mut before = self.sequence(hash);
-            for _ in 0..2 {
-                before.next(&self.before).into_iter().for_each(&mut add);
-            }
-        }
-        while let Some(machine) = now.next(entries) {
-            add(machine);
-        }
+        now.for_each(add);
         look
     }
 
@@ -506,65 +472,15 @@ impl Machines {
         }
     }
 
-    fn sequence(&self, hash: u64) -> Sequence {
-        Sequence {
-            hash,
-            draws: 0,
-            seen: Look::default(),
-        }
-    }
-
     /// A machine that takes new flows, beyond the sequence of a hash; if there is none, a silent one.
     fn beyond(&self, hash: u64) -> Option<MachineId> {
-        let drawn = (DRAWS..DRAWS + DRAWS_BEYOND).filter_map(|draw| entry(self.table.entries(), hash, draw));
+        let drawn = draws_beyond(hash, DRAWS_BEYOND).filter_map(|hash| self.sequences.at(hash));
         let all = || (0..MACHINES_LIMIT as u16).map(MachineId);
         drawn
             .chain(all())
             .find(|machine| self.takes_new_flows(*machine))
             .or_else(|| all().find(|machine| self.standing(*machine) == Standing::Silent))
     }
-}
-
-/// The machines of a hash, in order: each different, at most [`SEQUENCE`].
-struct Sequence {
-    hash: u64,
-    draws: u64,
-    seen: Look,
-}
-
-impl Sequence {
-    #[inline]
-    fn next(&mut self, entries: &[u16]) -> Option<MachineId> {
-        while self.draws < DRAWS && self.seen.machines().len() < SEQUENCE {
-            let machine = entry(entries, self.hash, self.draws);
-            self.draws += 1;
-            if let Some(machine) = machine.filter(|machine| !self.seen.machines().contains(machine)) {
-                self.seen.add(machine);
-                return Some(machine);
-            }
-        }
-        None
-    }
-}
-
-/// A draw of a hash. The first one is the hash itself.
-#[inline]
-fn drawn(hash: u64, draw: u64) -> u64 {
-    if draw == 0 {
-        hash
-    } else {
-        mix(hash.wrapping_add(draw.wrapping_mul(NEXT_DRAW)))
-    }
-}
-
-/// The machine at a draw of a hash. The first one is Maglev's own.
-#[inline]
-fn entry(entries: &[u16], hash: u64, draw: u64) -> Option<MachineId> {
-    let place = ((u128::from(drawn(hash, draw)) * entries.len() as u128) >> 64) as usize;
-    entries
-        .get(place)
-        .filter(|id| **id != NOBODY)
-        .map(|id| MachineId(*id))
 }
 
 /// A number from 0 to 1 out of a hash, which does not depend on the machines of its sequence.
