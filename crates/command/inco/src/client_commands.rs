@@ -197,6 +197,21 @@ fn status_text(status: &Status) -> String {
         );
     }
     let sum = |of: fn(&WorkerRow) -> u64| status.workers.iter().map(of).sum::<u64>();
+    let (looks, returned) = (sum(|w| w.looks), sum(|w| w.looks_returned));
+    if looks > 0 {
+        let _ = writeln!(
+            text,
+            "flows of other edges: {} packets asked machines for theirs, {} came back",
+            grouped(looks),
+            grouped(returned)
+        );
+    } else if returned > 0 {
+        let _ = writeln!(
+            text,
+            "flows of other machines: {} packets went back to edges",
+            grouped(returned)
+        );
+    }
     let (moved, at_limit, refused) = (
         sum(|w| w.state_moves),
         sum(|w| w.state_moves_at_limit),

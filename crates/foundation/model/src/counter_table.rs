@@ -220,6 +220,10 @@ macro_rules! worker_counters {
             demotions: counter => demotions: u64 "worker_demotions";
             /// Packets of both directions that rules of a faster path have taken. The other counters have them as well.
             fast_packets: counter => fast_packets: u64 "worker_fast_packets";
+            /// Packets that asked a machine behind a tunnel for a flow which another edge may have given to it.
+            looks: counter => looks: u64 "worker_looks";
+            /// Packets that a machine sent back because it does not know their flow: at the edge and at the machine.
+            looks_returned: counter => looks_returned: u64 "worker_returned_looks";
             /// Fragments that wait for the first fragment. A gauge.
             fragments_waiting: gauge => fragments_waiting: u64 "worker_waiting_fragments";
             /// Events lost because the queue to the control plane was full.

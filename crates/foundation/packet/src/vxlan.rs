@@ -34,6 +34,8 @@ const DONT_FRAGMENT: u16 = 0x4000;
 const SOURCE_PORTS: u16 = 0xc000;
 const ARP_HEADER: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ARP_BYTES: usize = 28;
+const LOOKING: u8 = 0x80;
+const CAME_BACK: u8 = 0x40;
 
 /// One direction of a tunnel, as its packets say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,45 @@ pub struct Tunnel {
     pub ends: [Ipv4Addr; 2],
     /// The network's number (VNI), below [`NETWORKS`].
     pub network: u32,
+    /// What the near end says of the packet.
+    pub mark: Mark,
+}
+
+/// What an end of a tunnel says of a packet, in the last byte of its header. RFC 7348 reserves that: others write 0 and do not
+/// read it.
+///
+/// ```text
+/// bit 7    the sender looks for the packet's flow: who does not know it sends the packet back
+/// bit 6    the packet came back
+/// bits 0-5 how many machines were asked before
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark(u8);
+
+impl Mark {
+    /// Nothing.
+    pub const NONE: Mark = Mark(0);
+    /// Machines that can have been asked at most.
+    pub const ASKED_MAX: u8 = 0x3f;
+
+    /// The flow is looked for, and so many machines were asked before, at most [`Mark::ASKED_MAX`].
+    pub const fn looking(asked: u8) -> Mark {
+        Mark(LOOKING | asked & Mark::ASKED_MAX)
+    }
+
+    /// Whether the flow is looked for.
+    pub const fn is_looking(self) -> bool {
+        self.0 & (LOOKING | CAME_BACK) == LOOKING
+    }
+
+    /// Where the packet came back: how many machines were asked before the one that sent it back.
+    pub const fn came_back(self) -> Option<u8> {
+        if self.0 & CAME_BACK != 0 {
+            Some(self.0 & Mark::ASKED_MAX)
+        } else {
+            None
+        }
+    }
 }
 
 impl Tunnel {
@@ -73,7 +114,7 @@ impl Tunnel {
         rest[4..6].copy_from_slice(&udp.to_be_bytes());
         rest[6..8].fill(0);
         rest[8..12].copy_from_slice(&[HAS_NETWORK, 0, 0, 0]);
-        rest[12..16].copy_from_slice(&(self.network << 8).to_be_bytes());
+        rest[12..16].copy_from_slice(&(self.network << 8 | u32::from(self.mark.0)).to_be_bytes());
         Some(())
     }
 }
@@ -129,6 +170,8 @@ pub enum Opening {
         from: Ipv4Addr,
         /// The network's number.
         network: u32,
+        /// What the far end says of it.
+        mark: Mark,
         /// Where the inner frame is.
         at: Range<usize>,
     },
@@ -178,8 +221,27 @@ pub fn open(frame: &[u8], address: Ipv4Addr) -> Opening {
     Opening::Inner {
         from: from.into(),
         network: u32::from_be_bytes([0, headers[12], headers[13], headers[14]]),
+        mark: Mark(headers[15]),
         at: start..start + inner.len(),
     }
+}
+
+/// Makes a packet of a tunnel, whose inner frame [`open`] has found at `at`, one that goes back to who sent it.
+pub fn turn_back(frame: &mut [u8], at: &Range<usize>) {
+    let ends = ETHERNET_LEN + 12;
+    if at.start < ETHERNET_LEN + IPV4_LEN + UDP_LEN + VXLAN_LEN || at.start > frame.len() {
+        return;
+    }
+    for nth in 0..6 {
+        frame.swap(nth, 6 + nth);
+    }
+    // The sum of both addresses, which the header's checksum has, stays.
+    for nth in 0..4 {
+        frame.swap(ends + nth, ends + 4 + nth);
+    }
+    let checksum = at.start - VXLAN_LEN - 2;
+    frame[checksum..checksum + 2].fill(0);
+    frame[at.start - 1] |= CAME_BACK;
 }
 
 /// Writes an ARP request of `own` at `mac` for the MAC address of `asked`.
@@ -231,6 +293,7 @@ mod tests {
             macs: [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
             ends: [NEAR, FAR],
             network,
+            mark: Mark::NONE,
         }
     }
 
@@ -307,11 +370,43 @@ mod tests {
         assert_eq!(reply(&frame, NEAR), None, "a group");
     }
 
+    #[test]
+    fn what_does_not_know_a_flow_sends_its_packet_back() {
+        let tunnel = Tunnel {
+            mark: Mark::looking(3),
+            ..tunnel(7)
+        };
+        let inner = inner();
+        let mut header = [0; OVERHEAD];
+        tunnel.put(&mut header, inner.len(), 5).unwrap();
+        let mut frame = [&header[..], &inner].concat();
+        frame[UDP_AT + 6] = 0;
+        let Opening::Inner { mark, at, .. } = open(&frame, FAR) else {
+            panic!("not opened")
+        };
+        assert!(mark.is_looking() && mark.came_back().is_none());
+        turn_back(&mut frame, &at);
+        assert_eq!(open(&frame, FAR), Opening::Other);
+        let Opening::Inner {
+            from,
+            network,
+            at,
+            mark,
+        } = open(&frame, NEAR)
+        else {
+            panic!("not opened")
+        };
+        assert_eq!((from, network, mark.came_back()), (FAR, 7, Some(3)));
+        assert!(!mark.is_looking());
+        assert_eq!(&frame[at], &inner[..]);
+        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+    }
+
     proptest! {
         #[test]
         fn what_is_put_in_comes_out(bytes in prop::collection::vec(any::<u8>(), 14..200), network in 0..NETWORKS) {
             let frame = wrapped(&bytes, network);
-            let Opening::Inner { from, network: found, at } = open(&frame, FAR) else {
+            let Opening::Inner { from, network: found, at, mark: Mark::NONE } = open(&frame, FAR) else {
                 panic!("not opened")
             };
             prop_assert_eq!((from, found), (NEAR, network));

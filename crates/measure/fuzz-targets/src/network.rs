@@ -30,21 +30,39 @@ impl simd::Kernel for Load<'_> {
 
 /// A frame as the end of a tunnel sees it: what is taken out is within the frame, and gets the same outer headers again.
 fn tunnels(frame: &[u8]) {
-    use packet::vxlan::{OVERHEAD, Opening, Tunnel, flow_hash, open};
+    use packet::vxlan::{OVERHEAD, Opening, Tunnel, flow_hash, open, turn_back};
     let address = frame.get(30..).and_then(|rest| rest.first_chunk::<4>());
     let address = std::net::Ipv4Addr::from(*address.unwrap_or(&[0; 4]));
-    if let Opening::Inner { from, network, at } = open(frame, address) {
-        let inner = frame.get(at).unwrap();
+    if let Opening::Inner {
+        from,
+        network,
+        at,
+        mark,
+    } = open(frame, address)
+    {
+        let inner = frame.get(at.clone()).unwrap();
         let tunnel = Tunnel {
             macs: [[2; 6]; 2],
             ends: [from, address],
             network,
+            mark,
         };
         let mut header = [0; OVERHEAD];
         tunnel.put(&mut header, inner.len(), flow_hash(inner)).unwrap();
         let again = [&header, inner].concat();
-        let at = OVERHEAD..again.len();
-        assert_eq!(open(&again, address), Opening::Inner { from, network, at });
+        let again_at = OVERHEAD..again.len();
+        let same = Opening::Inner {
+            from,
+            network,
+            at: again_at,
+            mark,
+        };
+        assert_eq!(open(&again, address), same);
+        let mut back = frame.to_vec();
+        turn_back(&mut back, &at);
+        assert!(
+            matches!(open(&back, from), Opening::Inner { from, mark, .. } if from == address && mark.came_back().is_some())
+        );
     }
 }
 

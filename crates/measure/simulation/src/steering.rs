@@ -146,6 +146,7 @@ impl Steering {
             hash,
             expected: self.expected,
             dscp,
+            among: &[],
         };
         let pick = self.scheduler.pick(&flow, &self.candidates);
         let Some(index) = pick.index() else {

@@ -223,6 +223,10 @@ counted_row! {
         promotions: u64 = promotions,
         /// Flows that lost it again.
         demotions: u64 = demotions,
+        /// Packets that asked a machine behind a tunnel for a flow which another edge may have given to it.
+        looks: u64 = looks,
+        /// Packets that a machine sent back because it does not know their flow: at the edge and at the machine.
+        looks_returned: u64 = looks_returned,
         /// How often a flow that was worth a rule of a faster path got none.
         refused_promotions: u64 = refused_promotions,
         /// Packets of both directions that rules of a faster path have taken.

@@ -147,6 +147,9 @@ struct KnownFlow {
     /// The running system's hash as hexadecimal text, because JSON numbers may not hold 64 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hash: Option<String>,
+    /// The slots that it is to get one of, where its hash says that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    among: Vec<u16>,
 }
 
 impl Case {
@@ -189,6 +192,12 @@ impl Case {
                 dscp: flow.dscp,
                 expected: flow.expected,
                 hash: Some(format!("{:#018x}", flow.hash)),
+                among: flow
+                    .among
+                    .iter()
+                    .filter(|slot| slot.is_some())
+                    .map(|slot| slot.0)
+                    .collect(),
             })],
         }
     }
@@ -354,6 +363,7 @@ impl Case {
                 dscp: 0,
                 expected: 0.0,
                 hash: None,
+                among: Vec::new(),
             },
         };
         let field = |name: &str| format!("flows[{index}].{name}");
@@ -378,12 +388,14 @@ impl Case {
                     )
                 })?,
         };
+        let among: Vec<Slot> = known.among.iter().copied().map(Slot).collect();
         let flow = NewFlow {
             key: &key,
             direction,
             hash,
             expected: known.expected,
             dscp: known.dscp,
+            among: &among,
         };
         let picked = scheduler.pick(&flow, candidates);
         let row = picked.index().and_then(|index| candidates.get(index)).copied();

@@ -1,6 +1,8 @@
 //! Converts the configuration into the settings of switch, controller and engine.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use configuration::{
@@ -15,7 +17,7 @@ use engine::{
     KubernetesEngine, NoEngine, OciConfig, OciEngine, PlacesEngine, SwarmEngine, Task, TaskAsk,
 };
 use model::{BackEnd, Nanos, PortKind, ServiceId, Vip, VipMode};
-use switch::{PortSpec, ServicePlan};
+use switch::{PortSpec, ServicePlan, SharedMachines};
 
 use api::Tcp;
 
@@ -36,12 +38,12 @@ pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
     let in_order = configuration.match_order().into_iter();
     in_order
         .filter_map(|index| Some((ServiceId(index as u16), configuration.services.get(index)?)))
-        .map(|(id, service)| service_plan(id, service))
+        .map(|(id, service)| service_plan(id, service, configuration))
         .collect()
 }
 
 /// The plan of a service.
-fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
+fn service_plan(id: ServiceId, service: &Service, configuration: &Configuration) -> ServicePlan {
     ServicePlan {
         id,
         matches: service.matches.clone(),
@@ -52,6 +54,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         associations: service.associations.as_slice().into(),
         uplinks: service.uplinks.clone(),
         scheduler: service.scheduler.clone(),
+        machines: shared_machines(service, configuration),
         limit: service.limit.map(|limit| limit as f32),
         fit: service.fit as f32,
         table_full: service.table_full,
@@ -65,6 +68,23 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
         // In `matching`.
         next: None,
     }
+}
+
+/// The machines of a service behind tunnels, if other edges give its flows to them, too.
+fn shared_machines(service: &Service, configuration: &Configuration) -> Option<Arc<SharedMachines>> {
+    let mut tunnels = configuration.uplinks.iter().filter_map(|of| of.tunnel.as_ref());
+    let has_edges = tunnels.any(|of| of.edges_key.is_some());
+    let Origin::Addresses(all) = &service.instances.from else {
+        return None;
+    };
+    let is_shared = has_edges && service.port == PortKind::Tunnel;
+    is_shared.then(|| {
+        let addresses = all.iter().filter_map(|at| match at.ip() {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        Arc::new(SharedMachines::new(addresses))
+    })
 }
 
 /// The address of a service. That of the host's side of a service of actors is none at all: no packet is to it.
@@ -324,7 +344,7 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         followed,
         socket_dir_in_container: is_here.then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
-        plan: service_plan(ServiceId(0), service),
+        plan: service_plan(ServiceId(0), service, configuration),
         mapping_lifetime: external.as_ref().map_or(Nanos::ZERO, |of| of.lifetime),
         placement: *placement,
         exclusive: *exclusive,

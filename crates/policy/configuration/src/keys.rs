@@ -437,8 +437,14 @@ tables! {
         from: tunnel_ends, [= "[]"], Restart,
             "list of at most 64 IPv4 addresses", "[\"10.9.0.1\", \"10.9.0.2\"]",
             "The far ends whose packets are taken out. Those of others are dropped as `tunnel`.";
+        edges_key: path, [or "none"], Restart,
+            "path", "\"/etc/inco/edges.key\"",
+            "Where several edges give flows to the same machines: the file of a key that all of them have, 48 hexadecimal digits \
+             (`openssl rand -hex 24`), which only its owner may read. A connection that another edge has given to a machine is \
+             then found. Needs `scheduler = \"machines\"`.";
     } => {
-        UplinkTunnel { address: address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED), network, from }
+        let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED);
+        UplinkTunnel { address, network, from, edges_key }
     }
 
     service(reader, section) -> Service = "service.NAME":

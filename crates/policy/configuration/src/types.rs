@@ -245,6 +245,8 @@ pub struct UplinkTunnel {
     pub network: u32,
     /// Far ends whose packets are taken out of the tunnel.
     pub from: Vec<Ipv4Addr>,
+    /// The file of the key that other edges have, too, which give flows to the same machines.
+    pub edges_key: Option<PathBuf>,
 }
 
 /// The device of an uplink.

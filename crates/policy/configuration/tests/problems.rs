@@ -2651,7 +2651,17 @@ fn machines_behind_tunnels_are_instances() {
 #[test]
 fn what_a_tunnel_cannot_do_is_refused() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case<'_>; 12] = [
+    let cases: [Case<'_>; 14] = [
+        (
+            &[("7 }", "7, edges_key = \"/k\" }")],
+            "service.web.scheduler",
+            "write scheduler = \"machines\"",
+        ),
+        (
+            &[("7 }", "7, from = [\"10.9.0.9\"], edges_key = \"/k\" }")],
+            "uplink[0].tunnel.edges_key",
+            "machines need no key",
+        ),
         (&[("\"soft\"", "\"ebpf\"")], "uplink[0].tunnel", "has no tunnels"),
         (
             &[("kernel:eth1", "memif:w")],

@@ -61,6 +61,7 @@ fn main() -> Result<(), UnknownScheduler> {
                         hash: u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15),
                         expected: 1.0,
                         dscp: (n % 64) as u8,
+                        among: &[],
                     };
                     let picked = scheduler.pick(black_box(&flow), &candidates);
                     if let Some(index) = black_box(picked).index() {

@@ -127,6 +127,9 @@ pub struct NewFlow<'a> {
     pub expected: f32,
     /// Its DSCP, 0 to 63.
     pub dscp: u8,
+    /// The instances that it is to get one of, the likeliest first, where its hash says that: machines that other edges
+    /// look for it at. For the policy `machines`; empty otherwise.
+    pub among: &'a [Slot],
 }
 
 impl NewFlow<'_> {

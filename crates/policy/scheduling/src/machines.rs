@@ -1,10 +1,11 @@
 use edge_steering::{draws, goes_by_load};
 use serde::{Deserialize, Serialize};
 
-use crate::{Candidates, Maglev, NewFlow, Parameter, Policy};
+use crate::{Candidate, Candidates, Maglev, NewFlow, Parameter, Policy};
 
 /// The less loaded of two machines, by what they report of themselves (power of two choices, as `edge-steering` has it).
-/// The two come from the flow's hash and Maglev's table. For instances that are machines behind tunnels: their load is
+/// The two come from the flow's hash and Maglev's table; or they are the first ones of [`NewFlow::among`] that take new
+/// flows, where other edges have to find the flow. For instances that are machines behind tunnels: their load is
 /// that of all instances there, whoever gave them their flows.
 ///
 /// A report that is late counts less ([`Candidate::trust`](crate::Candidate::trust)): the older of both says how likely
@@ -20,6 +21,12 @@ pub struct Machines {
 impl Machines {
     /// The utilisation that stands for a machine that takes no new flows: a number, so that it can be written.
     pub const WITHDRAWN: f32 = 1e12;
+
+    /// Whether a machine takes new flows, by its report.
+    #[inline]
+    pub fn takes_flows(machine: &Candidate) -> bool {
+        !Self::is_withdrawn(machine.utilisation())
+    }
 
     /// Whether that is meant. Loads are rounded, and a fresh instance's counts as larger.
     #[inline]
@@ -49,16 +56,21 @@ impl Policy for Machines {
             let trust = candidates.get(index).map_or(0.0, |row| row.trust);
             (candidates.ramped_utilisation(index), trust)
         };
-        let table = &self.by_hash.table;
-        let drawn = || draws(flow.hash).map(move |hash| table.index(hash, candidates));
-        let mut machines = drawn().filter(|index| !Self::is_withdrawn(of(*index).0));
-        let Some(first) = machines.next() else {
-            // All that were drawn take none.
-            return drawn().next().unwrap_or(0);
+        let takes = |index: &usize| !Self::is_withdrawn(of(*index).0);
+        let named = flow.among.iter().filter_map(|slot| candidates.index_of(*slot));
+        let mut named = named.filter(takes);
+        let (first, second) = if let Some(first) = named.next() {
+            (first, named.next())
+        } else {
+            let drawn = || draws(flow.hash).map(|hash| self.by_hash.table.index(hash, candidates));
+            let mut machines = drawn().filter(takes);
+            let Some(first) = machines.next() else {
+                // All that were drawn take none.
+                return drawn().next().unwrap_or(0);
+            };
+            (first, machines.find(|index| *index != first))
         };
-        let Some(second) = machines.find(|index| *index != first) else {
-            return first;
-        };
+        let Some(second) = second else { return first };
         let ((load, trust), (other_load, other_trust)) = (of(first), of(second));
         // Not-a-number is not believed.
         let is_believed =

@@ -41,6 +41,7 @@ fn cost(name: &str, count: u16) -> Duration {
                 hash: u64::from(run * PICKS + n).wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 expected: 1.0,
                 dscp: (n % 64) as u8,
+                among: &[],
             };
             let index = scheduler.pick(black_box(&flow), &candidates).index().unwrap();
             candidates.pin(black_box(index), &flow);

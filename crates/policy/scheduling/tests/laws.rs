@@ -94,6 +94,7 @@ impl Flow {
             hash: self.hash,
             expected,
             dscp: self.dscp,
+            among: &[],
         }
     }
 }
@@ -458,7 +459,7 @@ proptest! {
         for port in ports {
             let tuple = Tuple { src_port: port, ..Flow::number(n).key.tuple(Flow::number(n).direction) };
             let (key, direction) = FlowKey::new(&tuple);
-            let flow = NewFlow { key: &key, direction, hash: u64::from(port), expected: 1.0, dscp: 0 };
+            let flow = NewFlow { key: &key, direction, hash: u64::from(port), expected: 1.0, dscp: 0, among: &[] };
             picked.insert(scheduler.pick(&flow, &candidates).index().unwrap());
         }
         prop_assert_eq!(picked.len(), 1);
@@ -852,6 +853,7 @@ fn rss_matches_the_published_vectors() {
             hash: 1,
             expected: 1.0,
             dscp: 0,
+            among: &[],
         };
         let mut rss = named("rss");
         assert_eq!(rss.hash(&flow), Some(u64::from(with_ports)));
@@ -990,4 +992,31 @@ fn the_most_loaded_of_several_machines_gets_no_flow() {
         counts[1] == 0 && counts[2] > counts[0] && counts[0] > counts[3],
         "{counts:?}"
     );
+}
+
+/// Where other edges look for a flow at some machines, it goes to the less loaded one of the first two of them that take new
+/// flows.
+#[test]
+fn a_flow_goes_to_one_of_the_machines_at_which_other_edges_look_for_it() {
+    let none = Machines::WITHDRAWN;
+    let candidates = machines(&[0.1, none, 0.9, 0.5, 0.2], 1.0);
+    let mut scheduler = named("machines");
+    scheduler.settle(&candidates);
+    let mut picked = |among: &[u16], n| {
+        let among: Vec<Slot> = among.iter().copied().map(Slot).collect();
+        let flow = Flow::number(n);
+        let flow = NewFlow {
+            among: &among,
+            ..flow.new_flow(0.0)
+        };
+        scheduler.pick(&flow, &candidates).index()
+    };
+    for n in 0..100 {
+        assert_eq!(picked(&[2, 3, 0], n), Some(3));
+        assert_eq!(picked(&[1, 2, 4], n), Some(4), "one takes none");
+        // Slot 9 has no candidate.
+        assert_eq!(picked(&[9, 2], n), Some(2));
+        // None of them: one by the hash.
+        assert!(picked(&[1, 9], n).is_some_and(|index| index != 1));
+    }
 }

@@ -73,6 +73,7 @@ fn flow(hash: u64, expected: f32) -> NewFlow<'static> {
         hash,
         expected,
         dscp: 0,
+        among: &[],
     }
 }
 

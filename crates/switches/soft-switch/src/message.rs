@@ -167,6 +167,8 @@ pub enum Destination {
     Steering(UplinkId),
     /// The same, where a service knows the flow by what the packet carries.
     Content(UplinkId),
+    /// The same, still in its tunnel: an edge looks for its flow.
+    Look(UplinkId),
     /// An instance whose home worker it is.
     Instance {
         /// The instance's place.

@@ -4,9 +4,11 @@
 //! once it is known: so a machine that answers no more is noticed, whoever sends packets. All workers read what one
 //! writes, in single stores.
 
+use std::cell::Cell;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use flow_table::FlowHasher;
 use model::{DropReason, Nanos, Slot, UplinkId};
 use packet::vxlan::{self, Opening, Tunnel};
 
@@ -38,12 +40,61 @@ pub struct TunnelEnd {
     pub network: u32,
     /// Far ends whose packets are taken out of the tunnel.
     pub from: Vec<Ipv4Addr>,
+    /// The key of the hash by which a flow's machines are found, where other edges give flows to the same machines: all
+    /// edges have it.
+    pub edges_key: Option<[u64; 4]>,
+}
+
+/// Packets of tunnels that are not steered as others are.
+pub(crate) struct Opened<F> {
+    /// Those that a machine sent back, which does not know their flow: taken out of the tunnel, the machine's slot, and how
+    /// many machines had been asked before it.
+    pub(crate) came_back: Vec<(F, Slot, u8)>,
+    /// Those that go back to an edge: as they are to leave.
+    pub(crate) going_back: Vec<F>,
+    /// Those whose flow another worker may know, with that worker.
+    pub(crate) elsewhere: Vec<(F, usize)>,
+}
+
+impl<F> Opened<F> {
+    pub(crate) fn with_capacity(frames: usize) -> Opened<F> {
+        Opened {
+            came_back: Vec::with_capacity(frames),
+            going_back: Vec::with_capacity(frames),
+            elsewhere: Vec::with_capacity(frames),
+        }
+    }
+}
+
+/// Who knows the flow of a packet that an edge looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// This worker knows it, or the packet begins it.
+    Here,
+    /// If a worker knows it, this one.
+    At(usize),
+    /// Nobody here.
+    No,
+}
+
+/// What becomes of a frame that came in by an uplink with an end of tunnels.
+#[derive(Clone, Copy)]
+enum Fate {
+    Stays,
+    Dropped,
+    /// It is for another edge: a bridge that has not learnt that one's port gives it to all.
+    OfOthers,
+    CameBack(Slot, u8),
+    GoesBack,
+    Elsewhere(usize),
 }
 
 /// The tunnels of a switch.
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
     end: Option<TunnelEnd>,
+    /// The hash that all edges have.
+    edges: Option<FlowHasher>,
     /// The longest frame of its uplink, in bytes.
     max_frame: usize,
     far: SlotMap<Far>,
@@ -67,6 +118,7 @@ impl Tunnels {
     /// With that end, on an uplink of frames of at most `max_frame` bytes.
     pub(crate) fn new(end: Option<TunnelEnd>, max_frame: usize) -> Tunnels {
         Tunnels {
+            edges: end.as_ref().and_then(|end| end.edges_key).map(FlowHasher::new),
             end,
             max_frame,
             far: SlotMap::default(),
@@ -93,6 +145,35 @@ impl Tunnels {
     #[inline]
     pub(crate) fn receives(&self, uplink: UplinkId) -> bool {
         self.end(uplink).is_some_and(|end| !end.from.is_empty())
+    }
+
+    /// Whether frames of that uplink go through [`Tunnels::open`].
+    #[inline]
+    pub(crate) fn opens(&self, uplink: UplinkId) -> bool {
+        self.end(uplink)
+            .is_some_and(|end| !end.from.is_empty() || end.edges_key.is_some())
+    }
+
+    /// The hash by which a flow's machines are found, where there are other edges.
+    #[inline]
+    pub(crate) fn edges(&self) -> Option<&FlowHasher> {
+        self.edges.as_ref()
+    }
+
+    /// The address of the machine of a slot.
+    pub(crate) fn address(&self, slot: Slot) -> Option<Ipv4Addr> {
+        match self.far[slot].address.load(Ordering::Acquire) {
+            0 => None,
+            address => Some(address.into()),
+        }
+    }
+
+    /// The slot of the machine with that address.
+    #[cold]
+    fn slot_of(&self, address: Ipv4Addr) -> Option<Slot> {
+        let mut slots = (0..).map(Slot).zip(self.far.iter());
+        let its = |far: &Far| far.address.load(Ordering::Acquire) == address.to_bits();
+        slots.find_map(|(slot, far)| its(far).then_some(slot))
     }
 
     /// The end, if there is one.
@@ -183,33 +264,85 @@ impl Tunnels {
         }
     }
 
-    /// Takes frames that came in by an uplink out of their tunnels. What is not to be taken out becomes empty, is counted
-    /// and leaves the list.
+    /// Takes frames that came in by an uplink out of their tunnels. What is not to be taken out is counted and leaves the
+    /// list. `known` says of a packet whose flow an edge looks for who knows it.
     pub(crate) fn open<M: FrameMemory>(
         &self,
-        uplink: UplinkId,
+        (uplink, mac): (UplinkId, Option<[u8; 6]>),
         frames: &mut Vec<M::Frame>,
-        memory: &mut M,
-        counters: &WorkerCounters,
-        mut see_dropped: impl FnMut(&[u8]),
+        opened: &mut Opened<M::Frame>,
+        (memory, counters): (&mut M, &WorkerCounters),
+        mut known: impl FnMut(&[u8]) -> Known,
+        mut see_dropped: impl FnMut(DropReason, &[u8]),
     ) {
         let Some(end) = self.end(uplink) else { return };
-        let mut dropped = 0;
-        for frame in frames.extract_if(.., |frame| match vxlan::open(frame.bytes(), end.address) {
-            Opening::Other => false,
-            Opening::Inner { from, network, at } if network == end.network && end.from.contains(&from) => {
-                let len = at.len();
-                frame.bytes_mut().copy_within(at, 0);
-                frame.set_len(len);
-                false
-            }
-            Opening::Inner { .. } | Opening::Malformed => true,
+        let fate = Cell::new(Fate::Stays);
+        for frame in frames.extract_if(.., |frame| {
+            fate.set(self.fate((end, mac), frame, &mut known));
+            !matches!(fate.get(), Fate::Stays)
         }) {
-            see_dropped(frame.bytes());
-            dropped += 1;
-            memory.give(frame);
+            match fate.get() {
+                Fate::CameBack(slot, asked) => opened.came_back.push((frame, slot, asked)),
+                Fate::GoesBack => opened.going_back.push(frame),
+                Fate::Elsewhere(worker) => opened.elsewhere.push((frame, worker)),
+                other => {
+                    let reason = if matches!(other, Fate::OfOthers) {
+                        DropReason::Unmatched
+                    } else {
+                        DropReason::Tunnel
+                    };
+                    see_dropped(reason, frame.bytes());
+                    counters.drop_packets(reason, 1);
+                    memory.give(frame);
+                }
+            }
         }
-        counters.drop_packets(DropReason::Tunnel, dropped);
+    }
+
+    /// What becomes of a frame. One that stays or came back is taken out of its tunnel; one that goes back is made ready.
+    fn fate<F: Frame>(
+        &self,
+        (end, mac): (&TunnelEnd, Option<[u8; 6]>),
+        frame: &mut F,
+        known: &mut impl FnMut(&[u8]) -> Known,
+    ) -> Fate {
+        let to = frame.bytes().first_chunk::<6>();
+        if end.edges_key.is_some() && to.is_some_and(|to| to[0] & 1 == 0 && mac.is_some_and(|mac| mac != *to))
+        {
+            return Fate::OfOthers;
+        }
+        let (from, at, mark) = match vxlan::open(frame.bytes(), end.address) {
+            Opening::Other => return Fate::Stays,
+            Opening::Inner {
+                from,
+                network,
+                at,
+                mark,
+            } if network == end.network => (from, at, mark),
+            Opening::Inner { .. } | Opening::Malformed => return Fate::Dropped,
+        };
+        let fate = match mark.came_back() {
+            Some(asked) if end.edges_key.is_some() => match self.slot_of(from) {
+                Some(slot) => Fate::CameBack(slot, asked),
+                None => return Fate::Dropped,
+            },
+            None if end.from.contains(&from) => Fate::Stays,
+            _ => return Fate::Dropped,
+        };
+        if mark.is_looking() {
+            match known(frame.bytes().get(at.clone()).unwrap_or_default()) {
+                Known::Here => {}
+                Known::At(worker) => return Fate::Elsewhere(worker),
+                Known::No => {
+                    vxlan::turn_back(frame.bytes_mut(), &at);
+                    return Fate::GoesBack;
+                }
+            }
+        }
+        let len = at.len();
+        frame.bytes_mut().copy_within(at, 0);
+        frame.set_len(len);
+        fate
     }
 
     /// Puts a frame into the tunnel to the machine of a slot. Whether it has room in front.
@@ -235,6 +368,7 @@ mod tests {
             address: Ipv4Addr::new(10, 0, 0, 1),
             network: 7,
             from: Vec::new(),
+            edges_key: None,
         };
         let tunnels = Tunnels::new(Some(end), 1_522);
         let told = || (0..1_000).filter(|_| tunnels.may_tell_sender()).count();

@@ -13,6 +13,7 @@ use scheduling::Scheduler;
 use crate::chain;
 use crate::contract::SwitchError;
 use crate::edit::Edits;
+use crate::machines::SharedMachines;
 use crate::mappings::MappingsPlan;
 
 /// A service in a plan.
@@ -38,6 +39,8 @@ pub struct ServicePlan {
     pub uplinks: Vec<UplinkId>,
     /// The scheduler, in its first state.
     pub scheduler: Scheduler,
+    /// The machines behind tunnels that other edges give its flows to, too, if there are other edges.
+    pub machines: Option<Arc<SharedMachines>>,
     /// What one instance takes in the scheduler's metric, where that is not packets.
     pub limit: Option<f32>,
     /// Share of an instance's capacity that scheduling may use, 0 to 1.
@@ -250,6 +253,7 @@ impl ServicePlan {
             associations: [].into(),
             uplinks: vec![UplinkId(0)],
             scheduler,
+            machines: None,
             limit: None,
             fit: 0.8,
             table_full: TableFull::Hash,

@@ -1,5 +1,6 @@
 //! What went into a scheduling decision, written down by the worker that made it.
 
+use edge_steering::SEQUENCE;
 use model::{Direction, FlowKey, ServiceId, Slot};
 use scheduling::{Candidate, Candidates, NewFlow, Pick, Scheduler, State, Terms};
 
@@ -33,6 +34,8 @@ pub struct RecordedFlow {
     pub expected: f32,
     /// Its DSCP.
     pub dscp: u8,
+    /// [`NewFlow::among`], and [`Slot::NONE`] behind it.
+    pub among: [Slot; SEQUENCE],
     /// The slot that it was given, where there was one.
     pub slot: Option<Slot>,
     /// Whether it fitted there.
@@ -72,6 +75,7 @@ impl PickRecord {
             hash: flow.hash,
             expected: flow.expected,
             dscp: flow.dscp,
+            among: std::array::from_fn(|place| flow.among.get(place).copied().unwrap_or(Slot::NONE)),
             slot: pick
                 .index()
                 .and_then(|index| self.candidates.get(index))

@@ -14,7 +14,7 @@ use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, Sn
 use crate::tunnels::{EDGE, FIRST, Machine, SECOND, segment};
 
 /// Where the edge takes reports.
-const LISTEN: &str = "192.168.7.1:4790";
+pub(crate) const LISTEN: &str = "192.168.7.1:4790";
 /// The key of each machine.
 const KEYS: [&str; 2] = [
     "0102030405060708090a0b0c0d0e0f101112131415161718",
@@ -28,9 +28,9 @@ const FLOWS: u32 = 600;
 /// New flows between two looks at the reports.
 const AT_A_TIME: u32 = 10;
 
-/// A machine that reports to the edge.
-fn machine(network: &Network, beside: &Place, number: u8) -> Machine {
-    Machine::with(network, beside, (number, "10.0.0.1"), |host, place, text| {
+/// A machine that reports to these edges, and takes their packets out of tunnels.
+fn machine(network: &Network, beside: &Place, number: u8, (to, from): (&[&str], &[&str])) -> Machine {
+    Machine::with(network, beside, (number, from), |host, place, text| {
         network.machine_ip(&format!(
             "link add rep-{number} type veth peer name rep netns {}\nlink set rep-{number} master rep0 up",
             host.pid()
@@ -40,18 +40,28 @@ fn machine(network: &Network, beside: &Place, number: u8) -> Machine {
         ));
         let key = key_file(place, number);
         text + &format!(
-            "capacity = \"50kpps\"\n[reports]\nmachine = {number}\nto = [\"{LISTEN}\"]\nkey = \"{key}\"\n"
+            "capacity = \"50kpps\"\n[reports]\nmachine = {number}\nto = {to:?}\nkey = \"{key}\"\n"
         )
     })
 }
 
 /// A network for reports, in which the edge is to listen, and both machines.
 fn machines(network: &Network, beside: &Place) -> [Machine; 2] {
+    machines_of_edges(network, beside, &[LISTEN], &["10.0.0.1"])
+}
+
+/// The same for edges that listen there, and have these addresses for tunnels.
+pub(crate) fn machines_of_edges(
+    network: &Network,
+    beside: &Place,
+    to: &[&str],
+    from: &[&str],
+) -> [Machine; 2] {
     network.machine_ip(&format!(
         "{}\naddress add 192.168.7.1/24 dev rep0\nlink set rep0 up",
         bridge("rep0")
     ));
-    [1, 2].map(|number| machine(network, beside, number))
+    [1, 2].map(|number| machine(network, beside, number, (to, from)))
 }
 
 /// A client that knows the MAC address from which the first machine speaks for the service, and so reaches it without the
@@ -76,7 +86,8 @@ fn key_file(place: &Place, number: u8) -> String {
         .to_string()
 }
 
-fn edge(network: &Network, place: &Place) -> Inco {
+/// The configuration of an edge that goes by reports.
+pub(crate) fn edge_text(place: &Place, listen: &str) -> String {
     let policy = "{ policy = \"round-robin\", slow_start = \"0s\" }";
     let machines = [1, 2].map(|number| {
         let key = key_file(place, number);
@@ -84,10 +95,11 @@ fn edge(network: &Network, place: &Place) -> Inco {
     });
     let text = EDGE.replace(policy, "\"machines\"");
     assert_ne!(text, EDGE);
-    let edge = network.run(
-        place,
-        &format!("{text}[reports]\nlisten = \"{LISTEN}\"\n{}", machines.concat()),
-    );
+    format!("{text}[reports]\nlisten = \"{listen}\"\n{}", machines.concat())
+}
+
+fn edge(network: &Network, place: &Place) -> Inco {
+    let edge = network.run(place, &edge_text(place, LISTEN));
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);
     edge

@@ -31,6 +31,7 @@ mod containers;
 mod demo;
 mod devices;
 mod documentation;
+mod edges;
 mod engine_away;
 mod examples;
 mod failures;

@@ -13,7 +13,7 @@ use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, br
 pub(crate) const FIRST: &str = "10.0.0.11:4789";
 pub(crate) const SECOND: &str = "10.0.0.12:4789";
 /// A frame of 1,514 bytes has 50 bytes more in a tunnel.
-const MTU: &str = "1600";
+pub(crate) const MTU: &str = "1600";
 
 /// The edge: all of its instances are machines.
 pub(crate) const EDGE: &str = "[switch]\ndriver = \"soft\"\ntimeouts = { tcp = \"3s\" }\n[[uplink]]\nname = \"wan\"\ndevice = \
@@ -44,7 +44,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    fn new(network: &Network, beside: &Place, number: u8, from: &str) -> Machine {
+    fn new(network: &Network, beside: &Place, number: u8, from: &[&str]) -> Machine {
         Machine::with(network, beside, (number, from), |_, _, text| text)
     }
 
@@ -52,7 +52,7 @@ impl Machine {
     pub(crate) fn with(
         network: &Network,
         beside: &Place,
-        (number, from): (u8, &str),
+        (number, from): (u8, &[&str]),
         change: impl FnOnce(&Namespace, &Place, String) -> String,
     ) -> Machine {
         let host = Namespace::new();
@@ -69,7 +69,7 @@ impl Machine {
         let text = nginx(&place, Engine::Oci, "soft", "instances = 1\n");
         let device = "device = \"kernel:eth1\"\n";
         let tunnel = format!(
-            "{device}max_frame = 1572\ntunnel = {{ address = \"10.0.0.1{number}\", network = 7, from = [\"{from}\"] }}\n"
+            "{device}max_frame = 1572\ntunnel = {{ address = \"10.0.0.1{number}\", network = 7, from = {from:?} }}\n"
         );
         let text = change(&host, &place, text.replace(device, &tunnel));
         let inco = host.within(|| place.run(&text));
@@ -121,7 +121,7 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machines = [1, 2].map(|number| Machine::new(&network, &place, number, "10.0.0.1"));
+    let machines = [1, 2].map(|number| Machine::new(&network, &place, number, &["10.0.0.1"]));
     let mut edge = network.run(&place, EDGE);
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);
@@ -207,7 +207,7 @@ fn nothing_is_broken_while_machines_instances_and_the_edge_come_and_go() {
     let (place, network) = (Place::with_a_cpu(), segment());
     let mut machines: Vec<Machine> = [1, 2]
         .map(|number| {
-            Machine::with(&network, &place, (number, "10.0.0.1"), |_, _, text| {
+            Machine::with(&network, &place, (number, &["10.0.0.1"]), |_, _, text| {
                 text.replace(
                     "instances = 1\n",
                     "instances = { min = 1, max = 2, standby = 0 }\n",
@@ -285,7 +285,7 @@ fn a_machine_refuses_tunnels_of_strangers() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machine = Machine::new(&network, &place, 1, "10.0.0.9");
+    let machine = Machine::new(&network, &place, 1, &["10.0.0.9"]);
     let edge = network.run(
         &place,
         &EDGE.replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]"),
@@ -313,7 +313,7 @@ fn a_client_is_told_how_big_packets_of_a_tunnel_may_be() {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machine = Machine::new(&network, &place, 1, "10.0.0.1");
+    let machine = Machine::new(&network, &place, 1, &["10.0.0.1"]);
     let text = EDGE
         .replace("max_frame = 1572", "max_frame = 1522")
         .replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]");

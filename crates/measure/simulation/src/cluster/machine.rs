@@ -176,6 +176,7 @@ impl Machine {
             hash,
             expected: self.used_milli_pps as f32 / 1e3 / self.live.max(1) as f32,
             dscp: 0,
+            among: &[],
         };
         let pick = self.scheduler.pick(&flow, &self.candidates);
         let Some(index) = pick.index() else {

@@ -14,6 +14,7 @@ use switch::Capabilities;
 
 use super::kernel_ports::{made_ports, mtu, names, of_services, own_addresses, ports};
 use super::{Driver, Started, devices, make_parent};
+use crate::reports::read_key;
 use api::run_dir::{in_run_dir, run_dir};
 
 /// Frames in the pool per worker: two full rings and the frames in transit between workers.
@@ -113,7 +114,7 @@ pub(super) fn switch(
     let ports = ports(configuration, &prefix)?;
     let config = SoftSwitchConfig {
         fast,
-        tunnel: tunnel(configuration),
+        tunnel: tunnel(configuration)?,
         kernel_ports: kernel_ports(configuration, prefix)?,
         half_open: of.ebpf.half_open,
         polling: of.poll,
@@ -149,17 +150,30 @@ pub(super) fn switch(
 }
 
 /// The near end of tunnels, if an uplink has one.
-fn tunnel(configuration: &Configuration) -> Option<TunnelEnd> {
+fn tunnel(configuration: &Configuration) -> Result<Option<TunnelEnd>> {
     let mut uplinks = (0..).map(UplinkId).zip(&configuration.uplinks);
-    uplinks.find_map(|(uplink, of)| {
-        let of = of.tunnel.as_ref()?;
-        Some(TunnelEnd {
-            uplink,
-            address: of.address,
-            network: of.network,
-            from: of.from.clone(),
-        })
-    })
+    let Some((uplink, of)) = uplinks.find_map(|(uplink, of)| Some((uplink, of.tunnel.as_ref()?))) else {
+        return Ok(None);
+    };
+    let edges_key = of.edges_key.as_deref().map(|file| {
+        let key = read_key(file).map_err(|wrong| {
+            let name = &configuration.uplinks[uplink.index()].name;
+            let (file, what, write) = (file.display(), wrong.what, wrong.write);
+            anyhow::anyhow!("the key of edges of uplink {name:?}: {file}: {what}: {write}")
+        })?;
+        let [first, .., last] = [key.tag(b"flows 1"), key.tag(b"flows 2")].map(|tag| {
+            let (words, _) = tag.as_chunks::<8>();
+            [words[0], words[1]].map(u64::from_le_bytes)
+        });
+        Ok::<_, anyhow::Error>([first[0], first[1], last[0], last[1]])
+    });
+    Ok(Some(TunnelEnd {
+        uplink,
+        address: of.address,
+        network: of.network,
+        from: of.from.clone(),
+        edges_key: edges_key.transpose()?,
+    }))
 }
 
 /// The kernel ports of all services.

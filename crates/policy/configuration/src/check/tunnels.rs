@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use model::{PortKind, Ready, UplinkKind};
 
 use super::back_ends::OF_CONTAINERS;
+use crate::limits::BY_REPORTS;
 use crate::read::Reader;
 use crate::types::*;
 use crate::units::ValueError;
@@ -54,6 +55,10 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
         let write = "write max_frame = 1572, and give the interface an MTU of 1,550 bytes or more";
         wrong("tunnel", what, write);
     }
+    if tunnel.edges_key.is_some() && !tunnel.from.is_empty() {
+        let what = "it is for edges, and `from` of the tunnel is for machines behind them".to_owned();
+        wrong("tunnel.edges_key", what, "remove it; machines need no key");
+    }
     if tunnel.from.contains(&tunnel.address) {
         let what = format!("{} is the near end itself", tunnel.address);
         wrong("tunnel.from", what, "write the addresses of other machines");
@@ -90,6 +95,12 @@ fn check_service(
                     what,
                     "remove `from` of the uplink's tunnel, or write another port",
                 );
+            }
+            if tunnel.edges_key.is_some() && service.scheduler.name() != BY_REPORTS {
+                let what = "other edges find flows only where they go by their hash to one of a few machines, and `edges_key` of \
+                            the uplink's tunnel says that there are other edges";
+                let write = "write scheduler = \"machines\", or remove `edges_key`";
+                wrong("scheduler", what, write);
             }
             if machines.iter().any(|at| at.ip() == IpAddr::V4(tunnel.address)) {
                 let what = "the list has the near end itself";

@@ -145,6 +145,7 @@ fn receive_side_scaling_is_that_of_cards() {
                 hash: 0,
                 expected: 0.0,
                 dscp: 0,
+                among: &[],
             };
             let entry = rss().hash(&flow).unwrap() % RSS_ENTRIES as u64;
             assert_eq!(u64::from(slot.0), entry % 3, "{client}:{port}");

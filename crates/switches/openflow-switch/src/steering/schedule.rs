@@ -87,6 +87,7 @@ impl Steering {
             hash: hasher.finish(),
             expected: share,
             dscp: 0,
+            among: &[],
         };
         let index = of.scheduler.pick(&flow, &of.candidates).index()?;
         of.candidates.pin(index, &flow);

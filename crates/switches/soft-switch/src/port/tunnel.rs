@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use model::{Slot, UplinkId};
 use packet::ICMP_ERROR_LIMIT;
-use packet::vxlan::Tunnel;
+use packet::vxlan::{Mark, Tunnel};
 use switch::{PortSpec, SwitchError};
 
 use crate::ends::Ends;
@@ -30,6 +30,8 @@ pub struct TunnelPort<M: FrameMemory> {
     leaving: Vec<M::Frame>,
     /// Those of them that tell a sender that its packet is too big.
     errors: u64,
+    /// What is said of packets from now on.
+    mark: Mark,
 }
 
 impl<M: FrameMemory> TunnelPort<M> {
@@ -37,6 +39,11 @@ impl<M: FrameMemory> TunnelPort<M> {
     /// empty.
     pub(crate) fn leaving(&mut self) -> (UplinkId, &mut Vec<M::Frame>) {
         (self.uplink, &mut self.leaving)
+    }
+
+    /// What is said of packets from now on.
+    pub(crate) fn set_mark(&mut self, mark: Mark) {
+        self.mark = mark;
     }
 
     /// How many of the frames that are to leave are errors, since the last call.
@@ -70,6 +77,7 @@ impl<M: FrameMemory> TunnelPort<M> {
             macs: [self.ends.mac(self.uplink)?, next],
             ends: [end.address, to],
             network: end.network,
+            mark: self.mark,
         })
     }
 }
@@ -167,6 +175,7 @@ pub(crate) fn connect<M: FrameMemory>(
             frame_limit: ends.tunnels().frame_limit(),
             leaving: Vec::with_capacity(OUTBOX_FRAMES),
             errors: 0,
+            mark: Mark::NONE,
         })
     };
     let address = port.back_end.map(|at| at.to_string()).unwrap_or_default();

@@ -18,7 +18,7 @@ use switch::Plan;
 use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::ServiceMap;
 use crate::message::{Destination, Passed};
-use crate::worker::context::Context;
+use crate::worker::context::{Context, View};
 use crate::worker::egress::Decision;
 use crate::worker::ends;
 use crate::worker::ingress::Origin;
@@ -177,6 +177,12 @@ pub(crate) fn take_in<M: FrameMemory>(
         None => return Some(frame),
     }
     None
+}
+
+/// Whether a service of a chain has the flow: `has` says whether the table has a key.
+pub(crate) fn knows(key: &FlowKey, view: &View, mut has: impl FnMut(&FlowKey) -> bool) -> bool {
+    let hops = view.plan.services.iter().filter_map(|of| view.chains.hop(of.id));
+    hops.into_iter().any(|hop| has(&key.at_hop(hop.place)))
 }
 
 /// The service that such a packet enters, and its course.

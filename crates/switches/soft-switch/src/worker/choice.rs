@@ -1,6 +1,6 @@
 //! The instance of a flow whose packets say more than its key, or less.
 
-use model::{FlowKey, Slot};
+use model::{FlowKey, Slot, protocol};
 use rtrb::Producer;
 use scheduling::{Candidates, NewFlow, Pick};
 
@@ -53,6 +53,25 @@ impl SetUp {
         if is_recovered || shared.is_some() || state.goes_by_hash {
             flow.hash = public_hash(key, shared.map(|(of, _)| of).as_ref());
         }
+        let machines = service.machines.as_deref().zip(cx.ends.tunnels().edges());
+        let sequence = machines.map(|(machines, hasher)| {
+            flow.hash = hasher.hash(key);
+            state.machines.of(machines, flow.hash)
+        });
+        // Other edges know where these are by the hash alone.
+        let goes_by_hash = opening.part == TcpPart::Middle || key.protocol() != protocol::TCP;
+        let first = sequence
+            .filter(|_| goes_by_hash)
+            .and_then(|of| state.first_taker(&of));
+        let first = first.map(|slot| [slot]);
+        let flow = &mut NewFlow {
+            among: match (&first, &sequence) {
+                (Some(first), _) => first,
+                (None, Some(sequence)) => sequence.slots(),
+                (None, None) => &[],
+            },
+            ..*flow
+        };
         let destination = take_destination(&mut self.destinations, key, &state.candidates);
         let known = shared.and_then(|(of, shares)| {
             let slot = shares.find(&of, cx.now, |slot| state.candidates.index_of(slot).is_some())?;

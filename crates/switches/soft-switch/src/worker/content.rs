@@ -23,6 +23,9 @@ impl<M: FrameMemory> Worker<M> {
         if let Some((of, key)) = self.content_service(info, uplink) {
             return self.steer_content(frame, info, (of, key), uplink);
         }
+        let Some(frame) = self.look(frame, info, uplink) else {
+            return;
+        };
         let decision = self.set_up_packet(info, hash, Missed::NEW, (uplink, None));
         self.egress.send(frame, decision, uplink, &mut self.cx);
     }

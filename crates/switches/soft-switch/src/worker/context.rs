@@ -187,8 +187,8 @@ pub(crate) struct View {
     pub(crate) routes: SlotMap<Route>,
     /// The plan's chains of services.
     pub(crate) chains: Chains,
-    /// Whether a flow may have another key than that of its packets: a service of the plan knows its flows by what
-    /// their packets carry, or is in a chain.
+    /// Whether a packet whose own flow is not known may be of a known one: a service of the plan knows its flows by what
+    /// their packets carry, or is in a chain, or other edges give its flows to machines, too.
     pub(crate) has_other_keys: bool,
     /// Whether a service lists security associations.
     pub(crate) has_associations: bool,
@@ -228,7 +228,8 @@ impl View {
         self.generation = plan.generation;
         self.chains.follow(&plan);
         let reads_content = plan.services.iter().any(|of| of.affinity_key.reads_content());
-        self.has_other_keys = reads_content || self.chains.are_there;
+        let has_edges = plan.services.iter().any(|of| of.machines.is_some());
+        self.has_other_keys = reads_content || has_edges || self.chains.are_there;
         self.has_associations = plan.services.iter().any(|of| !of.associations.is_empty());
         self.plan = plan;
     }

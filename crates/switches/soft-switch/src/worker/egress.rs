@@ -442,6 +442,7 @@ pub(crate) fn drop_handed<M: FrameMemory>(
         Destination::Message { .. } | Destination::Said { .. } => cx.memory.give(handed.frame),
         Destination::Steering(_)
         | Destination::Content(_)
+        | Destination::Look(_)
         | Destination::Uplink(_)
         | Destination::Return(_)
         | Destination::Passed(_) => {

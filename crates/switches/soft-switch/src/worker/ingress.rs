@@ -1,7 +1,5 @@
 //! Ingress: bursts of frames come from uplinks and from other workers, and exceptions are listed.
 
-use std::sync::Arc;
-
 use model::{DropReason, UplinkId};
 use packet::{FragmentTracker, Parsed};
 use rtrb::Consumer;
@@ -10,7 +8,9 @@ use crate::BURST_FRAMES;
 use crate::frame::{Frame as _, FrameMemory};
 use crate::message::{HandOff, Passed, Returned};
 use crate::port::Queue as _;
+use crate::tunnels::Opened;
 use crate::worker::context::Context;
+use crate::worker::looks::known;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
 use crate::worker::tap::Seen;
@@ -41,6 +41,8 @@ pub(crate) struct Ingress<M: FrameMemory> {
     pub(crate) frames: Vec<M::Frame>,
     /// The exceptions among them, in their order.
     pub(crate) exceptions: Vec<Exception>,
+    /// Packets of tunnels that are not steered with the burst.
+    pub(crate) opened: Opened<M::Frame>,
     /// Fragments that wait for their first one.
     pub(crate) fragments: FragmentTracker<(M::Frame, Origin)>,
     /// Datagrams in fragments that instances send which end connections, by instance. None waits here.
@@ -59,6 +61,7 @@ impl<M: FrameMemory> Ingress<M> {
         Ingress {
             frames: Vec::with_capacity(BURST_FRAMES),
             exceptions: Vec::with_capacity(BURST_FRAMES),
+            opened: Opened::with_capacity(BURST_FRAMES),
             fragments: FragmentTracker::new(fragment_key),
             own_fragments: FragmentTracker::new(fragment_key),
             from_peers,
@@ -83,18 +86,13 @@ impl<M: FrameMemory> Ingress<M> {
             return 0;
         }
         cx.ports.uplinks_gave = true;
-        if cx.ends.tunnels().receives(uplink) {
-            let (tap, now) = (&mut cx.tap, cx.now);
-            let of = Seen {
-                uplink: Some(uplink),
-                ..Seen::default()
-            };
-            let ends = Arc::clone(&cx.ends);
-            ends.tunnels()
-                .open(uplink, &mut self.frames, &mut cx.memory, &cx.counters, |bytes| {
-                    tap.see_dropped(now, of, DropReason::Tunnel, bytes);
-                });
+        let all = self.frames.len();
+        if cx.ends.tunnels().opens(uplink) {
+            let mut frames = std::mem::take(&mut self.frames);
+            self.open(&mut frames, uplink, lookup, cx);
+            self.frames = frames;
         }
+        let away = (all - self.frames.len()) as u64;
         let (mut lengths, segments) = parser.parse(&self.frames, cx, &mut lookup.table);
         if let Some(port) = &mut cx.ports.uplinks[uplink]
             && !port.are_valid(lengths.longest as usize, segments)
@@ -105,12 +103,35 @@ impl<M: FrameMemory> Ingress<M> {
         let packets = self.frames.len();
         let bad = received.bad + received.too_large;
         let counters = &cx.counters.uplinks[uplink];
-        counters.received_packets.add(packets as u64 + bad);
+        counters.received_packets.add(packets as u64 + away + bad);
         counters.received_bytes.add(lengths.bytes);
-        cx.counters.figures.received.add(packets as u64 + bad);
+        cx.counters.figures.received.add(packets as u64 + away + bad);
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
         packets
+    }
+
+    /// Takes frames that came in by an uplink with an end of tunnels out of these.
+    pub(crate) fn open(
+        &mut self,
+        frames: &mut Vec<M::Frame>,
+        uplink: UplinkId,
+        lookup: &mut Lookup,
+        cx: &mut Context<M>,
+    ) {
+        let (tap, now) = (&mut cx.tap, cx.now);
+        let of = Seen {
+            uplink: Some(uplink),
+            ..Seen::default()
+        };
+        cx.ends.tunnels().open(
+            (uplink, cx.ends.mac(uplink)),
+            frames,
+            &mut self.opened,
+            (&mut cx.memory, &cx.counters),
+            known(&mut lookup.table, &cx.view, cx.hasher, (cx.id, cx.workers)),
+            |reason, bytes| tap.see_dropped(now, of, reason, bytes),
+        );
     }
 
     /// Parses the frames of the burst in these places, and prefetches the table entries of their flows.

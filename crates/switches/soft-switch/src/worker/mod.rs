@@ -28,6 +28,7 @@ mod ends;
 mod hand_over;
 mod housekeeping;
 mod ingress;
+mod looks;
 mod lookup;
 mod moves;
 pub(crate) mod outbox;
@@ -66,6 +67,7 @@ use context::{Context, Ports, View};
 use egress::{Egress, HandOffs, drop_handed};
 use housekeeping::Housekeeping;
 use ingress::Ingress;
+use looks::Looks;
 use lookup::Lookup;
 use moves::Moves;
 use parse::Parser;
@@ -156,6 +158,7 @@ pub struct Worker<M: FrameMemory> {
     moves: Box<Moves<M::Frame>>,
     state_moves: Box<StateMoves<M::Frame>>,
     set_up: SetUp,
+    looks: Looks,
     egress: Egress<M>,
     returns: Returns<M>,
     housekeeping: Housekeeping,
@@ -181,7 +184,7 @@ impl<M: FrameMemory> Worker<M> {
                 level: Level::detect(),
                 memory: parts.memory,
                 counters: parts.counters,
-                ends: parts.ends,
+                ends: Arc::clone(&parts.ends),
                 ports: Ports::new(),
                 view: View::new(&parts.plan),
                 events: parts.events,
@@ -195,6 +198,7 @@ impl<M: FrameMemory> Worker<M> {
             moves: Box::new(Moves::new()),
             state_moves: Box::new(StateMoves::new()),
             set_up: SetUp::new(parts.loads, parts.shares.0, parts.half_open),
+            looks: Looks::new(parts.ends.tunnels().edges().is_some()),
             egress: Egress::new(HandOffs::new(peers.to, peers.wakers), parts.commit),
             returns: Returns::new(),
             housekeeping: Housekeeping::new(),
@@ -373,7 +377,7 @@ impl<M: FrameMemory> Worker<M> {
         let cx = &mut self.cx;
         if is_new {
             cx.view.update(cx.id, cx.workers);
-            self.set_up.follow(&cx.view.plan);
+            self.set_up.follow(&cx.view.plan, cx.ends.tunnels());
             self.state_moves.follow(&cx.view.plan);
             for &slot in &cx.ports.attached {
                 // After it has left the plan, its packets still leave by the same uplinks.

@@ -15,9 +15,11 @@ use crate::id_map::SlotMap;
 use crate::plan::LoadBoard;
 use crate::shares::Shares;
 use crate::table_memory::TableMemory;
+use crate::tunnels::Tunnels;
 use crate::worker::choice::Choice;
 use crate::worker::context::Context;
 use crate::worker::egress::Decision;
+use crate::worker::looks::MachineSlots;
 use crate::worker::lookup::{Lookup, Missed};
 use crate::worker::unknown::{HalfOpen, TcpPart};
 
@@ -38,6 +40,8 @@ pub(super) struct ServiceState {
     pub(super) record: Option<Box<PickRecord>>,
     /// Who picks by the hash alone where the service's scheduler does not.
     by_hash: Scheduler,
+    /// Its machines, if other edges give flows to them, too.
+    pub(super) machines: MachineSlots,
     /// Until when the middle of unknown connections goes by the hash, because their first packets have.
     pub(super) by_hash_until: Nanos,
     /// Which of the scheduler's weights the counters show.
@@ -50,6 +54,10 @@ impl ServiceState {
     pub(super) fn pick_by_hash(&mut self, flow: &NewFlow<'_>) -> Pick {
         if self.goes_by_hash {
             return self.scheduler.pick(flow, &self.candidates);
+        }
+        let mut among = flow.among.iter();
+        if let Some(index) = among.find_map(|slot| self.candidates.index_of(*slot)) {
+            return Pick::Fits(index);
         }
         // Once per change of the candidates: some tens of microseconds. A table of the candidates before would give
         // flows to an instance that is not theirs.
@@ -179,7 +187,7 @@ impl SetUp {
     }
 
     /// Takes over the services of a plan.
-    pub(crate) fn follow(&mut self, plan: &Plan) {
+    pub(crate) fn follow(&mut self, plan: &Plan, tunnels: &Tunnels) {
         self.services
             .retain(|s| plan.services.iter().any(|p| p.id == s.id));
         for service in &plan.services {
@@ -193,6 +201,7 @@ impl SetUp {
                     expected: 0.0,
                     record: None,
                     by_hash: Scheduler::by_hash_alone(),
+                    machines: MachineSlots::default(),
                     by_hash_until: Nanos::ZERO,
                     shown: 0,
                 });
@@ -201,6 +210,9 @@ impl SetUp {
         // In the order of the plan: a service has the same place in both.
         self.services
             .sort_unstable_by_key(|s| plan.services.iter().position(|p| p.id == s.id));
+        for (state, service) in self.services.iter_mut().zip(&plan.services) {
+            state.machines.follow(service, plan, tunnels);
+        }
     }
 
     /// Lists the instances that take new flows, with their newest loads.
@@ -248,6 +260,7 @@ impl SetUp {
         }
         for state in &mut self.services {
             state.show_weights(plan, counters);
+            state.machines.note_takers(&state.candidates, now);
         }
     }
 
@@ -393,9 +406,11 @@ impl SetUp {
             hash,
             expected,
             dscp: opening.dscp,
+            among: &[],
         };
         let is_ordinary = opening.part != TcpPart::Middle
             && !state.goes_by_hash
+            && service.machines.is_none()
             && state.record.is_none()
             && !service.affinity_key.shares_addresses()
             && self.destinations.is_empty();

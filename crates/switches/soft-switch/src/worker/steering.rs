@@ -39,7 +39,7 @@ impl<M: FrameMemory> Worker<M> {
         if packets > 0 {
             self.steer(uplink);
         }
-        packets
+        packets + self.end_looks(uplink)
     }
 
     /// Takes frames from other workers: as many as each may have handed over in one of its turns.
@@ -75,6 +75,7 @@ impl<M: FrameMemory> Worker<M> {
                     burst = Some(uplink);
                 }
                 Destination::Content(uplink) => self.steer_handed_content(frame, uplink),
+                Destination::Look(uplink) => self.steer_handed_look(frame, uplink),
                 Destination::Instance {
                     slot,
                     instance,
@@ -294,7 +295,13 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// Steers one packet of a flow that this worker owns: lookup, and set-up at a miss.
-    fn steer_packet(&mut self, mut frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
+    pub(super) fn steer_packet(
+        &mut self,
+        mut frame: M::Frame,
+        info: &PacketInfo,
+        hash: u64,
+        uplink: UplinkId,
+    ) {
         let outcome = self.lookup.find(info, hash, &self.cx);
         if self.state_moves.holds(&info.key, hash) && !info.is_icmp_error {
             let held = Held {

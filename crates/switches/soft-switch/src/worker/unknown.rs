@@ -113,12 +113,18 @@ impl SetUp {
         let known = shared.zip(self.shares.get()).and_then(|(of, shares)| {
             shares.find(&of, cx.now, |slot| state.candidates.index_of(slot).is_some())
         });
+        let machines = service.machines.as_deref().zip(cx.ends.tunnels().edges());
+        let first = machines.and_then(|(machines, hasher)| {
+            let sequence = state.machines.of(machines, hasher.hash(key));
+            state.first_taker(&sequence)
+        });
         let flow = NewFlow {
             key,
             direction,
             hash: public_hash(key, shared.as_ref()),
             expected: 0.0,
             dscp: opening.dscp,
+            among: first.as_slice(),
         };
         let slot = known.or_else(|| {
             let index = state.pick_by_hash(&flow).index()?;

@@ -15,6 +15,7 @@ mod chains;
 mod changes;
 mod content;
 mod contract;
+mod edges;
 mod failures;
 mod fast;
 mod flood;

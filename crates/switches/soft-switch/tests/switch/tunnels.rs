@@ -103,6 +103,7 @@ fn a_packet_into_a_tunnel_costs_little_more_than_one_with_another_mac_address() 
             address: Ipv4Addr::new(10, 0, 0, 2),
             network: 7,
             from: Vec::new(),
+            edges_key: None,
         });
         config.kernel_ports = KernelPorts {
             prefix: PREFIX.to_owned(),

@@ -116,6 +116,7 @@ impl FakeSwitch {
             hash,
             expected: 0.0,
             dscp: 0,
+            among: &[],
         };
         let pick = scheduler.pick(&flow, &candidates);
         let Some(picked) = pick.index().and_then(|index| candidates.get(index)) else {

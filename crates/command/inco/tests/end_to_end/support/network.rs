@@ -40,6 +40,11 @@ impl Network {
         self.router.pid()
     }
 
+    /// inco's machine.
+    pub(crate) fn machine(&self) -> &Namespace {
+        &self.router
+    }
+
     /// `inco run` on its machine.
     pub(crate) fn run(&self, place: &Place, configuration: &str) -> Inco {
         self.router.within(|| place.run(configuration))
