@@ -342,6 +342,11 @@ impl Tunnels {
         let len = at.len();
         frame.bytes_mut().copy_within(at, 0);
         frame.set_len(len);
+        // Who answers from the address that a packet was sent to does so from this machine's: from the edge's, bridges
+        // would learn that the edge is here.
+        if let (Fate::Stays, Some(mac), Some(to)) = (fate, mac, frame.bytes_mut().first_chunk_mut::<6>()) {
+            *to = mac;
+        }
         fate
     }
 
