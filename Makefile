@@ -131,7 +131,7 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
 	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
 	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while services:: \
-	    the_demo_does_the_same every_balancer_of_the_web_demo clients:: hybrid:: edges:: nothing_is_broken \
+	    the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: nothing_is_broken \
 	    pods_scale_and_the_api_server_is_away || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p soft-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 fast:: edges:: tunnels:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
@@ -160,8 +160,8 @@ move-to-arm: ## an actor in WebAssembly moves to an emulated Arm processor and b
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
-demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick, --all or --actors)
-	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web,$(ARGS)),web)
+demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick, --all, --actors or --cluster)
+	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web --cluster,$(ARGS)),web)
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
 	@echo "demo: building what it needs, in target/$(HOST)/demo; on two cores this takes some minutes the first time"
 	$(CARGO) build --profile demo --target $(HOST) -p inco --no-default-features $(if $(filter docker,$(ENGINE)),--features docker)

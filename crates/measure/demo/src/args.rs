@@ -21,12 +21,13 @@ use crate::web::Balancer;
         "  inco demo --overload --scheduler round-robin\n",
         "  inco demo --function firewall\n",
         "  inco demo --web\n",
-        "  inco demo --actors\n\n",
+        "  inco demo --actors\n",
+        "  inco demo --cluster\n\n",
         "Stops cleanly with Ctrl-C.",
     )
 )]
 pub struct DemoArgs {
-    /// Run only one scheduler, in under 45 s; with --web and --actors, shorter phases
+    /// Run only one scheduler, in under 45 s; with --web, --actors and --cluster, shorter phases
     #[arg(long, conflicts_with_all = ["all", "full"])]
     pub quick: bool,
     /// Run three schedulers, with 1 s between new flows: three minutes
@@ -47,6 +48,11 @@ pub struct DemoArgs {
     /// as the load rises and falls: about a minute. Needs root
     #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler", "web", "function"])]
     pub actors: bool,
+    /// Run three machines and two edges, in network namespaces, each with an inco of its own: nginx and a DNS function behind
+    /// addresses that both edges have. The load grows, a machine is drained, edges are restarted and killed, a machine is lost: about
+    /// a minute. Needs root, and nginx on this machine
+    #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler", "web", "actors", "function"])]
+    pub cluster: bool,
     /// With --web, run only these balancers; default: all
     #[arg(
         long,

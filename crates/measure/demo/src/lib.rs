@@ -7,14 +7,15 @@
 //! 4. With `--overload` instead: more than all instances can process (the paper's figures 8 and 9).
 //! 5. Summary (table and JSON) and report.
 //!
-//! [`web`] and [`actors`] are other demos: ordinary web servers behind one address, and a store and analytics made of
-//! actors.
+//! [`web`], [`actors`] and [`cluster`] are other demos: ordinary web servers behind one address, a store and analytics made of
+//! actors, and several machines behind several edges.
 #![forbid(unsafe_code)]
 // The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod actors;
 mod args;
+mod cluster;
 mod experiment;
 mod full;
 mod function;
@@ -58,6 +59,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     }
     if args.actors {
         return actors::run(args);
+    }
+    if args.cluster {
+        return cluster::run(args);
     }
     let interrupt = Interrupt::listen()?;
     make_image(args.engine)?;

@@ -54,13 +54,42 @@ impl Environment {
         keep: bool,
         interrupt: Interrupt,
     ) -> Result<Environment> {
-        let name = format!("inco-demo-{}", std::process::id());
+        Environment::named(
+            &format!("inco-demo-{}", std::process::id()),
+            engine,
+            switch,
+            keep,
+            interrupt,
+        )
+    }
+
+    /// The same beside others of this process, for one that has this name among them, with inco's own switch.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn beside_others(
+        name: &str,
+        engine: EngineName,
+        keep: bool,
+        interrupt: Interrupt,
+    ) -> Result<Environment> {
+        let name = format!("inco-demo-{}-{name}", std::process::id());
+        Environment::named(&name, engine, SwitchName::Soft, keep, interrupt)
+    }
+
+    fn named(
+        name: &str,
+        engine: EngineName,
+        switch: SwitchName,
+        keep: bool,
+        interrupt: Interrupt,
+    ) -> Result<Environment> {
         let parent = match std::env::var_os("INCO_RUN_DIR").filter(|given| !given.is_empty()) {
             Some(given) => PathBuf::from(given),
             None if rustix::process::geteuid().is_root() => PathBuf::from("/run"),
             None => std::env::temp_dir(),
         };
-        let directory = parent.join(&name);
+        let directory = parent.join(name);
         fs::create_dir_all(&directory).with_context(|| {
             format!(
                 "cannot make {}; run this as root, or set INCO_RUN_DIR to a directory of your own",
@@ -278,7 +307,17 @@ impl<'g> Session<'g> {
         Ok(())
     }
 
-    /// Starts inco after [`Session::kill`]. Returns once it is executed; [`Session::wait_until_ready`] waits for it.
+    /// Stops inco with all that it knows, until [`Session::start_again`].
+    ///
+    /// # Errors
+    /// It did not end cleanly.
+    pub fn stop_for_now(&mut self) -> Result<()> {
+        self.end()?;
+        self.client = None;
+        Ok(())
+    }
+
+    /// Starts inco after [`Session::kill`] or [`Session::stop_for_now`]. Returns once it is executed; [`Session::wait_until_ready`] waits for it.
     ///
     /// # Errors
     /// Returns the system's error.

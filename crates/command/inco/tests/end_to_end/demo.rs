@@ -1033,6 +1033,42 @@ fn no_request_fails_while_web_servers_come_and_go() {
     }
 }
 
+/// Three machines behind two edges: no request fails and no flow moves, but by the loss of a machine.
+#[test]
+fn the_cluster_demo_loses_nothing_but_by_the_loss_of_a_machine() {
+    if !servers(&["ip", "nginx"]) {
+        return;
+    }
+    let _turn = Place::with_a_cpu();
+    let mut arguments = vec!["--cluster", "--json"];
+    if !real_parts::is_full_length() {
+        arguments.push("--quick");
+    }
+    let mut demo = Demo::start(&arguments);
+    let status = demo.wait_for_so_long(Duration::from_secs(200));
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    assert_eq!(keys(&result), ["edges", "left_behind", "phases"]);
+    let phases = result["phases"].as_array().unwrap();
+    assert_eq!(phases.len(), 9, "{result:#}");
+    for phase in phases {
+        for count in ["failed", "unanswered", "moved"] {
+            assert_eq!(phase[count], 0, "{result:#}");
+        }
+    }
+    let high = &phases[1];
+    for of in ["requests", "questions"] {
+        let machines = high[of].as_array().unwrap();
+        assert_eq!(machines.len(), 3);
+        assert!(machines.iter().all(|count| count.as_u64().unwrap() > 0), "{high}");
+    }
+    for edge in result["edges"].as_array().unwrap() {
+        assert_eq!(keys(edge), ["edge", "expected_moves", "looks", "looks_returned"]);
+        assert!(edge["looks"].as_u64().unwrap() > 0, "{edge}");
+    }
+    assert_eq!(result["left_behind"], serde_json::json!([]));
+}
+
 /// In the short form: actors of a store and of analytics go to the host under load and come back. Clients count what they
 /// lose, and compare each window with the tuples that were sent.
 #[test]

@@ -14,6 +14,8 @@ use super::servers::{self, Server, Servers};
 pub(super) const DRAIN: Duration = Duration::from_secs(5);
 /// The service's name.
 const SERVICE: &str = "web";
+/// Bytes of a page: the size of nginx's own welcome page.
+const PAGE_BYTES: usize = 612;
 /// Instances at most.
 pub(super) const MAX: u32 = 6;
 
@@ -100,7 +102,8 @@ impl<'g> Bed<'g> {
     /// # Errors
     /// A program is missing, or something does not start.
     pub(super) fn start(ground: &'g Environment, balancer: Balancer, cpus: Option<f64>) -> Result<Bed<'g>> {
-        let configuration = servers::write_configuration(ground.directory())?;
+        let configuration =
+            servers::write_configuration(ground.directory(), &"inco ".repeat(123)[..PAGE_BYTES])?;
         if matches!(balancer, Balancer::Inco | Balancer::IncoSoft) {
             let (client, link, uplink) = network::client_of_inco()?;
             let quota = cpus.map_or(String::new(), |cpus| format!("cpus = {cpus}\n"));

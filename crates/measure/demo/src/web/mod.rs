@@ -24,6 +24,7 @@ use super::live::Live;
 pub use beds::Balancer;
 use beds::{Bed, MAX};
 use result::{Instances, Run, Web};
+pub(crate) use servers::{CONFIGURATION, command, write_configuration};
 use watch::Watch;
 
 /// Connections of the client in the phase of speed, and while servers come and go.

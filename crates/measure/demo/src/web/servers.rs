@@ -12,7 +12,7 @@ use model::{InterfaceSetup, Mount, Nanos, NetFunction};
 use super::network::{Link, Namespace};
 
 /// Where a server finds its configuration.
-pub(super) const CONFIGURATION: &str = "/etc/inco-web";
+pub(crate) const CONFIGURATION: &str = "/etc/inco-web";
 /// The first address of a server is the one after this.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
 /// The next hop of servers.
@@ -27,19 +27,16 @@ const LIMIT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The program of a server.
-pub(super) fn command() -> Vec<String> {
+pub(crate) fn command() -> Vec<String> {
     ["/usr/sbin/nginx", "-c", &format!("{CONFIGURATION}/nginx.conf")]
         .map(str::to_owned)
         .to_vec()
 }
 
-/// Writes the configuration of the servers into a directory and returns it: one worker that answers with 612 bytes,
-/// the size of nginx's own welcome page.
-pub(super) fn write_configuration(directory: &Path) -> Result<PathBuf> {
+/// Writes the configuration of the servers into a directory and returns it: one worker that answers with these bytes.
+pub(crate) fn write_configuration(directory: &Path, body: &str) -> Result<PathBuf> {
     let directory = directory.join("nginx");
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let body = "inco ".repeat(123);
-    let body = body.get(..612).unwrap_or(&body);
     let text = format!(
         "daemon off;\nworker_processes 1;\nerror_log stderr warn;\npid /tmp/nginx.pid;\nevents {{ worker_connections 8192; \
          }}\nhttp {{\n  access_log off;\n  default_type text/plain;\n  client_body_temp_path /tmp/body;\n  \

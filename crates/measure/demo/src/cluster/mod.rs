@@ -1,0 +1,179 @@
+//! `inco demo --cluster`: three machines and two edges on one segment, in network namespaces, each with an inco and an engine
+//! of its own. Web servers and a DNS function with memif ports are behind addresses that both edges have, and the client's
+//! kernel spreads its packets over the edges. The load grows; a machine is drained; an edge is restarted, another one
+//! is killed; a machine is lost. Requests may fail and flows may move only by the loss of the machine.
+
+mod bed;
+mod load;
+mod result;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use display::output;
+use engine::ImageRef;
+use images::EngineName;
+use model::InstanceState;
+use testbed::{Environment, Interrupt};
+
+use super::args::DemoArgs;
+use super::live::Live;
+use bed::{Bed, EDGES, FUNCTION_IMAGE, MACHINES, Node};
+use load::{Counts, Load};
+use result::{Cluster, EdgeRow, PhaseRow};
+
+/// Clients of the web servers while the load is low, and while it is high.
+const LOW: u32 = 8;
+const HIGH: u32 = load::CLIENTS_MAX;
+/// The machine that drains, and the one that is lost.
+const DRAINED: u8 = 1;
+const LOST: u8 = 3;
+/// How long a router takes to notice that an edge is dead.
+const ROUTER: Duration = Duration::from_millis(200);
+
+/// Runs the demo.
+///
+/// # Errors
+/// Something does not start, the demo was interrupted, or a promise was broken.
+pub(super) fn run(args: &DemoArgs) -> Result<()> {
+    if args.engine != EngineName::Oci {
+        bail!("inco demo --cluster: each machine has an engine of its own, oci; leave --engine out");
+    }
+    let interrupt = Interrupt::listen()?;
+    testbed::make_web_server_image()?;
+    let image = images::build_function("dns", &ImageRef::from(FUNCTION_IMAGE))?;
+    images::deliver(args.engine, engine::DEFAULT_HOST, &image)?;
+    let grounds = bed::grounds(args.engine, args.keep_dir, &interrupt)?;
+    let mut live = Live::new(args.json);
+    let shown = show(&grounds, &interrupt, args.quick, &mut live);
+    live.end();
+    let cluster = shown?;
+    if args.json {
+        output::json(&cluster, true)?;
+    } else {
+        output::text(&cluster.text())?;
+    }
+    let broken = cluster.failed_checks();
+    if !broken.is_empty() {
+        bail!("the demo failed these checks: {}", broken.join("; "));
+    }
+    Ok(())
+}
+
+fn show(grounds: &[Environment], interrupt: &Interrupt, quick: bool, live: &mut Live) -> Result<Cluster> {
+    live.print_line(&format!(
+        "inco demo --cluster: {MACHINES} machines behind {EDGES} edges, each a network namespace with an inco of its own. \
+         nginx and a DNS function are behind addresses that both edges have. All of them share this machine's CPUs.\n"
+    ));
+    let bed = Bed::start(grounds, interrupt, |text| live.print_line(text))?;
+    let load = Load::start(&bed.client)?;
+    let mut demo = Demo {
+        bed,
+        load,
+        interrupt,
+        lasts: Duration::from_secs(if quick { 2 } else { 5 }),
+        began: Instant::now(),
+        phases: Vec::new(),
+    };
+    demo.phases(live)?;
+    let Demo {
+        bed, load, phases, ..
+    } = demo;
+    let mut cluster = Cluster {
+        phases,
+        ..Cluster::default()
+    };
+    cluster.add_rest(load.end());
+    for edge in 1..=EDGES {
+        let status = bed.session(Node::Edge(edge))?.client()?.status()?;
+        cluster.edges.push(EdgeRow {
+            edge,
+            expected_moves: status.accounting.expected_moves,
+            looks: status.workers.iter().map(|of| of.looks).sum(),
+            looks_returned: status.workers.iter().map(|of| of.looks_returned).sum(),
+        });
+    }
+    cluster.left_behind = bed.stop()?;
+    Ok(cluster)
+}
+
+/// The running demo.
+struct Demo<'d> {
+    bed: Bed<'d>,
+    load: Load,
+    interrupt: &'d Interrupt,
+    /// A phase lasts at least so long.
+    lasts: Duration,
+    began: Instant,
+    phases: Vec<PhaseRow>,
+}
+
+impl Demo<'_> {
+    fn phases(&mut self, live: &mut Live) -> Result<()> {
+        self.load.set_clients(LOW);
+        self.phase("low load", live, |_| Ok(()))?;
+        self.load.set_clients(HIGH);
+        self.phase("high load", live, |_| Ok(()))?;
+        self.phase("machine 1 drains", live, |bed| {
+            bed.drain(DRAINED, true)?;
+            bed.wait_for(DRAINED, Some(InstanceState::Draining), true)
+        })?;
+        self.phase("machine 1 is back", live, |bed| {
+            bed.drain(DRAINED, false)?;
+            bed.wait_for(DRAINED, Some(InstanceState::Active), false)
+        })?;
+        self.phase("edge 2 restarts", live, |bed| {
+            // In order: routers send it nothing more before it ends.
+            bed.route_by(&[1])?;
+            bed.stop_edge(2)?;
+            bed.start_edge(2)?;
+            bed.route_by(&[1, 2])
+        })?;
+        self.phase("edge 1 is killed", live, |bed| {
+            bed.kill_edge(1)?;
+            std::thread::sleep(ROUTER);
+            bed.route_by(&[2])?;
+            bed.start_edge(1)?;
+            bed.route_by(&[1, 2])
+        })?;
+        self.load.note_change();
+        self.phase("machine 3 is lost", live, |bed| {
+            bed.cut_off(LOST, true)?;
+            bed.wait_for(LOST, None, false)
+        })?;
+        self.phase("machine 3 is back", live, |bed| {
+            bed.cut_off(LOST, false)?;
+            bed.wait_for(LOST, Some(InstanceState::Active), false)
+        })?;
+        self.load.note_change();
+        self.load.set_clients(LOW);
+        self.phase("low again", live, |_| Ok(()))
+    }
+
+    /// Does something, and shows what clients see meanwhile and for the rest of the phase.
+    fn phase(
+        &mut self,
+        name: &'static str,
+        live: &mut Live,
+        change: impl FnOnce(&mut Bed<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        change(&mut self.bed)?;
+        let took = began.elapsed();
+        // What has changed is seen for at least as long again.
+        let end = Instant::now() + self.lasts.saturating_sub(took).max(self.lasts / 2);
+        while Instant::now() < end {
+            self.interrupt.check()?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let counts: Counts = self.load.take();
+        let row = PhaseRow::of(name, began.elapsed(), took, &counts, self.bed.instances()?);
+        live.print_line(&format!(
+            "{:5.1} s  {}",
+            self.began.elapsed().as_secs_f64(),
+            row.line()
+        ));
+        self.phases.push(row);
+        Ok(())
+    }
+}
