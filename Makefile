@@ -131,7 +131,7 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
 	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
 	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while services:: \
-	    the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: nothing_is_broken \
+	    the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: nothing_is_broken machines_behind_tunnels \
 	    pods_scale_and_the_api_server_is_away || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p soft-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 fast:: edges:: tunnels:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \

@@ -2651,7 +2651,7 @@ fn machines_behind_tunnels_are_instances() {
 #[test]
 fn what_a_tunnel_cannot_do_is_refused() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case<'_>; 14] = [
+    let cases: [Case<'_>; 13] = [
         (
             &[("7 }", "7, edges_key = \"/k\" }")],
             "service.web.scheduler",
@@ -2708,11 +2708,6 @@ fn what_a_tunnel_cannot_do_is_refused() {
             &[("[service.web]", "[service.web]\nhealth = { http = \"/\" }")],
             "service.web.health",
             "remove health",
-        ),
-        (
-            &[("\"soft\"", "\"soft\"\nworkers = [0, 1]")],
-            "switch.workers",
-            "one worker",
         ),
     ];
     for (change, key, said) in cases {

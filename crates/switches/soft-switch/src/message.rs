@@ -169,6 +169,15 @@ pub enum Destination {
     Content(UplinkId),
     /// The same, still in its tunnel: an edge looks for its flow.
     Look(UplinkId),
+    /// The owner of the flow of a packet that a machine sent back, which does not know it.
+    CameBack {
+        /// The uplink that received it.
+        uplink: UplinkId,
+        /// The machine's place.
+        from: Slot,
+        /// How many machines had been asked before it.
+        asked: u8,
+    },
     /// An instance whose home worker it is.
     Instance {
         /// The instance's place.

@@ -37,6 +37,12 @@ impl Edge<'_> {
             own,
             &format!("address = \"{address}\", network = 7, edges_key = \"{key}\" "),
         );
+        let text = if address == EDGES[1] {
+            // Two workers, of which one has the uplink.
+            text.replace("[switch]\n", "[switch]\nworkers = [0, 1]\n")
+        } else {
+            text
+        };
         let inco = host.within(|| place.run(&text));
         is_active(&inco, FIRST);
         is_active(&inco, SECOND);

@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use model::InstanceState;
 
@@ -168,6 +169,12 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
     });
     let _some_failed = load.end();
     all_are_answered(&network, &edge, 1);
+    // For as long as it is cut off, the other one serves all.
+    let load = Load::start(&network, SERVICE.parse().unwrap(), CLIENTS);
+    let seconds = if real_parts::is_full_length() { 30 } else { 1 };
+    std::thread::sleep(Duration::from_secs(seconds));
+    let outcome = load.end();
+    assert!(outcome.failures == 0 && outcome.servers == 1, "{outcome:#?}");
     network.client_ip(&format!("link set {} up", machines[1].port));
     is_active(&edge, SECOND);
     all_are_answered(&network, &edge, 2);

@@ -112,10 +112,6 @@ fn check_service(
         let what = "a tunnel ends at an IPv4 address and the UDP port of VXLAN";
         wrong("instances.from", what, "write each as \"10.9.0.2:4789\"");
     }
-    if configuration.switch.workers.len() > 1 {
-        let what = "with tunnels to machines there can be one worker";
-        reader.report("switch.workers", ValueError::new(what, "write one CPU"));
-    }
     let refused = [
         (
             "health",

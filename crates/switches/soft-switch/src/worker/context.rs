@@ -16,6 +16,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
+use crate::worker::OUTBOX_FRAMES;
 use crate::worker::chain::Chains;
 use crate::worker::paths::Paths;
 use crate::worker::rules::PathContext;
@@ -135,6 +136,8 @@ pub(crate) struct Ports<M: FrameMemory> {
     pub(crate) sent_to: Vec<(Slot, usize)>,
     /// Data ports that gave packets in this turn, each once.
     pub(crate) received_from: Vec<(Slot, usize)>,
+    /// Packets of tunnels whose uplink another worker has.
+    pub(crate) away: Vec<(UplinkId, M::Frame)>,
     /// The uplink that packets of tunnels were put into in this turn.
     pub(crate) tunnelled: Option<UplinkId>,
     /// Whether an uplink gave packets in this turn.
@@ -149,6 +152,7 @@ impl<M: FrameMemory> Ports<M> {
             attached: Vec::with_capacity(Slot::LIMIT),
             sent_to: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
             received_from: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
+            away: Vec::with_capacity(OUTBOX_FRAMES),
             tunnelled: None,
             uplinks_gave: false,
         }

@@ -302,6 +302,17 @@ impl<M: FrameMemory> Egress<M> {
         self.to_peers.put(worker, HandOff { frame, to }, cx);
     }
 
+    /// Hands packets of tunnels to the worker that has their uplink.
+    #[cold]
+    fn send_away(&mut self, cx: &mut Context<M>) {
+        // The list is taken out and put back, so that its memory is used again.
+        let mut away = std::mem::take(&mut cx.ports.away);
+        for (uplink, frame) in away.drain(..) {
+            self.send_to_uplink(frame, uplink, cx);
+        }
+        cx.ports.away = away;
+    }
+
     /// Commits the turn: makes everything that was sent visible, and gives the places of what was received back.
     pub(crate) fn flush(&mut self, cx: &mut Context<M>) {
         if self.outboxes.waiting() > 0 {
@@ -309,6 +320,9 @@ impl<M: FrameMemory> Egress<M> {
         }
         if let Some(uplink) = cx.ports.tunnelled.take() {
             self.touch(uplink);
+        }
+        if !cx.ports.away.is_empty() {
+            self.send_away(cx);
         }
         let Ports {
             sent_to,
@@ -443,6 +457,7 @@ pub(crate) fn drop_handed<M: FrameMemory>(
         Destination::Steering(_)
         | Destination::Content(_)
         | Destination::Look(_)
+        | Destination::CameBack { .. }
         | Destination::Uplink(_)
         | Destination::Return(_)
         | Destination::Passed(_) => {

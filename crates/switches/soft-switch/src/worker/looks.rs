@@ -305,10 +305,14 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// A machine has sent a packet back, which does not know its flow: asks the next one.
-    fn look_further(&mut self, frame: M::Frame, (from, asked): (Slot, u8), uplink: UplinkId) {
+    pub(super) fn look_further(&mut self, frame: M::Frame, (from, asked): (Slot, u8), uplink: UplinkId) {
         let Parsed::Flow(info) = packet::parse(frame.bytes()) else {
             return self.cx.discard(frame, DropReason::Tunnel);
         };
+        if let Some(owner) = self.cx.other_owner(&info.key) {
+            let to = Destination::CameBack { uplink, from, asked };
+            return self.egress.hand_off(owner, frame, to, &mut self.cx);
+        }
         let own_hash = self.cx.hasher.hash(&info.key);
         let found = self.lookup.table.lookup(&info.key, own_hash).is_some();
         let Some((of, hash)) = self.shared_service(&info, uplink).filter(|_| !found) else {

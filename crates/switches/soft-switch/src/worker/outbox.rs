@@ -10,6 +10,7 @@ use simd::{Kernel, Words};
 use crate::BURST_FRAMES;
 use crate::counters::WorkerCounters;
 use crate::frame::{Frame, FrameMemory, Sizes};
+use crate::id_map::UplinkMap;
 use crate::instance::PORT_LIMIT;
 use crate::port::{Port, Queue as _};
 use crate::table_memory::TableMemory;
@@ -300,22 +301,19 @@ impl Offered {
     }
 }
 
-/// Sends packets of tunnels out of their uplink, and leaves the list empty.
+/// Sends packets of tunnels out of their uplink, or keeps them for the worker that has it; leaves the list empty.
 #[inline(never)]
 fn leave<M: FrameMemory>(
     uplink: UplinkId,
     frames: &mut Vec<M::Frame>,
-    port: &mut Option<Box<Port<M>>>,
+    ports: &mut UplinkMap<Option<Box<Port<M>>>>,
+    away: &mut Vec<(UplinkId, M::Frame)>,
     memory: &mut M,
-    counters: &WorkerCounters,
 ) {
-    if let Some(port) = port {
-        return port.send_burst(frames, None, memory);
+    match &mut ports[uplink] {
+        Some(port) => port.send_burst(frames, None, memory),
+        None => away.extend(frames.drain(..).map(|frame| (uplink, frame))),
     }
-    let lost = frames.len() as u64;
-    counters.uplinks[uplink].dropped.add(lost);
-    counters.drop_packets(DropReason::UplinkDown, lost);
-    memory.give_all(frames);
 }
 
 /// Outboxes being emptied.
@@ -391,13 +389,8 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
             cx.counters.slots[slot].originated.add(errors);
             cx.counters.slots[slot].back_packets.add(errors);
             let (uplink, frames) = tunnel.leaving();
-            leave(
-                uplink,
-                frames,
-                &mut cx.ports.uplinks[uplink],
-                &mut cx.memory,
-                &cx.counters,
-            );
+            let (ports, away) = (&mut cx.ports.uplinks, &mut cx.ports.away);
+            leave(uplink, frames, ports, away, &mut cx.memory);
             cx.ports.tunnelled = Some(uplink);
         }
         if sent.full + sent.too_large > 0 {

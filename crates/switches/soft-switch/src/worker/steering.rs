@@ -76,6 +76,9 @@ impl<M: FrameMemory> Worker<M> {
                 }
                 Destination::Content(uplink) => self.steer_handed_content(frame, uplink),
                 Destination::Look(uplink) => self.steer_handed_look(frame, uplink),
+                Destination::CameBack { uplink, from, asked } => {
+                    self.look_further(frame, (from, asked), uplink);
+                }
                 Destination::Instance {
                     slot,
                     instance,

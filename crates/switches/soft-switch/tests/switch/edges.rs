@@ -69,7 +69,7 @@ struct Edge {
 }
 
 impl Edge {
-    fn new(world: &World) -> Edge {
+    fn new(world: &World, workers: usize) -> Edge {
         for machine in MACHINES {
             world.net.ip(&format!("addr add {machine}/32 dev net0"));
         }
@@ -79,7 +79,7 @@ impl Edge {
             scheduler: Scheduler::from_name("machines").unwrap(),
             ..kernel::service()
         };
-        let mut bed = kernel::switch_changed(1, 0, service, |config| {
+        let mut bed = kernel::switch_changed(workers, 0, service, |config| {
             config.tunnel = Some(tunnel(&[], Some([1, 2, 3, 4])));
             config.kernel_ports = KernelPorts {
                 prefix: PREFIX.to_owned(),
@@ -161,8 +161,14 @@ fn an_edge_asks_the_machines_of_a_flow_that_it_does_not_know() {
     if !available() {
         return;
     }
+    for workers in [1, 2] {
+        an_edge_asks(workers);
+    }
+}
+
+fn an_edge_asks(workers: usize) {
     let world = World::new();
-    let mut edge = Edge::new(&world);
+    let mut edge = Edge::new(&world, workers);
     let (mut asked_first, mut pinned) = ([0, 0], 0);
     for flow in 0..8 {
         // What begins a connection goes to a machine at once.
@@ -219,6 +225,8 @@ fn an_edge_asks_the_machines_of_a_flow_that_it_does_not_know() {
         "{flows} and not {pinned}"
     );
     assert_eq!(edge.bed.drops(DropReason::Tunnel), 0);
+    let of = &edge.bed.reading.workers;
+    assert!(of[..workers].iter().all(|of| of.looks > 0), "{of:?}");
 
     // Who is no machine says nothing, and a frame for another edge is none of its own.
     let stranger = world
@@ -248,7 +256,7 @@ fn a_packet_that_asks_costs_little_more_than_a_new_connection() {
         return;
     }
     let world = World::new();
-    let mut edge = Edge::new(&world);
+    let mut edge = Edge::new(&world, 1);
     let bursts = if is_full_length() { 16 } else { 4 };
     let mut costs = [(TcpFlags::SYN, 0), (TcpFlags::ACK, 30_000)].map(|(flags, first)| {
         let mut busy = Vec::new();
@@ -294,7 +302,7 @@ fn a_flood_of_unknown_packets_is_limited() {
         return;
     }
     let world = World::new();
-    let mut edge = Edge::new(&world);
+    let mut edge = Edge::new(&world, 1);
     let flood: Vec<Vec<u8>> = (0..20_000).map(|flow| packet(flow, TcpFlags::ACK)).collect();
     for part in flood.chunks(500) {
         edge.send(part);
