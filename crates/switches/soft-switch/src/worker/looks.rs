@@ -40,6 +40,8 @@ const FOUND_AFTER: Nanos = Nanos::from_millis(250);
 /// A flow of another protocol than TCP that was there before a change of who takes new flows has ended by then, or has been
 /// known here since.
 const SETTLES: Nanos = Nanos::from_secs(120);
+/// Reports of a machine that are believed so far come, or have just stopped.
+const HEARD: f32 = 0.5;
 /// Flows that are looked for and remembered. Beyond it, the longest known ones are asked for anew.
 const DOUBTS: usize = 1 << 15;
 /// How long one is remembered without a packet, at least; twice as long at most.
@@ -82,6 +84,15 @@ impl Sequence {
     fn while_so(mut self, is_so: impl Fn(Slot) -> bool) -> Sequence {
         let first_other = self.slots().iter().position(|slot| !is_so(*slot));
         self.count = first_other.unwrap_or(self.count);
+        self
+    }
+
+    /// The same, those of which that is so before the others.
+    fn first_where(mut self, is_so: impl Fn(Slot) -> bool) -> Sequence {
+        if let Some(slots) = self.slots.get_mut(..self.count) {
+            // A stable sort.
+            slots.sort_by_key(|slot| !is_so(*slot));
+        }
         self
     }
 
@@ -168,11 +179,20 @@ impl ServiceState {
     /// Those of a flow's machines that can have it although this edge does not know it.
     fn suspects(&self, machines: &SharedMachines, hash: u64, info: &PacketInfo, now: Nanos) -> Sequence {
         let all = self.machines.of(machines, hash);
-        if info.key.protocol() == protocol::TCP || now < self.machines.unsettled_until {
+        let suspects = if info.key.protocol() == protocol::TCP || now < self.machines.unsettled_until {
             all
         } else {
             all.while_so(|slot| !self.takes(slot))
-        }
+        };
+        // One that is dead sends nothing back, and would seem to know each flow: its reports stop first.
+        suspects.first_where(|slot| self.is_heard(slot))
+    }
+
+    /// Whether the reports of a machine come, if it takes new flows.
+    fn is_heard(&self, slot: Slot) -> bool {
+        let index = self.candidates.index_of(slot);
+        let row = index.and_then(|index| self.candidates.get(index));
+        row.is_none_or(|row| row.trust >= HEARD)
     }
 }
 
@@ -489,6 +509,8 @@ mod tests {
         assert_eq!(sequence.after(Slot(1)), None);
         assert_eq!(sequence.after(Slot(9)), Some(Slot(3)), "a machine that has left");
         assert_eq!(sequence.while_so(|slot| slot != Slot(5)).slots(), [Slot(3)]);
+        let of_odd = sequence.first_where(|slot| slot.0 == 1);
+        assert_eq!(of_odd.slots(), [Slot(1), Slot(3), Slot(5)]);
         (0..9).for_each(|slot| sequence.push(Slot(slot)));
         assert_eq!(sequence.slots().len(), SUSPECTS);
     }
