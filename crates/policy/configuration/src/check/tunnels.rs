@@ -26,7 +26,7 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     }
     let mut services = configuration.services.iter();
     for service in services.by_ref().filter(|of| of.port == PortKind::Tunnel) {
-        check_service(reader, configuration, service, ends.first().copied());
+        check_service(reader, service, ends.first().copied());
     }
 }
 
@@ -65,12 +65,7 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
     }
 }
 
-fn check_service(
-    reader: &mut Reader,
-    configuration: &Configuration,
-    service: &Service,
-    end: Option<End<'_>>,
-) {
+fn check_service(reader: &mut Reader, service: &Service, end: Option<End<'_>>) {
     let key = |name: &str| format!("service.{}.{name}", service.name);
     let mut wrong = |name: &str, what: &str, write: &str| {
         reader.report(&key(name), ValueError::new(what, write));
