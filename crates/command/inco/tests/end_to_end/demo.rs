@@ -1056,11 +1056,13 @@ fn the_cluster_demo_loses_nothing_but_by_the_loss_of_a_machine() {
             assert_eq!(phase[count], 0, "{result:#}");
         }
     }
-    let high = &phases[1];
+    // Each machine answers: many connections, but few flows of questions a second.
     for of in ["requests", "questions"] {
-        let machines = high[of].as_array().unwrap();
-        assert_eq!(machines.len(), 3);
-        assert!(machines.iter().all(|count| count.as_u64().unwrap() > 0), "{high}");
+        let count = |phase: &Value, machine: usize| phase[of][machine].as_u64().unwrap();
+        for machine in 0..3 {
+            let answered: u64 = phases.iter().map(|phase| count(phase, machine)).sum();
+            assert!(answered > 0, "{of}: {result:#}");
+        }
     }
     for edge in result["edges"].as_array().unwrap() {
         assert_eq!(keys(edge), ["edge", "expected_moves", "looks", "looks_returned"]);

@@ -24,8 +24,8 @@ pub(super) const FUNCTION_IMAGE: &str = "inco/dns";
 pub(super) const NAME: &str = "www.example.test";
 /// A frame of 1,514 bytes has 50 bytes more in a tunnel.
 const MTU: &str = "1600";
-/// Packets per second that an instance takes: the load of the demo needs more than one at each machine.
-const CAPACITY: &str = "4kpps";
+/// Packets per second that an instance takes: a high load needs more than one at each machine.
+const CAPACITY: &str = "2kpps";
 /// How long a change may take.
 const LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
