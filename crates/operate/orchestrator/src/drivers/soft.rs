@@ -161,11 +161,11 @@ fn tunnel(configuration: &Configuration) -> Result<Option<TunnelEnd>> {
             let (file, what, write) = (file.display(), wrong.what, wrong.write);
             anyhow::anyhow!("the key of edges of uplink {name:?}: {file}: {what}: {write}")
         })?;
-        let [first, .., last] = [key.tag(b"flows 1"), key.tag(b"flows 2")].map(|tag| {
+        let [first, second] = [key.tag(b"flows 1"), key.tag(b"flows 2")].map(|tag| {
             let (words, _) = tag.as_chunks::<8>();
             [words[0], words[1]].map(u64::from_le_bytes)
         });
-        Ok::<_, anyhow::Error>([first[0], first[1], last[0], last[1]])
+        Ok::<_, anyhow::Error>([first[0], first[1], second[0], second[1]])
     });
     Ok(Some(TunnelEnd {
         uplink,

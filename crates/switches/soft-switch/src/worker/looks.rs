@@ -50,6 +50,8 @@ const REMEMBERED: Nanos = Nanos::from_secs(1);
 /// go to each of their machines. Those beyond it are dropped.
 const ASKED_LIMIT: u32 = 2_000;
 const ASKED_IN: Nanos = Nanos::from_millis(10);
+/// And where so many packets have asked.
+const FOUND_PACKETS: u32 = 2;
 /// Machines that one packet asks at most: each of its sequence, twice where that changes meanwhile.
 const ASKED_BY_ONE: u8 = 2 * SUSPECTS as u8;
 
@@ -201,6 +203,8 @@ impl ServiceState {
 struct Doubt {
     slot: Slot,
     since: Nanos,
+    /// Packets that have asked there: one alone may have been lost.
+    packets: u32,
 }
 
 /// What a worker of an edge knows of flows that it looks for.
@@ -270,22 +274,29 @@ impl<M: FrameMemory> Worker<M> {
         let suspects = self.suspects(of, hash, info);
         let doubt = self.looks.find(hash);
         match doubt {
-            Some(doubt) if now.since(doubt.since) >= FOUND_AFTER && !info.is_icmp_error => {
+            Some(doubt)
+                if now.since(doubt.since) >= FOUND_AFTER
+                    && doubt.packets >= FOUND_PACKETS
+                    && !info.is_icmp_error =>
+            {
                 self.looks.forget(hash);
                 self.pin_found(frame, info, doubt.slot, (of, uplink));
                 None
             }
             Some(doubt) => {
-                self.looks.note(hash, doubt, now);
-                self.ask_machine(frame, (doubt.slot, 0), (of, uplink));
+                self.ask_machine(frame, (hash, doubt, 0), (of, uplink));
                 None
             }
             None => {
                 let Some(&slot) = suspects.slots().first() else {
                     return Some(frame);
                 };
-                self.looks.note(hash, Doubt { slot, since: now }, now);
-                self.ask_machine(frame, (slot, 0), (of, uplink));
+                let doubt = Doubt {
+                    slot,
+                    since: now,
+                    packets: 0,
+                };
+                self.ask_machine(frame, (hash, doubt, 0), (of, uplink));
                 None
             }
         }
@@ -342,14 +353,14 @@ impl<M: FrameMemory> Worker<M> {
         let now = self.cx.now;
         let next = match self.looks.find(hash) {
             Some(doubt) if doubt.slot != from => Some(doubt),
-            _ => self
-                .suspects(of, hash, &info)
-                .after(from)
-                .map(|slot| Doubt { slot, since: now }),
+            _ => self.suspects(of, hash, &info).after(from).map(|slot| Doubt {
+                slot,
+                since: now,
+                packets: 0,
+            }),
         };
         if let Some(doubt) = next.filter(|_| asked < ASKED_BY_ONE) {
-            self.looks.note(hash, doubt, now);
-            return self.ask_machine(frame, (doubt.slot, asked + 1), (of, uplink));
+            return self.ask_machine(frame, (hash, doubt, asked + 1), (of, uplink));
         }
         // Nobody knows it: it is as good as new.
         self.looks.forget(hash);
@@ -377,15 +388,25 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// Has a packet ask a machine for its flow.
-    fn ask_machine(&mut self, frame: M::Frame, (slot, asked): (Slot, u8), (of, uplink): (usize, UplinkId)) {
+    fn ask_machine(
+        &mut self,
+        frame: M::Frame,
+        (hash, doubt, asked): (u64, Doubt, u8),
+        (of, uplink): (usize, UplinkId),
+    ) {
         let plan = Arc::clone(&self.cx.view.plan);
         let Some(service) = plan.services.get(of) else {
             return self.cx.discard(frame, DropReason::Tunnel);
         };
         let service = service.id;
-        if !self.looks.may_ask(self.cx.now) {
+        let (now, slot) = (self.cx.now, doubt.slot);
+        if !self.looks.may_ask(now) {
+            // Nobody was asked: it must not seem as if nobody had sent it back.
+            self.looks.forget(hash);
             return refuse(frame, service, DropReason::Tunnel, &mut self.cx);
         }
+        let packets = doubt.packets + 1;
+        self.looks.note(hash, Doubt { packets, ..doubt }, now);
         self.cx.counters.figures.looks.add(1);
         // What waits for the machine goes without the mark.
         self.egress.outboxes.flush(&mut self.cx);
@@ -521,6 +542,7 @@ mod tests {
         let doubt = |slot| Doubt {
             slot: Slot(slot),
             since: at(0),
+            packets: 1,
         };
         looks.note(7, doubt(1), at(0));
         looks.note(8, doubt(2), at(1_500));
