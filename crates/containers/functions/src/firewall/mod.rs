@@ -462,21 +462,34 @@ impl Firewall {
     /// Asks the rules, and opens connections.
     fn decide(&mut self, burst: &mut Burst, now: Nanos) {
         let mut found = [NO_RULE; CAPACITY];
-        let Firewall { rules, open, .. } = self;
+        let Firewall {
+            rules,
+            open,
+            passed,
+            opened,
+            ..
+        } = self;
         if !open.v4.is_empty() {
             rules.verdicts.classify(&rules.v4, &open.v4, &mut found);
-            self.opened += rules.apply(burst, &open.of_v4, &found, now);
+            *opened += rules.apply(burst, &open.of_v4, &found, passed, now);
         }
         if !open.v6.is_empty() {
             rules.v6.classify(&open.v6, &mut found[..open.v6.len()]);
-            self.opened += rules.apply(burst, &open.of_v6, &found, now);
+            *opened += rules.apply(burst, &open.of_v6, &found, passed, now);
         }
     }
 }
 
 impl Rules {
     /// Does with packets what the rules found for them say. Returns how many connections were opened.
-    fn apply(&mut self, burst: &mut Burst, packets: &[Packet], found: &[u32], now: Nanos) -> u64 {
+    fn apply(
+        &mut self,
+        burst: &mut Burst,
+        packets: &[Packet],
+        found: &[u32],
+        passed: &mut Passed,
+        now: Nanos,
+    ) -> u64 {
         let mut opened = 0;
         for (packet, &found) in packets.iter().zip(found) {
             let info = &packet.info;
@@ -486,23 +499,28 @@ impl Rules {
                 .get(found as usize)
                 .map(|&(_, rule)| rule as usize);
             let (action, reason) = match rule {
-                Some(rule) => {
-                    self.counts[rule].packets += 1;
-                    self.counts[rule].bytes += u64::from(info.frame_len);
-                    (self.settings.rules[rule].action, DENIED)
-                }
+                Some(rule) => (self.settings.rules[rule].action, DENIED),
                 None => (self.settings.default, UNMATCHED),
             };
+            let connections = self.connections.as_mut();
+            let mut connections = connections.filter(|_| !connections::stands_alone(info, packet.icmp_type));
+            // An earlier packet of this burst may have opened it.
+            if action == Action::Allow
+                && let Some(connections) = &mut connections
+                && connections.follow(info, packet.hash, now)
+            {
+                passed.count(info);
+                continue;
+            }
+            if let Some(rule) = rule {
+                self.counts[rule].packets += 1;
+                self.counts[rule].bytes += u64::from(info.frame_len);
+            }
             if action == Action::Deny {
                 drop_packet(burst, packet.index, reason);
                 continue;
             }
-            let connections = self.connections.as_mut();
-            let connections = connections.filter(|_| !connections::stands_alone(info, packet.icmp_type));
-            if let Some(connections) = connections
-                // An earlier packet of this burst may have opened it.
-                && !connections.follow(info, packet.hash, now)
-            {
+            if let Some(connections) = connections {
                 if connections.open(info, packet.hash, now) {
                     opened += 1;
                 } else {

@@ -88,6 +88,19 @@ fn without_rules_everything_is_denied() {
 }
 
 #[test]
+fn a_rule_counts_a_connection_once_however_many_of_its_packets_come_in_one_burst() {
+    let mut firewall = firewall(WEB);
+    let frames = [
+        udp("[2001:db8::1]:5", "[2001:db8::2]:53"),
+        udp("[2001:db8::1]:5", "[2001:db8::2]:53"),
+        udp("[2001:db8::1]:6", "[2001:db8::2]:53"),
+    ];
+    assert_eq!(run(&mut firewall, &frames, Nanos::ZERO), [None; 3]);
+    let counted: u64 = firewall.rules().map(|(_, count)| count.packets).sum();
+    assert_eq!(counted, 2);
+}
+
+#[test]
 fn stateless_rules_decide_on_each_packet() {
     let mut firewall = firewall(&format!("connections = 0\n{WEB}"));
     let now = Nanos::ZERO;
