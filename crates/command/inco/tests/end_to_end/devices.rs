@@ -30,7 +30,7 @@ command = ["/inco-nf", "forward"{arguments}]
 memory = "64MiB"
 capacity = "1Mpps"
 instances = {instances}
-scheduler = "round-robin"
+scheduler = {{ policy = "round-robin", slow_start = "0s" }}
 autoscaler = "fixed"
 stop_grace = "200ms"
 ring = {{ slots = 16384 }}
