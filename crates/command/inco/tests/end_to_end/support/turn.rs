@@ -11,7 +11,7 @@ use std::time::Instant;
 const PLACES: usize = 4;
 /// What a test takes that uses a CPU, or that cannot be late. One such test runs at a time: beside a second one, some
 /// see pauses of seconds.
-const PLACES_OF_A_CPU: usize = 3;
+const PLACES_OF_A_CPU: usize = 2;
 
 /// Who is there, and who waits.
 struct Hall {
