@@ -15,7 +15,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test promises test-old-kernel test-cluster move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test test-all promises test-old-kernel test-cluster move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,11 +37,14 @@ binaries:
 	@install -m 755 $(TARGET_DIR)/$(HOST)/release/inco-nf $(TARGET_DIR)/$(HOST)/release/inco-actors $(TARGET_DIR)/release
 	@echo "built: inco, inco-nf and inco-actors in $(TARGET_DIR)/release"
 
-test: ## install what is missing, start what must run, and run every test
+test: ## install what is missing, start what must run, and run the tests: 12 minutes on two cores, once built
 	@scripts/setup.sh rust build dpdk test api deb docker
 	@scripts/dockerd.sh start || echo "test: no Docker; the tests that need it say so and skip" >&2
 	@$(MAKE) --no-print-directory run-tests
 	@echo "test: all passed"
+
+test-all: ## make test, with every variant, bench and scenario: some 35 minutes on two cores, once built
+	@$(MAKE) --no-print-directory test LONG= LONG_SUITES=
 
 # The binary that the tests' containers run: static, in the development profile. It is in the folder of its target
 # triple, so that it does not replace the one that cargo builds for the tests of inco-nf. Beside it, what an author of a
@@ -65,17 +68,34 @@ COMPUTING := agreement allocation allocations analytics behaviour busy captures 
     index_interleavings instructions interleavings laws layers layout lists model modules oracle packets place_keys \
     placement_sweep problems quotas recorded reference reload round_trip routes runs scenarios session shapes simulation \
     steps store sweep transactions
-OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET),$(SUITES))
+# These have a machine's CPUs to themselves for about as long as all others together need. In `make test-all`.
+LONG_SUITES := scenarios sweep
+# What `make test-all` has beside that, by parts of the names of end-to-end tests. First variants of tests that `make test` has:
+# with Docker, whose driver has its own suite; with another kind of port.
+LONG := _docker on_interfaces on_an_interface with_one_arm
+# Benches and demos, of which `make test` has one each, and what shows a saving by minutes of load.
+LONG += the_bench_of_balancers the_bench_of_a_function the_bench_of_a_hop the_bench_of_a_signal the_bench_of_the_driver \
+    the_bench_of_paths the_bench_of_downloads the_bench_reports hybrid_is_compared every_balancer demo::overload \
+    the_actors_demo reactions_are_measured the_cluster_demo what_a_card_saves is_measured_beside the_goal_cpu \
+    observing_64 throughput_follows the_manager_wakes load_fills_the_card
+# Faults whose notice alone takes long. `make soak` has them at random, and `make test-cluster` those of a swarm.
+LONG += soak::a_minute swarm:: the_checkers_pass_over the_end_of_the_side openflow_host:: a_switch_that_is_killed \
+    an_instance_that_hangs_after_kill_9 an_instance_that_hangs_is_noticed_and_leaves an_instance_that_is_killed_leaves \
+    a_kill_9_while_a_launcher a_place_that_is_lost what_systemd_stops_goes_on what_systemd_stops_waits_and \
+    eight_instances_translate the_dns_example
+# Of the others, what moves packets: it runs beside the rest of them.
+PACKETS := dpdk fake ports real switch worker
+OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET) $(PACKETS),$(SUITES))
 named = $(addprefix --test ,$(1))
 TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
 
-# All is built before anything runs. Suites run one after the other, but for what only computes, which is in the idle
-# class: tests that wait for real containers are late where others compute. Where the kernel groups sessions, it weighs
+# All is built before anything runs. What only computes is in the idle class, and has the CPUs when nobody else wants them:
+# tests that wait for real containers are late where others compute. Where the kernel groups sessions, it weighs
 # the session beside a container, whatever the class of its threads is; and a container waits for a CPU for up to a second
 # while the session is given what it had too little of. So sessions are not grouped while tests run, where that may be
 # changed. After a failure all goes on, and fails.
 AUTOGROUP := /proc/sys/kernel/sched_autogroup_enabled
-.PHONY: build-tests run-tests computing-tests waiting-tests other-tests quiet-tests
+.PHONY: build-tests run-tests computing-tests waiting-tests packet-tests other-tests quiet-tests
 build-tests: nf
 	$(TEST) $(WITH_DPDK) --lib --bins --tests --no-run
 	$(TEST) $(call named,$(WITHOUT_DPDK) $(QUIET_WITHOUT_DPDK)) --no-run
@@ -85,35 +105,40 @@ run-tests: build-tests
 	{ [ "$$grouped" != 1 ] || echo 0 >$(AUTOGROUP); } 2>/dev/null || true; \
 	setsid sh -c 'echo 19 >/proc/self/autogroup; exec chrt --idle 0 $(MAKE) --no-print-directory computing-tests' \
 	    >$$log 2>&1 & computing=$$!; \
-	trap "kill -- -$$computing 2>/dev/null; rm -f $$log; \
+	other=; \
+	trap "kill -- -$$computing \$${other:+-\$$other} 2>/dev/null; rm -f $$log $$log.other; \
 	    { [ \"$$grouped\" != 1 ] || echo 1 >$(AUTOGROUP); } 2>/dev/null" EXIT; \
 	trap 'exit 130' INT TERM; \
 	$(MAKE) --no-print-directory waiting-tests || failed=1; \
+	setsid $(MAKE) --no-print-directory other-tests >$$log.other 2>&1 & other=$$!; \
+	$(MAKE) --no-print-directory packet-tests || failed=1; \
+	wait $$other || failed=1; \
 	wait $$computing || failed=1; \
-	cat $$log; \
-	for suites in other-tests quiet-tests; do \
-	    $(MAKE) --no-print-directory $$suites || failed=1; \
-	done; \
+	cat $$log.other $$log; \
+	$(MAKE) --no-print-directory quiet-tests || failed=1; \
 	exit $$failed
 
 # cargo has no use for make's jobs.
-computing-tests waiting-tests other-tests quiet-tests: export MAKEFLAGS :=
+computing-tests waiting-tests packet-tests other-tests quiet-tests: export MAKEFLAGS :=
 
 computing-tests:
 	@failed=0; \
-	$(TEST) $(WITH_DPDK) --lib --bins $(call named,$(COMPUTING)) || failed=1; \
+	$(TEST) $(WITH_DPDK) --lib --bins $(call named,$(filter-out $(LONG_SUITES),$(COMPUTING))) || failed=1; \
 	$(TEST) $(WITH_DPDK) --doc || failed=1; \
 	exit $$failed
 
 other-tests:
+	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) $(if $(LONG),-- --skip swarm::)
+
+packet-tests:
 	@failed=0; \
-	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) || failed=1; \
+	$(TEST) $(WITH_DPDK) $(call named,$(PACKETS)) || failed=1; \
 	INCO_REQUIRE= INCO_SKIPPED= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
 	exit $$failed
 
 # Most of its threads wait for their turn.
 waiting-tests:
-	RUST_TEST_THREADS=32 $(TEST) $(WITH_DPDK) $(call named,$(WAITING))
+	RUST_TEST_THREADS=32 $(TEST) $(WITH_DPDK) $(call named,$(WAITING)) -- $(addprefix --skip ,$(LONG))
 
 quiet-tests:
 	@failed=0; \
