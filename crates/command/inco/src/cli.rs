@@ -78,6 +78,9 @@ pub(crate) enum Command {
     Load(actor_load::LoadArgs),
     /// Create, list and remove images of network functions
     Image(ImageArgs),
+    /// Make the services of this node out of objects of a Kubernetes cluster, and write their status there
+    #[cfg(feature = "kubernetes")]
+    Operator(crate::operator_command::OperatorArgs),
     /// Simulate traffic with the same policies: an hour in a second
     #[cfg(feature = "simulation")]
     #[command(subcommand, after_help = "Example:\n  inco sim run scenarios/agh-hour.toml")]

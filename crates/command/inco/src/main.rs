@@ -13,6 +13,8 @@ mod describe;
 mod explain;
 mod image;
 mod logs;
+#[cfg(feature = "kubernetes")]
+mod operator_command;
 mod selector;
 mod shell;
 #[cfg(feature = "simulation")]
@@ -78,6 +80,8 @@ fn main() -> ExitCode {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
+        #[cfg(feature = "kubernetes")]
+        Command::Operator(args) => operator_command::run(&args),
         Command::Traffic(args) => traffic_command::run(&args),
         Command::Load(args) => actor_load::run(&args),
         Command::Image(args) => image::run(&args),

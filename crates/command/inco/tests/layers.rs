@@ -86,7 +86,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         "operate",
         &[
             &["display", "api", "collector", "health"],
-            &["images", "controller"],
+            &["images", "controller", "operator"],
             &["orchestrator"],
         ],
     ),

@@ -1,0 +1,108 @@
+//! `inco operator`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use clap::Args;
+use display::output::{self, WrongUsage};
+use operator::addresses::Pool;
+use operator::plan::Fault;
+use operator::{Files, Settings};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::cli::ConnectionArgs;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = concat!(
+        "Examples:\n",
+        "  inco operator --base /etc/inco/base.toml --file /run/inco/inco.toml --node n1\n",
+        "  inco operator --prepare --base base.toml --file inco.toml      before `inco run -f inco.toml`\n",
+        "  inco operator --namespace edge --addresses 10.0.0.100-10.0.0.120 --node n1\n\n",
+        "It runs beside `inco run -f FILE` on each node (deploy/kubernetes/operator.yaml). The base file has the switch,\n",
+        "uplinks and engine of the node, and is a configuration by itself. Without the API server all goes on as it is.",
+    )
+)]
+pub(crate) struct OperatorArgs {
+    /// The base file: a configuration by itself
+    #[arg(long, value_name = "FILE", default_value = "/etc/inco/base.toml")]
+    base: PathBuf,
+    /// The configuration file of the running inco, which is written
+    #[arg(short, long, value_name = "FILE", default_value = "/run/inco/inco.toml")]
+    file: PathBuf,
+    /// The name of this node in the cluster; default: $NODE_NAME
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Only objects of this namespace
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// IPv4 addresses for Services, such as 10.0.0.100-10.0.0.120,10.1.0.0/28
+    #[arg(long, value_name = "RANGES", value_parser = Pool::parse)]
+    addresses: Option<Pool>,
+    /// The kubeconfig; default: the account of the Pod, else $KUBECONFIG, else ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// The program with which inco starts again where a change needs it, by the path that it has for inco; default: this one
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Only have the configuration file there, for the start of inco
+    #[arg(long)]
+    prepare: bool,
+    /// Format of log lines on standard error
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    log_format: orchestrator::LogFormat,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// What is wrong with the text of a configuration, apart from this machine.
+fn check(text: &str) -> Vec<Fault> {
+    let problems = orchestrator::load::parse(text, "inco.toml").err().unwrap_or_default();
+    let fault = |problem: configuration::Problem| Fault {
+        key: problem.key,
+        text: format!("{}; {}", problem.what, problem.write),
+    };
+    problems.into_iter().map(fault).collect()
+}
+
+pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
+    let files = Files {
+        base: args.base.clone(),
+        file: args.file.clone(),
+    };
+    if args.prepare {
+        files.prepare(&check)?;
+        return output::line(format!("{} is there", files.file.display()));
+    }
+    let missing = || WrongUsage("which node this is is not known: write --node NAME, or set NODE_NAME".to_owned());
+    let node = args.node.clone().or_else(|| std::env::var("NODE_NAME").ok());
+    let node = node.filter(|of| !of.is_empty()).ok_or_else(missing)?;
+    let program = match &args.program {
+        Some(program) => program.clone(),
+        None => std::env::current_exe().context("cannot find the program of this command; name it with --program")?,
+    };
+    let settings = Settings {
+        files,
+        node,
+        namespace: args.namespace.clone(),
+        cluster: kubernetes::Cluster {
+            kubeconfig: args.kubeconfig.clone(),
+            context: args.context.clone(),
+        },
+        endpoint: args.connection.endpoint()?,
+        pool: args.addresses.clone().unwrap_or_default(),
+        program,
+    };
+    orchestrator::start_log(args.log_format);
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .context("cannot wait for signals; see the limits of this process")?;
+    }
+    Ok(operator::run(&settings, &check, &stop)?)
+}

@@ -1,0 +1,287 @@
+//! The API server: lists, statuses, events, and a thread that says when something has changed.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, pin_mut};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::core::GroupVersionKind;
+use kube::{Client, ResourceExt as _};
+use kubernetes::said;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::Error;
+use crate::objects::{FUNCTION, Object, SERVICE};
+use crate::plan::Id;
+
+/// The group and version of `NetworkFunction`.
+pub const API_VERSION: &str = "inco.dev/v1alpha1";
+/// Objects per page of a list.
+const PAGE: u32 = 500;
+/// Most objects of a kind. A node has at most 64 services; the others are of other nodes, or of other classes.
+const OBJECTS_LIMIT: usize = 20_000;
+/// How long an answer may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+/// For how long the API server is asked to let a watch live, in seconds.
+const WATCH_SECONDS: u32 = 60;
+/// How much later than that a watch counts as dead.
+const WATCH_GRACE: Duration = Duration::from_secs(10);
+/// The first and the longest pause after a failure of a watch.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// Longest name of a manager of fields in bytes.
+const MANAGER_LIMIT: usize = 128;
+/// The code of what is not there.
+const NOT_FOUND: u16 = 404;
+
+/// The objects of a list, and the labels of the node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listed {
+    pub(crate) objects: Vec<Object>,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+/// The API server, as this operator uses it. Calls block.
+pub(crate) struct Cluster {
+    access: kubernetes::Cluster,
+    namespace: Option<String>,
+    runtime: Runtime,
+    client: Option<Client>,
+}
+
+fn resource(kind: &str) -> ApiResource {
+    let (group, version) = if kind == FUNCTION { ("inco.dev", "v1alpha1") } else { ("", "v1") };
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
+fn api(client: &Client, namespace: Option<&str>, kind: &str) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
+        None => Api::all_with(client.clone(), &resource(kind)),
+    }
+}
+
+fn object(kind: &'static str, mut of: DynamicObject) -> Object {
+    Object {
+        id: Id {
+            kind,
+            namespace: of.namespace().unwrap_or_default(),
+            name: of.name_any(),
+        },
+        uid: of.uid().unwrap_or_default(),
+        generation: of.metadata.generation.unwrap_or_default(),
+        created: of.creation_timestamp().map(|of| of.0.to_string()).unwrap_or_default(),
+        annotations: of.metadata.annotations.take().unwrap_or_default(),
+        spec: of.data.get_mut("spec").map(Value::take).unwrap_or_default(),
+        status: of.data.get_mut("status").map(Value::take).unwrap_or_default(),
+    }
+}
+
+/// The manager of what a node says.
+fn manager(node: &str) -> String {
+    let mut name = format!("inco-{node}");
+    name.truncate((0..=MANAGER_LIMIT).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
+    name
+}
+
+impl Cluster {
+    pub(crate) fn new(access: kubernetes::Cluster, namespace: Option<String>) -> Result<Cluster, Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(Error::Start)?;
+        Ok(Cluster {
+            access,
+            namespace,
+            runtime,
+            client: None,
+        })
+    }
+
+    /// Asks, within the limit. After a failure the next one begins with a new client: credentials may have changed.
+    fn ask<T>(&mut self, what: impl AsyncFnOnce(&Client) -> Result<T, kube::Error>) -> Result<T, Error> {
+        let (known, access) = (self.client.take(), &self.access);
+        let asked = async {
+            let client = match known {
+                Some(client) => client,
+                None => access.client().await.map_err(|error| Error::Cluster(error.to_string()))?,
+            };
+            let answer = what(&client).await.map_err(Error::from)?;
+            Ok((client, answer))
+        };
+        let limit = async { tokio::time::timeout(ANSWER_LIMIT, asked).await };
+        let answer = self.runtime.block_on(limit).unwrap_or_else(|_| {
+            let seconds = ANSWER_LIMIT.as_secs();
+            Err(Error::Cluster(format!("the API server does not answer within {seconds} s")))
+        });
+        let (client, answer) = answer?;
+        self.client = Some(client);
+        Ok(answer)
+    }
+
+    /// All objects that are of inco, and the labels of this node.
+    pub(crate) fn list(&mut self, node: &str) -> Result<Listed, Error> {
+        let namespace = self.namespace.clone();
+        self.ask(async |client| {
+            let mut listed = Listed::default();
+            for kind in [FUNCTION, SERVICE] {
+                let api = api(client, namespace.as_deref(), kind);
+                let mut params = ListParams::default().limit(PAGE);
+                let mut seen = 0;
+                loop {
+                    let page = api.list(&params).await?;
+                    let next = page.metadata.continue_.clone().filter(|of| !of.is_empty());
+                    seen += page.items.len();
+                    let all = page.items.into_iter().map(|of| object(kind, of));
+                    listed.objects.extend(all.filter(Object::is_of_inco));
+                    match next {
+                        Some(token) if seen < OBJECTS_LIMIT => params = params.continue_token(&token),
+                        Some(_) => {
+                            tracing::warn!(kind, limit = OBJECTS_LIMIT, "further objects are left out");
+                            break;
+                        }
+                        None => break,
+                    }
+                }
+            }
+            let found = api(client, None, "Node").get(node).await?;
+            listed.labels = found.metadata.labels.unwrap_or_default();
+            Ok(listed)
+        })
+    }
+
+    /// Whether the cluster has such a node.
+    pub(crate) fn has_node(&mut self, node: &str) -> Result<bool, Error> {
+        self.ask(async |client| Ok(api(client, None, "Node").get_opt(node).await?.is_some()))
+    }
+
+    /// Applies a status as that node, and gives the one that is there then; [`None`]: the object is gone.
+    pub(crate) fn apply_status(&mut self, id: &Id, node: &str, status: &Value) -> Result<Option<Value>, Error> {
+        let version = if id.kind == FUNCTION { API_VERSION } else { "v1" };
+        let whole = json!({ "apiVersion": version, "kind": id.kind, "metadata": { "name": id.name }, "status": status });
+        self.ask(async |client| {
+            let params = PatchParams::apply(&manager(node)).force();
+            let api = api(client, Some(&id.namespace), id.kind);
+            match api.patch_status(&id.name, &params, &Patch::Apply(&whole)).await {
+                Ok(of) => Ok(Some(object(id.kind, of).status)),
+                Err(kube::Error::Api(said)) if said.code == NOT_FOUND => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Tells an event of an object.
+    pub(crate) fn tell(&mut self, object: &Object, node: &str, (reason, message): (&str, &str), is_warning: bool) -> Result<(), Error> {
+        let now = now();
+        let id = &object.id;
+        let version = if id.kind == FUNCTION { API_VERSION } else { "v1" };
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": { "generateName": format!("{}.", id.name), "namespace": id.namespace },
+            "involvedObject": { "apiVersion": version, "kind": id.kind, "namespace": id.namespace, "name": id.name, "uid": object.uid },
+            "reason": reason, "message": message, "type": if is_warning { "Warning" } else { "Normal" },
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+            "source": { "component": "inco", "host": node }, "reportingComponent": "inco.dev/operator", "reportingInstance": node,
+        });
+        self.ask(async |client| {
+            let event: DynamicObject = serde_json::from_value(event).map_err(kube::Error::SerdeError)?;
+            let api = api(client, Some(&id.namespace), "Event");
+            api.create(&PostParams::default(), &event).await.map(drop)
+        })
+    }
+}
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Error {
+        Error::Cluster(said(&error).to_string())
+    }
+}
+
+/// Now, as the API server writes times.
+pub(crate) fn now() -> String {
+    let now = k8s_openapi::jiff::Timestamp::now();
+    let whole = k8s_openapi::jiff::Timestamp::from_second(now.as_second());
+    whole.unwrap_or(now).to_string()
+}
+
+/// Starts a thread that says when an object is new, gone, or has another specification. What it says is a hint: the list
+/// is what holds. It lives as long as the process.
+pub(crate) fn watch(access: kubernetes::Cluster, namespace: Option<String>) -> Result<Receiver<()>, Error> {
+    // One hint is as good as many.
+    let (sender, hints) = sync_channel(1);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::Start)?;
+    let thread = std::thread::Builder::new().name("inco-watch".to_owned());
+    let each = move || {
+        let namespace = namespace.as_deref();
+        runtime.block_on(async {
+            tokio::join!(
+                follow(&access, namespace, FUNCTION, &sender),
+                follow(&access, namespace, SERVICE, &sender)
+            );
+        });
+    };
+    thread.spawn(each).map_err(Error::Start)?;
+    Ok(hints)
+}
+
+async fn follow(access: &kubernetes::Cluster, namespace: Option<&str>, kind: &'static str, hints: &SyncSender<()>) {
+    let mut pause = PAUSE.0;
+    let mut known = BTreeMap::new();
+    loop {
+        match watched(access, namespace, kind, (hints, &mut known)).await {
+            Ok(()) => pause = PAUSE.0,
+            Err(error) => {
+                tracing::debug!(kind, error = error.to_string(), "the watch has ended");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
+            }
+        }
+    }
+}
+
+/// Watches until the watch ends. Without a version to begin at, the first events are all objects that there are.
+async fn watched(
+    access: &kubernetes::Cluster,
+    namespace: Option<&str>,
+    kind: &'static str,
+    (hints, known): (&SyncSender<()>, &mut BTreeMap<Id, u64>),
+) -> Result<(), Error> {
+    let client = access.client().await.map_err(|error| Error::Cluster(error.to_string()))?;
+    let params = WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks();
+    let api = api(&client, namespace, kind);
+    let events = tokio::time::timeout(ANSWER_LIMIT, api.watch(&params, "0")).await;
+    let events = events.map_err(|_| Error::Cluster("the watch does not begin".to_owned()))??;
+    pin_mut!(events);
+    let limit = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
+    while let Ok(Some(event)) = tokio::time::timeout(limit, events.next()).await {
+        let is_new = match event? {
+            WatchEvent::Added(of) | WatchEvent::Modified(of) => {
+                let of = object(kind, of);
+                let mut hasher = DefaultHasher::new();
+                (&of.uid, of.spec.to_string(), &of.annotations).hash(&mut hasher);
+                let hash = hasher.finish();
+                of.is_of_inco() && known.insert(of.id, hash) != Some(hash)
+            }
+            WatchEvent::Deleted(of) => {
+                let of = object(kind, of);
+                known.remove(&of.id);
+                of.is_of_inco()
+            }
+            WatchEvent::Bookmark(_) => false,
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status.boxed()).into()),
+        };
+        if known.len() > OBJECTS_LIMIT {
+            known.clear();
+        }
+        if is_new {
+            let _ = hints.try_send(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The files of an operator: the base file, the configuration file of inco, and beside that the last text that inco has
+//! accepted, which is all that an operator remembers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use crate::Error;
+use crate::run::Check;
+
+/// Largest file in bytes: that of a configuration.
+const LIMIT: u64 = 1 << 20;
+
+/// Where the files are.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The base file: a configuration by itself.
+    pub base: PathBuf,
+    /// The configuration file of inco.
+    pub file: PathBuf,
+}
+
+/// The services of a text that are tables, by their names.
+pub(crate) fn services(text: &str) -> BTreeMap<String, Table> {
+    let mut all: Table = toml::from_str(text).unwrap_or_default();
+    let Some(Value::Table(services)) = all.remove("service") else {
+        return BTreeMap::new();
+    };
+    let table = |(name, value)| match value {
+        Value::Table(of) => Some((name, of)),
+        _ => None,
+    };
+    services.into_iter().filter_map(table).collect()
+}
+
+fn text_of(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(LIMIT).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Writes a file as a whole, or not at all.
+fn replace(path: &Path, text: &str) -> Result<(), String> {
+    let cannot = |error: std::io::Error| {
+        let path = path.display();
+        format!("cannot write {path}: {error}; let the operator write its folder")
+    };
+    let mut new = path.to_owned().into_os_string();
+    new.push(".new");
+    let mut file = fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)
+        .map_err(cannot)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(cannot)?;
+    fs::rename(&new, path).map_err(cannot)
+}
+
+impl Files {
+    fn accepted(&self) -> PathBuf {
+        let mut path = self.file.clone().into_os_string();
+        path.push(".accepted");
+        path.into()
+    }
+
+    /// The base, and the last text that inco has accepted; empty: there is none.
+    pub(crate) fn read(&self) -> Result<(String, String), String> {
+        let base = text_of(&self.base).map_err(|error| {
+            let base = self.base.display();
+            format!("the base file {base} cannot be read: {error}; name it with --base")
+        })?;
+        Ok((base, text_of(&self.accepted()).unwrap_or_default()))
+    }
+
+    /// Has inco's configuration file there: what was accepted last, or else the base.
+    ///
+    /// # Errors
+    /// There is no usable base file, or the file cannot be written.
+    pub fn prepare(&self, check: Check<'_>) -> Result<(), Error> {
+        let (base, accepted) = self.read().map_err(Error::File)?;
+        if !accepted.is_empty() && check(&accepted).is_empty() {
+            return match self.file.exists() {
+                true => Ok(()),
+                false => self.write(&accepted).map_err(Error::File),
+            };
+        }
+        if let Some(first) = check(&base).first() {
+            let file = self.base.display();
+            let text = format!("the base file {file}: {}: {}", first.key, first.text);
+            return Err(Error::File(text));
+        }
+        self.write(&base).map_err(Error::File)
+    }
+
+    pub(crate) fn write(&self, text: &str) -> Result<(), String> {
+        replace(&self.file, text)
+    }
+
+    pub(crate) fn accept(&self, text: &str) -> Result<(), String> {
+        replace(&self.accepted(), text)
+    }
+}

@@ -1,0 +1,244 @@
+//! Tests of plans.
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
+use super::*;
+
+const BASE: &str = "[switch]\n[service.own]\nport = \"null\"\n";
+
+/// A checker with some of inco's rules: known ports, unique addresses, next services that are there, at most five.
+fn check(text: &str) -> Vec<Fault> {
+    let fault = |key: String, text: &str| Fault {
+        key,
+        text: text.to_owned(),
+    };
+    let all = match toml::from_str::<Table>(text) {
+        Ok(all) => all,
+        Err(error) => return vec![fault(String::new(), &error.to_string())],
+    };
+    let Some(services) = all.get("service").and_then(Value::as_table) else {
+        return vec![fault("service".to_owned(), "there is none; write one")];
+    };
+    let mut faults = Vec::new();
+    let mut addresses = Vec::new();
+    for (name, of) in services {
+        let text = |key: &str| of.get(key).and_then(Value::as_str);
+        if text("port").is_some_and(|port| port != "null") {
+            faults.push(fault(format!("service.{name}.port"), "no port; write null"));
+        }
+        if text("next").is_some_and(|next| !services.contains_key(next)) {
+            faults.push(fault(format!("service.{name}.next"), "no service; write one"));
+        }
+        if let Some(address) = text("vip") {
+            if addresses.contains(&address) {
+                faults.push(fault(format!("service.{name}.vip"), "it is taken; write another one"));
+            }
+            addresses.push(address);
+        }
+    }
+    if services.len() > 5 {
+        faults.push(fault("service".to_owned(), "too many; write at most 5"));
+    }
+    faults
+}
+
+fn id(name: &str) -> Id {
+    Id {
+        kind: "NetworkFunction",
+        namespace: "edge".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// Objects are made in the order of their numbers.
+fn wanted(number: u32, name: &str, table: &str) -> Wanted {
+    Wanted {
+        id: id(name),
+        created: format!("2026-01-01T00:00:{number:02}Z"),
+        service: name.to_owned(),
+        table: Ok(toml::from_str(table).unwrap()),
+    }
+}
+
+fn planned_with(before: &str, wanted: &[Wanted], refused: &BTreeMap<Id, (Table, String)>) -> Plan {
+    let input = Input {
+        base: BASE,
+        before,
+        wanted,
+        refused,
+        kept: &|_| false,
+    };
+    plan(&input, &check).unwrap()
+}
+
+fn planned(before: &str, wanted: &[Wanted]) -> Plan {
+    planned_with(before, wanted, &BTreeMap::new())
+}
+
+fn names(plan: &Plan) -> Vec<String> {
+    services(&plan.text).into_keys().collect()
+}
+
+fn refusal<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
+    plan.verdicts[&id(name)].refused.as_deref()
+}
+
+#[test]
+fn services_follow_the_base_word_by_word() {
+    let plan = planned("", &[wanted(1, "b", "image = \"x\""), wanted(2, "a", "image = \"y\"")]);
+    assert!(plan.text.starts_with(&format!("{HEAD}{BASE}")), "{}", plan.text);
+    assert_eq!(names(&plan), ["a", "b", "own"]);
+    assert_eq!(services(&plan.text)["b"]["image"].as_str(), Some("x"));
+    assert!(plan.verdicts.values().all(|of| of.refused.is_none() && of.is_in_force));
+    // The same again is the same text.
+    assert_eq!(
+        planned(&plan.text, &[wanted(2, "a", "image = \"y\""), wanted(1, "b", "image = \"x\"")]).text,
+        plan.text
+    );
+}
+
+#[test]
+fn an_invalid_object_keeps_what_it_had_and_the_others_go_on() {
+    let first = planned("", &[wanted(1, "a", "image = \"old\""), wanted(2, "b", "image = \"old\"")]);
+    let second = planned(
+        &first.text,
+        &[
+            wanted(1, "a", "image = \"new\"\nport = \"wrong\""),
+            wanted(2, "b", "image = \"new\""),
+            wanted(3, "c", "port = \"wrong\""),
+        ],
+    );
+    let of = services(&second.text);
+    assert_eq!(of["a"]["image"].as_str(), Some("old"));
+    assert_eq!(of["b"]["image"].as_str(), Some("new"));
+    assert_eq!(refusal(&second, "a"), Some("service.a.port: no port; write null"));
+    assert!(second.verdicts[&id("a")].is_in_force);
+    assert_eq!(refusal(&second, "b"), None);
+    assert_eq!(refusal(&second, "c"), Some("service.c.port: no port; write null"));
+    assert!(!second.verdicts[&id("c")].is_in_force && !of.contains_key("c"));
+}
+
+#[test]
+fn an_object_that_cannot_be_read_keeps_what_it_had() {
+    let first = planned("", &[wanted(1, "a", "image = \"old\"")]);
+    let broken = Wanted {
+        table: Err("spec.min: write a number".to_owned()),
+        ..wanted(1, "a", "")
+    };
+    let second = planned(&first.text, &[broken, wanted(2, "b", "")]);
+    assert_eq!(services(&second.text)["a"]["image"].as_str(), Some("old"));
+    assert_eq!(refusal(&second, "a"), Some("spec.min: write a number"));
+    assert_eq!(names(&second), ["a", "b", "own"]);
+}
+
+#[test]
+fn a_newcomer_cannot_take_what_an_accepted_one_has() {
+    // The checker blames the second in the file, which is the one that was there.
+    let first = planned("", &[wanted(1, "z", "vip = \"10.0.0.1\"")]);
+    let second = planned(
+        &first.text,
+        &[wanted(1, "z", "vip = \"10.0.0.1\""), wanted(2, "a", "vip = \"10.0.0.1\"")],
+    );
+    assert_eq!(names(&second), ["own", "z"]);
+    assert_eq!(refusal(&second, "z"), None);
+    assert_eq!(refusal(&second, "a"), Some("service.z.vip: it is taken; write another one"));
+}
+
+#[test]
+fn names_belong_to_the_base_and_then_to_the_older_object() {
+    let mut other = wanted(1, "other", "image = \"young\"");
+    other.created = "2026-02-01".to_owned();
+    other.service = "a".to_owned();
+    let plan = planned("", &[other, wanted(3, "a", "image = \"old\""), wanted(4, "own", "")]);
+    assert_eq!(services(&plan.text)["a"]["image"].as_str(), Some("old"));
+    let said = refusal(&plan, "other").unwrap();
+    assert!(said.contains("the NetworkFunction edge/a has a service \"a\"; write another name"), "{said}");
+    let said = refusal(&plan, "own").unwrap();
+    assert!(said.contains("the base file"), "{said}");
+    assert_eq!(services(&plan.text)["own"]["port"].as_str(), Some("null"));
+}
+
+#[test]
+fn a_chain_is_accepted_whatever_the_order_and_beside_what_is_wrong() {
+    let chain = [
+        wanted(1, "a", "next = \"b\""),
+        wanted(2, "b", "next = \"c\""),
+        wanted(3, "c", ""),
+        wanted(4, "d", "port = \"wrong\""),
+    ];
+    let plan = planned("", &chain);
+    assert_eq!(names(&plan), ["a", "b", "c", "own"]);
+    assert_eq!(refusal(&plan, "a"), None);
+    assert!(refusal(&plan, "d").is_some());
+}
+
+#[test]
+fn more_than_there_is_room_for_is_refused_and_the_older_stay() {
+    let many: Vec<Wanted> = (1..=7).map(|of| wanted(of, &format!("s{of}"), "")).collect();
+    let plan = planned("", &many);
+    assert_eq!(names(&plan), ["own", "s1", "s2", "s3", "s4"]);
+    assert_eq!(refusal(&plan, "s5"), Some("service: too many; write at most 5"));
+}
+
+#[test]
+fn what_nobody_wants_goes_unless_it_is_kept() {
+    let first = planned("", &[wanted(1, "a", ""), wanted(2, "b", "")]);
+    let of_b = [wanted(2, "b", "")];
+    let second = planned(&first.text, &of_b);
+    assert_eq!((names(&second), second.unwanted), (vec!["b".to_owned(), "own".to_owned()], vec!["a".to_owned()]));
+    let input = Input {
+        base: BASE,
+        before: &first.text,
+        wanted: &of_b,
+        refused: &BTreeMap::new(),
+        kept: &|name| name == "a",
+    };
+    let kept = plan(&input, &check).unwrap();
+    assert_eq!((names(&kept), kept.unwanted), (vec!["a".to_owned(), "b".to_owned(), "own".to_owned()], vec!["a".to_owned()]));
+}
+
+#[test]
+fn what_this_node_refused_is_not_tried_until_it_differs() {
+    let first = planned("", &[wanted(1, "a", "image = \"old\"")]);
+    let new = wanted(1, "a", "image = \"missing\"");
+    let refused = BTreeMap::from([(id("a"), (new.table.clone().unwrap(), "there is no image".to_owned()))]);
+    let second = planned_with(&first.text, &[new], &refused);
+    assert_eq!(services(&second.text)["a"]["image"].as_str(), Some("old"));
+    assert_eq!(refusal(&second, "a"), Some("there is no image"));
+    let third = planned_with(&first.text, &[wanted(1, "a", "image = \"there\"")], &refused);
+    assert_eq!(services(&third.text)["a"]["image"].as_str(), Some("there"));
+    assert_eq!(refusal(&third, "a"), None);
+}
+
+#[test]
+fn a_wrong_base_changes_nothing_and_a_changed_one_drops_what_does_not_fit() {
+    let of = |base, before: &str, wanted: &[Wanted]| {
+        let input = Input {
+            base,
+            before,
+            wanted,
+            refused: &BTreeMap::new(),
+            kept: &|_| false,
+        };
+        plan(&input, &check)
+    };
+    for base in ["[switch", "[switch]\n", "service = 3\n"] {
+        let said = of(base, "", &[]).unwrap_err().to_string();
+        assert!(said.starts_with("the base file: "), "{said}");
+    }
+    let both = [wanted(1, "a", "vip = \"10.0.0.1\""), wanted(2, "b", "")];
+    let first = of(BASE, "", &both).unwrap();
+    let second = of(&format!("{BASE}vip = \"10.0.0.1\"\n"), &first.text, &both).unwrap();
+    assert_eq!(names(&second), ["b", "own"]);
+    assert!(refusal(&second, "a").is_some_and(|said| said.contains("taken")));
+    // A file that somebody else has broken is as none.
+    assert_eq!(of(BASE, "[[[", &both).unwrap().text, first.text);
+}
+
+#[test]
+fn a_refusal_names_services_by_their_whole_names() {
+    let all = ["web", "web-2", "b"];
+    let said = "inco.toml:9: service.web-2.image: there is no image \"b\"; build it";
+    assert_eq!(named(said, all.into_iter()), ["web-2"]);
+    assert_eq!(named("service.web: x; service \"b\" is y", all.into_iter()), ["web", "b"]);
+    assert_eq!(named("uplink[0]: x", all.into_iter()), Vec::<&str>::new());
+}

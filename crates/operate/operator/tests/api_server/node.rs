@@ -1,0 +1,216 @@
+//! A node: a FAKE inco with the real server of its API, and an operator.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use api::types::{Outcome, Refusal, ServiceRow, Status};
+use api::{ControlRequest, Endpoint, EventLog, Server, ServerSettings, request_queue};
+use model::{Action, Event, EventKind, KeyChange, Nanos};
+use operator::plan::Fault;
+use operator::{Files, Settings};
+use toml::{Table, Value};
+
+use crate::cluster;
+
+const BASE: &str = "[service.own]\nport = \"null\"\n";
+
+type Services = std::collections::BTreeMap<String, Value>;
+
+#[derive(Default)]
+struct Known {
+    services: Mutex<Services>,
+    loads: AtomicU32,
+    starts: AtomicU32,
+}
+
+pub(crate) struct Node {
+    folder: tempfile::TempDir,
+    known: Arc<Known>,
+    _server: Server,
+    stop: Arc<AtomicBool>,
+    operator: Option<JoinHandle<()>>,
+}
+
+fn services(text: &str) -> Services {
+    let mut all: Table = toml::from_str(text).unwrap();
+    let Some(Value::Table(of)) = all.remove("service") else { return Services::new() };
+    of.into_iter().collect()
+}
+
+/// A rule of a checker: a configuration has a service.
+fn check(text: &str) -> Vec<Fault> {
+    let fault = |key: &str, text: String| Fault { key: key.to_owned(), text };
+    match toml::from_str::<Table>(text) {
+        Err(error) => vec![fault("", error.to_string())],
+        Ok(all) if all.contains_key("service") => Vec::new(),
+        Ok(_) => vec![fault("service", "there is none; write one".to_owned())],
+    }
+}
+
+fn changes(before: &Services, after: &Services) -> Vec<KeyChange> {
+    let mut names: Vec<&String> = before.keys().chain(after.keys()).collect();
+    names.sort();
+    names.dedup();
+    let changed = names.into_iter().filter(|name| before.get(*name) != after.get(*name));
+    let change = |name: &String| KeyChange {
+        key: format!("service.{name}"),
+        old: before.get(name).map(ToString::to_string),
+        new: after.get(name).map(ToString::to_string),
+        needs_restart: !after.contains_key(name),
+    };
+    changed.map(change).collect()
+}
+
+fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Result<Outcome, Refusal> {
+    let after = services(&std::fs::read_to_string(file).unwrap());
+    let is_missing = |of: &Value| of.get("image").and_then(Value::as_str) == Some("missing");
+    if let Some((name, _)) = after.iter().find(|(_, of)| is_missing(of)) {
+        let said = format!("inco.toml:7: service.{name}.image: there is no image \"missing\"; build it");
+        return Err(Refusal::new(said, "nothing has changed"));
+    }
+    let mut services = known.services.lock().unwrap();
+    let changes = changes(&services, &after);
+    match action {
+        Action::Reload { check: true } => {}
+        Action::Reload { check: false } => {
+            assert!(changes.iter().all(|of| !of.needs_restart));
+            known.loads.fetch_add(1, Ordering::Relaxed);
+            *services = after;
+        }
+        Action::Upgrade { .. } => {
+            known.starts.fetch_add(1, Ordering::Relaxed);
+            *services = after;
+            events.push(Event {
+                sequence: events.newest() + 1,
+                at: Nanos(1),
+                unix_ms: 1,
+                service: None,
+                instance: None,
+                kind: EventKind::Upgraded {
+                    from: "1".to_owned(),
+                    to: "1".to_owned(),
+                    pause_ms: 1,
+                },
+            });
+        }
+        other => panic!("{other:?} was not expected"),
+    }
+    Ok(Outcome {
+        result: "done".to_owned(),
+        changes,
+        command: None,
+    })
+}
+
+fn rows(known: &Known) -> Vec<ServiceRow> {
+    let services = known.services.lock().unwrap();
+    let row = |(name, of): (&String, &Value)| {
+        let min = of.get("instances").and_then(|of| of.get("min")).and_then(Value::as_integer);
+        let count = u32::try_from(min.unwrap_or(1)).unwrap();
+        ServiceRow {
+            name: name.clone(),
+            active: count,
+            desired: count,
+            ..ServiceRow::default()
+        }
+    };
+    services.iter().map(row).collect()
+}
+
+impl Node {
+    pub(crate) fn start(cluster: &dyn cluster::Server, name: &str) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let (asker, mut inbox) = request_queue();
+        let events = EventLog::with_limit(100);
+        let socket = folder.path().join("api.sock");
+        let server = Server::start(ServerSettings::on(&socket), asker, events.clone()).unwrap();
+        let known = Arc::new(Known::default());
+        let (shared, file) = (Arc::clone(&known), folder.path().join("inco.toml"));
+        *known.services.lock().unwrap() = services(BASE);
+        std::thread::spawn(move || {
+            while let Some(request) = inbox.wait() {
+                match request {
+                    ControlRequest::Status(answer) => answer.give(Status {
+                        events: events.newest(),
+                        ..Status::default()
+                    }),
+                    ControlRequest::Services(answer) => answer.give(rows(&shared)),
+                    ControlRequest::Act(action, _, answer) => answer.give(act(&shared, &events, &file, &action)),
+                    other => panic!("{other:?} was not expected"),
+                }
+            }
+        });
+        std::fs::write(folder.path().join("base.toml"), BASE).unwrap();
+        let mut node = Node {
+            folder,
+            known,
+            _server: server,
+            stop: Arc::default(),
+            operator: None,
+        };
+        node.run(cluster, name);
+        node
+    }
+
+    fn run(&mut self, cluster: &dyn cluster::Server, name: &str) {
+        let settings = Settings {
+            files: Files {
+                base: self.folder.path().join("base.toml"),
+                file: self.folder.path().join("inco.toml"),
+            },
+            node: name.to_owned(),
+            namespace: None,
+            cluster: kubernetes::Cluster {
+                kubeconfig: Some(cluster.kubeconfig()),
+                context: None,
+            },
+            endpoint: Endpoint::Socket(self.folder.path().join("api.sock")),
+            pool: operator::addresses::Pool::parse("10.0.0.100-10.0.0.120").unwrap(),
+            program: PathBuf::from("/usr/local/bin/inco"),
+        };
+        self.stop = Arc::default();
+        let stop = Arc::clone(&self.stop);
+        let run = move || operator::run(&settings, &check, &stop).unwrap();
+        self.operator = Some(std::thread::spawn(run));
+    }
+
+    /// Ends the operator, and runs another one.
+    pub(crate) fn operator_again(mut self, cluster: &dyn cluster::Server) -> Node {
+        self.halt();
+        self.run(cluster, "n1");
+        self
+    }
+
+    fn halt(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(operator) = self.operator.take() {
+            operator.join().unwrap();
+        }
+    }
+
+    pub(crate) fn end(mut self) {
+        self.halt();
+    }
+
+    /// The services that inco has.
+    pub(crate) fn services(&self) -> Vec<String> {
+        self.known.services.lock().unwrap().keys().cloned().collect()
+    }
+
+    /// The file that inco would start with.
+    pub(crate) fn text(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("inco.toml")).unwrap()
+    }
+
+    /// How often inco has taken the file.
+    pub(crate) fn loads(&self) -> u32 {
+        self.known.loads.load(Ordering::Relaxed)
+    }
+
+    /// How often inco has started again.
+    pub(crate) fn starts(&self) -> u32 {
+        self.known.starts.load(Ordering::Relaxed)
+    }
+}
