@@ -62,7 +62,9 @@ pub(crate) struct OperatorArgs {
 
 /// What is wrong with the text of a configuration, apart from this machine.
 fn check(text: &str) -> Vec<Fault> {
-    let problems = orchestrator::load::parse(text, "inco.toml").err().unwrap_or_default();
+    let problems = orchestrator::load::parse(text, "inco.toml")
+        .err()
+        .unwrap_or_default();
     let fault = |problem: configuration::Problem| Fault {
         key: problem.key,
         text: format!("{}; {}", problem.what, problem.write),
@@ -79,12 +81,14 @@ pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
         files.prepare(&check)?;
         return output::line(format!("{} is there", files.file.display()));
     }
-    let missing = || WrongUsage("which node this is is not known: write --node NAME, or set NODE_NAME".to_owned());
+    let missing =
+        || WrongUsage("which node this is is not known: write --node NAME, or set NODE_NAME".to_owned());
     let node = args.node.clone().or_else(|| std::env::var("NODE_NAME").ok());
     let node = node.filter(|of| !of.is_empty()).ok_or_else(missing)?;
     let program = match &args.program {
         Some(program) => program.clone(),
-        None => std::env::current_exe().context("cannot find the program of this command; name it with --program")?,
+        None => std::env::current_exe()
+            .context("cannot find the program of this command; name it with --program")?,
     };
     let settings = Settings {
         files,

@@ -40,10 +40,14 @@ impl Pool {
             } else {
                 address(part).map(|of| (of, of))
             };
-            let (first, last) = range.filter(|(first, last)| first <= last).ok_or_else(|| wrong(part))?;
+            let (first, last) = range
+                .filter(|(first, last)| first <= last)
+                .ok_or_else(|| wrong(part))?;
             count = count.saturating_add((last - first).saturating_add(1));
             if count > POOL_LIMIT {
-                return Err(format!("{text:?} has too many addresses; write at most {POOL_LIMIT}"));
+                return Err(format!(
+                    "{text:?} has too many addresses; write at most {POOL_LIMIT}"
+                ));
             }
             pool.0.push((first, last));
         }
@@ -51,9 +55,13 @@ impl Pool {
     }
 
     fn contains(&self, address: IpAddr) -> bool {
-        let IpAddr::V4(address) = address else { return false };
+        let IpAddr::V4(address) = address else {
+            return false;
+        };
         let number = u32::from(address);
-        self.0.iter().any(|(first, last)| (*first..=*last).contains(&number))
+        self.0
+            .iter()
+            .any(|(first, last)| (*first..=*last).contains(&number))
     }
 
     fn all(&self) -> impl Iterator<Item = IpAddr> + '_ {
@@ -149,7 +157,10 @@ mod tests {
             claim(3, Some("192.0.2.9"), None),
             claim(4, None, Some("10.9.9.9")),
         ];
-        assert_eq!(given(&all, "10.0.0.1-10.0.0.3"), ["10.0.0.2", "10.0.0.1", "192.0.2.9", "10.0.0.3"]);
+        assert_eq!(
+            given(&all, "10.0.0.1-10.0.0.3"),
+            ["10.0.0.2", "10.0.0.1", "192.0.2.9", "10.0.0.3"]
+        );
     }
 
     #[test]
@@ -158,7 +169,10 @@ mod tests {
         assert_eq!(given(&all, "10.0.0.0/30"), ["10.0.0.1", "10.0.0.0"]);
         let asked = [claim(1, Some("10.0.0.1"), None), claim(2, Some("10.0.0.1"), None)];
         let said = given(&asked, "10.0.0.0/30");
-        assert!(said[0] == "10.0.0.1" && said[1].contains("an older Service has 10.0.0.1"), "{said:?}");
+        assert!(
+            said[0] == "10.0.0.1" && said[1].contains("an older Service has 10.0.0.1"),
+            "{said:?}"
+        );
     }
 
     #[test]
@@ -174,7 +188,12 @@ mod tests {
         for text in ["", "10.0.0.9-10.0.0.1", "10.0.0.1/33", "x", "10.0.0.1-", "::1"] {
             assert!(Pool::parse(text).unwrap_err().contains("is no range"), "{text}");
         }
-        for text in ["10.0.0.0/15", "0.0.0.0/0", "0.0.0.0-255.255.255.255", "10.0.0.0/16,10.9.0.1"] {
+        for text in [
+            "10.0.0.0/15",
+            "0.0.0.0/0",
+            "0.0.0.0-255.255.255.255",
+            "10.0.0.0/16,10.9.0.1",
+        ] {
             assert!(Pool::parse(text).unwrap_err().contains("too many"), "{text}");
         }
         assert!(Pool::parse("10.0.0.0/16").is_ok());

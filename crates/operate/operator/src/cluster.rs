@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, pin_mut};
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use kube::core::GroupVersionKind;
 use kube::{Client, ResourceExt as _};
 use kubernetes::said;
@@ -53,7 +55,11 @@ pub(crate) struct Cluster {
 }
 
 fn resource(kind: &str) -> ApiResource {
-    let (group, version) = if kind == FUNCTION { ("inco.dev", "v1alpha1") } else { ("", "v1") };
+    let (group, version) = if kind == FUNCTION {
+        ("inco.dev", "v1alpha1")
+    } else {
+        ("", "v1")
+    };
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
@@ -73,7 +79,10 @@ fn object(kind: &'static str, mut of: DynamicObject) -> Object {
         },
         uid: of.uid().unwrap_or_default(),
         generation: of.metadata.generation.unwrap_or_default(),
-        created: of.creation_timestamp().map(|of| of.0.to_string()).unwrap_or_default(),
+        created: of
+            .creation_timestamp()
+            .map(|of| of.0.to_string())
+            .unwrap_or_default(),
         annotations: of.metadata.annotations.take().unwrap_or_default(),
         spec: of.data.get_mut("spec").map(Value::take).unwrap_or_default(),
         status: of.data.get_mut("status").map(Value::take).unwrap_or_default(),
@@ -83,7 +92,12 @@ fn object(kind: &'static str, mut of: DynamicObject) -> Object {
 /// The manager of what a node says.
 fn manager(node: &str) -> String {
     let mut name = format!("inco-{node}");
-    name.truncate((0..=MANAGER_LIMIT).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
+    name.truncate(
+        (0..=MANAGER_LIMIT)
+            .rev()
+            .find(|at| name.is_char_boundary(*at))
+            .unwrap_or(0),
+    );
     name
 }
 
@@ -107,7 +121,10 @@ impl Cluster {
         let asked = async {
             let client = match known {
                 Some(client) => client,
-                None => access.client().await.map_err(|error| Error::Cluster(error.to_string()))?,
+                None => access
+                    .client()
+                    .await
+                    .map_err(|error| Error::Cluster(error.to_string()))?,
             };
             let answer = what(&client).await.map_err(Error::from)?;
             Ok((client, answer))
@@ -115,7 +132,9 @@ impl Cluster {
         let limit = async { tokio::time::timeout(ANSWER_LIMIT, asked).await };
         let answer = self.runtime.block_on(limit).unwrap_or_else(|_| {
             let seconds = ANSWER_LIMIT.as_secs();
-            Err(Error::Cluster(format!("the API server does not answer within {seconds} s")))
+            Err(Error::Cluster(format!(
+                "the API server does not answer within {seconds} s"
+            )))
         });
         let (client, answer) = answer?;
         self.client = Some(client);
@@ -159,7 +178,12 @@ impl Cluster {
     }
 
     /// Applies a status as that node, and gives the one that is there then; [`None`]: the object is gone.
-    pub(crate) fn apply_status(&mut self, id: &Id, node: &str, status: &Value) -> Result<Option<Value>, Error> {
+    pub(crate) fn apply_status(
+        &mut self,
+        id: &Id,
+        node: &str,
+        status: &Value,
+    ) -> Result<Option<Value>, Error> {
         let version = if id.kind == FUNCTION { API_VERSION } else { "v1" };
         let whole = json!({ "apiVersion": version, "kind": id.kind, "metadata": { "name": id.name }, "status": status });
         self.ask(async |client| {
@@ -174,7 +198,13 @@ impl Cluster {
     }
 
     /// Tells an event of an object.
-    pub(crate) fn tell(&mut self, object: &Object, node: &str, (reason, message): (&str, &str), is_warning: bool) -> Result<(), Error> {
+    pub(crate) fn tell(
+        &mut self,
+        object: &Object,
+        node: &str,
+        (reason, message): (&str, &str),
+        is_warning: bool,
+    ) -> Result<(), Error> {
         let now = now();
         let id = &object.id;
         let version = if id.kind == FUNCTION { API_VERSION } else { "v1" };
@@ -230,7 +260,12 @@ pub(crate) fn watch(access: kubernetes::Cluster, namespace: Option<String>) -> R
     Ok(hints)
 }
 
-async fn follow(access: &kubernetes::Cluster, namespace: Option<&str>, kind: &'static str, hints: &SyncSender<()>) {
+async fn follow(
+    access: &kubernetes::Cluster,
+    namespace: Option<&str>,
+    kind: &'static str,
+    hints: &SyncSender<()>,
+) {
     let mut pause = PAUSE.0;
     let mut known = BTreeMap::new();
     loop {
@@ -252,7 +287,10 @@ async fn watched(
     kind: &'static str,
     (hints, known): (&SyncSender<()>, &mut BTreeMap<Id, u64>),
 ) -> Result<(), Error> {
-    let client = access.client().await.map_err(|error| Error::Cluster(error.to_string()))?;
+    let client = access
+        .client()
+        .await
+        .map_err(|error| Error::Cluster(error.to_string()))?;
     let params = WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks();
     let api = api(&client, namespace, kind);
     let events = tokio::time::timeout(ANSWER_LIMIT, api.watch(&params, "0")).await;

@@ -58,7 +58,9 @@ fn replace(path: &Path, text: &str) -> Result<(), String> {
         .mode(0o600)
         .open(&new)
         .map_err(cannot)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(cannot)?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(cannot)?;
     fs::rename(&new, path).map_err(cannot)
 }
 

@@ -68,7 +68,12 @@ impl Object {
             return spec::place(&self.id.name, &self.spec);
         }
         let mut place = spec::place(&self.id.name, &Value::Null)?;
-        for pair in self.annotation(NODES).unwrap_or_default().split(',').filter(|of| !of.is_empty()) {
+        for pair in self
+            .annotation(NODES)
+            .unwrap_or_default()
+            .split(',')
+            .filter(|of| !of.is_empty())
+        {
             let (key, value) = pair
                 .split_once('=')
                 .ok_or_else(|| format!("the annotation {NODES}: {pair:?} is no label; write KEY=VALUE"))?;
@@ -84,7 +89,10 @@ impl Object {
             of.parse::<IpAddr>()
                 .map_err(|_| format!("the annotation {ADDRESS}: {of:?} is no address; write an IP address"))
         };
-        let has = self.status.pointer("/loadBalancer/ingress/0/ip").and_then(Value::as_str);
+        let has = self
+            .status
+            .pointer("/loadBalancer/ingress/0/ip")
+            .and_then(Value::as_str);
         Ok(Claim {
             id: self.id.clone(),
             created: self.created.clone(),
@@ -135,7 +143,11 @@ pub fn wishes(objects: &[Object], labels: &BTreeMap<String, String>, pool: &Pool
                 continue;
             }
         };
-        if !place.nodes.iter().all(|(key, value)| labels.get(key) == Some(value)) {
+        if !place
+            .nodes
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value))
+        {
             continue;
         }
         let table = if object.id.kind == FUNCTION {
@@ -190,14 +202,24 @@ mod tests {
     }
 
     fn wishes_of(objects: &[Object], labels: &[(&str, &str)]) -> Wishes {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        wishes(objects, &labels.collect(), &Pool::parse("10.0.0.100-10.0.0.101").unwrap())
+        let labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        wishes(
+            objects,
+            &labels.collect(),
+            &Pool::parse("10.0.0.100-10.0.0.101").unwrap(),
+        )
     }
 
     #[test]
     fn only_services_of_the_class_are_of_inco() {
         assert!(balanced("web").is_of_inco());
-        for (key, value) in [("type", json!("ClusterIP")), ("loadBalancerClass", json!("other/class")), ("loadBalancerClass", Value::Null)] {
+        for (key, value) in [
+            ("type", json!("ClusterIP")),
+            ("loadBalancerClass", json!("other/class")),
+            ("loadBalancerClass", Value::Null),
+        ] {
             let mut other = balanced("web");
             other.spec[key] = value;
             assert!(!other.is_of_inco(), "{key}");
@@ -215,7 +237,8 @@ mod tests {
         .unwrap();
         assert_eq!(wishes.wanted[0].table, Ok(expected));
         let mut asks = balanced("web");
-        asks.annotations.insert(ADDRESS.to_owned(), "192.0.2.1".to_owned());
+        asks.annotations
+            .insert(ADDRESS.to_owned(), "192.0.2.1".to_owned());
         asks.spec["loadBalancerIP"] = json!("192.0.2.2");
         let wishes = wishes_of(&[asks], &[]);
         assert_eq!(wishes.addresses.values().next().unwrap().to_string(), "192.0.2.1");
@@ -237,24 +260,47 @@ mod tests {
         };
         assert!(of(&wrong).contains("is no address"));
         let third = [balanced("a"), balanced("b"), balanced("c")];
-        assert!(wishes_of(&third, &[]).wanted[2].table.clone().unwrap_err().contains("no address is free"));
+        assert!(
+            wishes_of(&third, &[]).wanted[2]
+                .table
+                .clone()
+                .unwrap_err()
+                .contains("no address is free")
+        );
     }
 
     #[test]
     fn only_the_objects_of_this_node_are_wanted() {
         let mut service = balanced("web");
-        service.annotations.insert(NODES.to_owned(), "edge=true, rack=1".to_owned());
+        service
+            .annotations
+            .insert(NODES.to_owned(), "edge=true, rack=1".to_owned());
         let all = [
-            object(FUNCTION, "a", json!({ "image": "x", "nodeSelector": { "edge": "true" } })),
-            object(FUNCTION, "b", json!({ "image": "x", "nodeSelector": { "edge": "false" } })),
+            object(
+                FUNCTION,
+                "a",
+                json!({ "image": "x", "nodeSelector": { "edge": "true" } }),
+            ),
+            object(
+                FUNCTION,
+                "b",
+                json!({ "image": "x", "nodeSelector": { "edge": "false" } }),
+            ),
             object(FUNCTION, "c", json!({ "image": "x" })),
             object(FUNCTION, "d.e", json!({ "image": "x" })),
             service,
         ];
-        let names = |wishes: &Wishes| -> Vec<String> { wishes.wanted.iter().map(|of| of.id.name.clone()).collect() };
+        let names =
+            |wishes: &Wishes| -> Vec<String> { wishes.wanted.iter().map(|of| of.id.name.clone()).collect() };
         let on = wishes_of(&all, &[("edge", "true"), ("rack", "1"), ("more", "")]);
         assert_eq!(names(&on), ["a", "c", "web"]);
         assert_eq!(names(&wishes_of(&all, &[("edge", "true")])), ["a", "c"]);
-        assert!(on.unreadable.values().next().unwrap().starts_with("spec.service: \"d.e\""));
+        assert!(
+            on.unreadable
+                .values()
+                .next()
+                .unwrap()
+                .starts_with("spec.service: \"d.e\"")
+        );
     }
 }

@@ -16,7 +16,8 @@ const MESSAGE_LIMIT: usize = 1024;
 /// How often the changes that did not fit are tried again, since one can need another: a service names its next one.
 const ROUNDS: usize = 3;
 /// The first line of the file.
-const HEAD: &str = "# Written by `inco operator`, from its base file and objects of Kubernetes. Changes here are lost.\n";
+const HEAD: &str =
+    "# Written by `inco operator`, from its base file and objects of Kubernetes. Changes here are lost.\n";
 
 /// Which object: its kind, namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +99,6 @@ pub fn section(name: &str, table: &Table) -> String {
     toml::to_string(&all).unwrap_or_default()
 }
 
-
 type Chosen = BTreeMap<String, Table>;
 
 fn text_of(base: &str, chosen: &Chosen) -> String {
@@ -178,7 +178,11 @@ pub fn plan(input: &Input<'_>, check: &dyn Fn(&str) -> Vec<Fault>) -> Result<Pla
         let table = of.new.as_ref().or(of.old.as_ref())?;
         Some((of.service.to_owned(), table.clone()))
     });
-    let mut chosen: Chosen = kept.iter().map(|(name, of)| (name.clone(), of.clone())).chain(all_new).collect();
+    let mut chosen: Chosen = kept
+        .iter()
+        .map(|(name, of)| (name.clone(), of.clone()))
+        .chain(all_new)
+        .collect();
     if !faults_of(&chosen).is_empty() {
         chosen = what_holds(&candidates, kept, &faults_of);
         one_by_one(&mut candidates, &mut chosen, &faults_of);
@@ -279,10 +283,14 @@ fn one_by_one(
     chosen: &mut Chosen,
     faults_of: &dyn Fn(&Chosen) -> Vec<Fault>,
 ) {
-    let is_missing = |of: &Candidate<'_>, chosen: &Chosen| of.new.is_some() && chosen.get(of.service) != of.new.as_ref();
+    let is_missing =
+        |of: &Candidate<'_>, chosen: &Chosen| of.new.is_some() && chosen.get(of.service) != of.new.as_ref();
     for _ in 0..ROUNDS {
         let mut has_changed = false;
-        for of in candidates.iter_mut().filter(|of| of.is_changed() || of.new.is_some()) {
+        for of in candidates
+            .iter_mut()
+            .filter(|of| of.is_changed() || of.new.is_some())
+        {
             if !is_missing(of, chosen) {
                 continue;
             }

@@ -30,7 +30,10 @@ fn check(text: &str) -> Vec<Fault> {
         }
         if let Some(address) = text("vip") {
             if addresses.contains(&address) {
-                faults.push(fault(format!("service.{name}.vip"), "it is taken; write another one"));
+                faults.push(fault(
+                    format!("service.{name}.vip"),
+                    "it is taken; write another one",
+                ));
             }
             addresses.push(address);
         }
@@ -84,21 +87,38 @@ fn refusal<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
 
 #[test]
 fn services_follow_the_base_word_by_word() {
-    let plan = planned("", &[wanted(1, "b", "image = \"x\""), wanted(2, "a", "image = \"y\"")]);
+    let plan = planned(
+        "",
+        &[wanted(1, "b", "image = \"x\""), wanted(2, "a", "image = \"y\"")],
+    );
     assert!(plan.text.starts_with(&format!("{HEAD}{BASE}")), "{}", plan.text);
     assert_eq!(names(&plan), ["a", "b", "own"]);
     assert_eq!(services(&plan.text)["b"]["image"].as_str(), Some("x"));
-    assert!(plan.verdicts.values().all(|of| of.refused.is_none() && of.is_in_force));
+    assert!(
+        plan.verdicts
+            .values()
+            .all(|of| of.refused.is_none() && of.is_in_force)
+    );
     // The same again is the same text.
     assert_eq!(
-        planned(&plan.text, &[wanted(2, "a", "image = \"y\""), wanted(1, "b", "image = \"x\"")]).text,
+        planned(
+            &plan.text,
+            &[wanted(2, "a", "image = \"y\""), wanted(1, "b", "image = \"x\"")]
+        )
+        .text,
         plan.text
     );
 }
 
 #[test]
 fn an_invalid_object_keeps_what_it_had_and_the_others_go_on() {
-    let first = planned("", &[wanted(1, "a", "image = \"old\""), wanted(2, "b", "image = \"old\"")]);
+    let first = planned(
+        "",
+        &[
+            wanted(1, "a", "image = \"old\""),
+            wanted(2, "b", "image = \"old\""),
+        ],
+    );
     let second = planned(
         &first.text,
         &[
@@ -136,11 +156,17 @@ fn a_newcomer_cannot_take_what_an_accepted_one_has() {
     let first = planned("", &[wanted(1, "z", "vip = \"10.0.0.1\"")]);
     let second = planned(
         &first.text,
-        &[wanted(1, "z", "vip = \"10.0.0.1\""), wanted(2, "a", "vip = \"10.0.0.1\"")],
+        &[
+            wanted(1, "z", "vip = \"10.0.0.1\""),
+            wanted(2, "a", "vip = \"10.0.0.1\""),
+        ],
     );
     assert_eq!(names(&second), ["own", "z"]);
     assert_eq!(refusal(&second, "z"), None);
-    assert_eq!(refusal(&second, "a"), Some("service.z.vip: it is taken; write another one"));
+    assert_eq!(
+        refusal(&second, "a"),
+        Some("service.z.vip: it is taken; write another one")
+    );
 }
 
 #[test]
@@ -148,10 +174,16 @@ fn names_belong_to_the_base_and_then_to_the_older_object() {
     let mut other = wanted(1, "other", "image = \"young\"");
     other.created = "2026-02-01".to_owned();
     other.service = "a".to_owned();
-    let plan = planned("", &[other, wanted(3, "a", "image = \"old\""), wanted(4, "own", "")]);
+    let plan = planned(
+        "",
+        &[other, wanted(3, "a", "image = \"old\""), wanted(4, "own", "")],
+    );
     assert_eq!(services(&plan.text)["a"]["image"].as_str(), Some("old"));
     let said = refusal(&plan, "other").unwrap();
-    assert!(said.contains("the NetworkFunction edge/a has a service \"a\"; write another name"), "{said}");
+    assert!(
+        said.contains("the NetworkFunction edge/a has a service \"a\"; write another name"),
+        "{said}"
+    );
     let said = refusal(&plan, "own").unwrap();
     assert!(said.contains("the base file"), "{said}");
     assert_eq!(services(&plan.text)["own"]["port"].as_str(), Some("null"));
@@ -184,7 +216,10 @@ fn what_nobody_wants_goes_unless_it_is_kept() {
     let first = planned("", &[wanted(1, "a", ""), wanted(2, "b", "")]);
     let of_b = [wanted(2, "b", "")];
     let second = planned(&first.text, &of_b);
-    assert_eq!((names(&second), second.unwanted), (vec!["b".to_owned(), "own".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(
+        (names(&second), second.unwanted),
+        (vec!["b".to_owned(), "own".to_owned()], vec!["a".to_owned()])
+    );
     let input = Input {
         base: BASE,
         before: &first.text,
@@ -193,14 +228,23 @@ fn what_nobody_wants_goes_unless_it_is_kept() {
         kept: &|name| name == "a",
     };
     let kept = plan(&input, &check).unwrap();
-    assert_eq!((names(&kept), kept.unwanted), (vec!["a".to_owned(), "b".to_owned(), "own".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(
+        (names(&kept), kept.unwanted),
+        (
+            vec!["a".to_owned(), "b".to_owned(), "own".to_owned()],
+            vec!["a".to_owned()]
+        )
+    );
 }
 
 #[test]
 fn what_this_node_refused_is_not_tried_until_it_differs() {
     let first = planned("", &[wanted(1, "a", "image = \"old\"")]);
     let new = wanted(1, "a", "image = \"missing\"");
-    let refused = BTreeMap::from([(id("a"), (new.table.clone().unwrap(), "there is no image".to_owned()))]);
+    let refused = BTreeMap::from([(
+        id("a"),
+        (new.table.clone().unwrap(), "there is no image".to_owned()),
+    )]);
     let second = planned_with(&first.text, &[new], &refused);
     assert_eq!(services(&second.text)["a"]["image"].as_str(), Some("old"));
     assert_eq!(refusal(&second, "a"), Some("there is no image"));
@@ -211,7 +255,7 @@ fn what_this_node_refused_is_not_tried_until_it_differs() {
 
 #[test]
 fn a_wrong_base_changes_nothing_and_a_changed_one_drops_what_does_not_fit() {
-    let of = |base, before: &str, wanted: &[Wanted]| {
+    let of = |base: &str, before: &str, wanted: &[Wanted]| {
         let input = Input {
             base,
             before,
@@ -239,6 +283,9 @@ fn a_refusal_names_services_by_their_whole_names() {
     let all = ["web", "web-2", "b"];
     let said = "inco.toml:9: service.web-2.image: there is no image \"b\"; build it";
     assert_eq!(named(said, all.into_iter()), ["web-2"]);
-    assert_eq!(named("service.web: x; service \"b\" is y", all.into_iter()), ["web", "b"]);
+    assert_eq!(
+        named("service.web: x; service \"b\" is y", all.into_iter()),
+        ["web", "b"]
+    );
     assert_eq!(named("uplink[0]: x", all.into_iter()), Vec::<&str>::new());
 }

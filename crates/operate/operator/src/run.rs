@@ -12,6 +12,7 @@ use api::{Client, Endpoint};
 use serde_json::{Value, json};
 use toml::Table;
 
+use crate::Error;
 use crate::addresses::Pool;
 use crate::cluster::{Cluster, now, watch};
 use crate::files::{self, Files};
@@ -19,7 +20,6 @@ use crate::force::{Applied, bring_in_force};
 use crate::objects::{FUNCTION, Object, Wishes, wishes};
 use crate::plan::{Fault, Id, Input, Plan, Verdict, named, plan};
 use crate::status::{Condition, Entry, condition_json, entries, entry, gist, status, with_own};
-use crate::Error;
 
 /// How often inco is asked for its services.
 const TICK: Duration = Duration::from_secs(1);
@@ -145,7 +145,9 @@ impl<'a> Operator<'a> {
 
     /// Logs what has changed about the cluster (0) or inco (1), once.
     fn log(&mut self, which: usize, what: Option<String>) {
-        let Some(slot) = self.logged.get_mut(which) else { return };
+        let Some(slot) = self.logged.get_mut(which) else {
+            return;
+        };
         if *slot != what {
             match &what {
                 Some(what) => tracing::warn!("{what}; what is in force stays"),
@@ -165,7 +167,8 @@ impl<'a> Operator<'a> {
                 let is_there = |id: &Id| self.objects.iter().any(|of| of.id == *id);
                 self.written.retain(|id, _| is_there(id));
                 self.told.retain(|id, _| is_there(id));
-                self.refused.retain(|id, (_, _, at)| is_there(id) && at.elapsed() < RETRY);
+                self.refused
+                    .retain(|id, (_, _, at)| is_there(id) && at.elapsed() < RETRY);
                 true
             }
             Err(error) => {
@@ -178,7 +181,11 @@ impl<'a> Operator<'a> {
     fn planned(&self, base: &str, before: &str) -> Result<Plan, String> {
         let refused = self.refused.iter();
         let refused = refused.map(|(id, (table, why, _))| (id.clone(), (table.clone(), why.clone())));
-        let is_kept = |name: &str| self.unwanted.get(name).is_none_or(|since| since.elapsed() < GONE_AFTER);
+        let is_kept = |name: &str| {
+            self.unwanted
+                .get(name)
+                .is_none_or(|since| since.elapsed() < GONE_AFTER)
+        };
         let input = Input {
             base,
             before,
@@ -253,7 +260,10 @@ impl<'a> Operator<'a> {
             Applied::Unknown(problem) => return Attempt::Later(problem),
             Applied::Refused(refusal) => refusal,
         };
-        let restored = self.settings.files.write(if before.is_empty() { &plan.text } else { before });
+        let restored = self
+            .settings
+            .files
+            .write(if before.is_empty() { &plan.text } else { before });
         if let Err(problem) = restored {
             return Attempt::Later(problem);
         }
@@ -302,13 +312,23 @@ impl<'a> Operator<'a> {
         };
         let mut events = Vec::new();
         for index in 0..self.objects.len() {
-            let Some(object) = self.objects.get(index) else { continue };
+            let Some(object) = self.objects.get(index) else {
+                continue;
+            };
             let of_node = self.own(object, &rows, away.as_deref());
             let written = if object.id.kind == FUNCTION {
-                events.extend(self.changes(object, of_node.as_ref()).into_iter().map(|of| (index, of)));
+                events.extend(
+                    self.changes(object, of_node.as_ref())
+                        .into_iter()
+                        .map(|of| (index, of)),
+                );
                 self.status_of(object, of_node.as_ref())
             } else {
-                events.extend(self.changes(object, of_node.as_ref()).into_iter().map(|of| (index, of)));
+                events.extend(
+                    self.changes(object, of_node.as_ref())
+                        .into_iter()
+                        .map(|of| (index, of)),
+                );
                 self.service_status(object, of_node.as_ref())
             };
             let id = object.id.clone();
@@ -367,7 +387,10 @@ impl<'a> Operator<'a> {
             nodes.retain(|of| of.get("node").and_then(Value::as_str) == Some(node));
         }
         let is_urgent = gist(&new) != gist(&there);
-        let is_due = self.written.get(&object.id).is_none_or(|of| of.at.elapsed() >= RESYNC && of.status != new);
+        let is_due = self
+            .written
+            .get(&object.id)
+            .is_none_or(|of| of.at.elapsed() >= RESYNC && of.status != new);
         (is_urgent || is_due && there != new).then_some(new)
     }
 
@@ -389,8 +412,13 @@ impl<'a> Operator<'a> {
         let new = json!({ "loadBalancer": { "ingress": ingress.unwrap_or_else(|| json!([])) }, "conditions": [condition] });
         let of = |status: &Value, at: &str| status.pointer(at).cloned();
         let kept = |status: &Value| {
-            let conditions = status.get("conditions").and_then(Value::as_array).into_iter().flatten();
-            let own = conditions.filter(|of| of.get("type").and_then(Value::as_str) == Some("inco.dev/Accepted"));
+            let conditions = status
+                .get("conditions")
+                .and_then(Value::as_array)
+                .into_iter()
+                .flatten();
+            let own =
+                conditions.filter(|of| of.get("type").and_then(Value::as_str) == Some("inco.dev/Accepted"));
             let state: Vec<_> = own.map(|it| (of(it, "/status"), of(it, "/reason"))).collect();
             (of(status, "/loadBalancer/ingress/0/ip"), state)
         };
@@ -418,37 +446,65 @@ impl<'a> Operator<'a> {
         let mut events = Vec::new();
         let Some(own) = own else {
             if before.is_some() {
-                events.push(("Left", format!("node {node} does not have the labels any more"), false));
+                events.push((
+                    "Left",
+                    format!("node {node} does not have the labels any more"),
+                    false,
+                ));
             }
             return events;
         };
         let is_new = before.is_none();
         let before = before.unwrap_or_default();
-        if own.is_accepted && own.generation != 0 && (is_new || !before.is_accepted || own.generation != before.generation) {
-            events.push(("Accepted", format!("node {node} accepts generation {}", own.generation), false));
+        if own.is_accepted
+            && own.generation != 0
+            && (is_new || !before.is_accepted || own.generation != before.generation)
+        {
+            events.push((
+                "Accepted",
+                format!("node {node} accepts generation {}", own.generation),
+                false,
+            ));
         }
-        let is_other = before.is_accepted || own.generation != before.generation || before.message != own.message;
+        let is_other =
+            before.is_accepted || own.generation != before.generation || before.message != own.message;
         if !own.is_accepted && (is_new || is_other) {
             events.push(("Refused", format!("node {node}: {}", own.message), true));
         }
         let (was, is) = (&before.figures, &own.figures);
         if was.desired != is.desired && is.desired > 0 {
             let why = &own.message;
-            events.push(("Scaled", format!("node {node}: {} -> {} instances: {why}", was.desired, is.desired), false));
+            events.push((
+                "Scaled",
+                format!("node {node}: {} -> {} instances: {why}", was.desired, is.desired),
+                false,
+            ));
         }
         if before.is_ready != own.is_ready {
-            let text = format!("node {node}: {} of {} instances are active: {}", is.active, is.desired, own.message);
-            events.push((if own.is_ready { "Ready" } else { "NotReady" }, text, !own.is_ready));
+            let text = format!(
+                "node {node}: {} of {} instances are active: {}",
+                is.active, is.desired, own.message
+            );
+            events.push((
+                if own.is_ready { "Ready" } else { "NotReady" },
+                text,
+                !own.is_ready,
+            ));
         }
         events
     }
 
     fn tell(&mut self, events: Vec<(usize, (&'static str, String, bool))>) {
         for (index, (word, text, is_warning)) in events.into_iter().take(EVENTS_LIMIT) {
-            let Some(object) = self.objects.get(index) else { continue };
+            let Some(object) = self.objects.get(index) else {
+                continue;
+            };
             tracing::info!(object = %format!("{}/{}", object.id.namespace, object.id.name), "{word}: {text}");
             // The status has it, too; an event that is lost changes nothing.
-            if let Err(error) = self.cluster.tell(object, &self.settings.node, (word, &text), is_warning) {
+            if let Err(error) = self
+                .cluster
+                .tell(object, &self.settings.node, (word, &text), is_warning)
+            {
                 tracing::debug!(error = error.to_string(), "an event is not told");
             }
         }
@@ -457,16 +513,30 @@ impl<'a> Operator<'a> {
     /// Takes the entry of a node away that the cluster does not have any more: at most one at a time.
     fn forget_a_node(&mut self) {
         let own = &self.settings.node;
-        let others = self.objects.iter().filter(|of| of.id.kind == FUNCTION).flat_map(|object| {
-            let foreign = entries(&object.status).into_iter().map(|of| of.node).filter(|of| of != own);
-            foreign.map(|node| (object.id.clone(), node))
-        });
+        let others = self
+            .objects
+            .iter()
+            .filter(|of| of.id.kind == FUNCTION)
+            .flat_map(|object| {
+                let foreign = entries(&object.status)
+                    .into_iter()
+                    .map(|of| of.node)
+                    .filter(|of| of != own);
+                foreign.map(|node| (object.id.clone(), node))
+            });
         let others: Vec<(Id, String)> = others.collect();
         // Which one is looked at changes with time.
         let turn = usize::try_from(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap_or_default();
-        let Some((id, node)) = others.get(turn % others.len().max(1)) else { return };
-        if matches!(self.cluster.has_node(node), Ok(false)) && self.cluster.apply_status(id, node, &json!({})).is_ok() {
-            tracing::info!(node, "the cluster does not have this node any more; its entry is removed");
+        let Some((id, node)) = others.get(turn % others.len().max(1)) else {
+            return;
+        };
+        if matches!(self.cluster.has_node(node), Ok(false))
+            && self.cluster.apply_status(id, node, &json!({})).is_ok()
+        {
+            tracing::info!(
+                node,
+                "the cluster does not have this node any more; its entry is removed"
+            );
             if let Some(object) = self.objects.iter_mut().find(|of| of.id == *id)
                 && let Some(nodes) = object.status.get_mut("nodes").and_then(Value::as_array_mut)
             {

@@ -114,7 +114,9 @@ pub fn place(name: &str, spec: &Value) -> Result<Place, String> {
         None => Vec::new(),
         Some(Value::Object(labels)) => {
             let each = labels.iter().map(|(key, value)| {
-                let text = value.as_str().ok_or("spec.nodeSelector: write text for each label")?;
+                let text = value
+                    .as_str()
+                    .ok_or("spec.nodeSelector: write text for each label")?;
                 Ok((key.clone(), text.to_owned()))
             });
             each.collect::<Result<_, &str>>()?
@@ -134,9 +136,7 @@ pub fn table(namespace: &str, spec: &Value) -> Result<Table, String> {
     };
     let length = spec.to_string().len();
     if length > SPEC_LIMIT {
-        return Err(format!(
-            "spec: it has {length} bytes; write at most {SPEC_LIMIT}"
-        ));
+        return Err(format!("spec: it has {length} bytes; write at most {SPEC_LIMIT}"));
     }
     let mut table = Table::new();
     for (name, value) in fields {
@@ -220,10 +220,16 @@ fn has_shape(path: &str, shape: Shape, value: &Value) -> Result<(), String> {
 /// A value of JSON as one of TOML.
 fn converted(path: &str, value: &Value, depth: usize) -> Result<toml::Value, String> {
     if depth > DEPTH_LIMIT {
-        return Err(format!("{path}: it is nested too deep; write at most {DEPTH_LIMIT} levels"));
+        return Err(format!(
+            "{path}: it is nested too deep; write at most {DEPTH_LIMIT} levels"
+        ));
     }
     Ok(match value {
-        Value::Null => return Err(format!("{path}: null is no value; write one, or remove the field")),
+        Value::Null => {
+            return Err(format!(
+                "{path}: null is no value; write one, or remove the field"
+            ));
+        }
         Value::Bool(of) => toml::Value::Boolean(*of),
         Value::String(of) => toml::Value::String(of.clone()),
         Value::Number(of) => match (of.as_i64(), of.as_f64()) {
@@ -304,7 +310,10 @@ mod tests {
         ] {
             let spec = json!({ "image": "a", "settings": { key: ["/:/host"] } });
             let said = table("edge", &spec).unwrap_err();
-            assert!(said.starts_with(&format!("spec.settings.{key}: an object")), "{said}");
+            assert!(
+                said.starts_with(&format!("spec.settings.{key}: an object")),
+                "{said}"
+            );
         }
         let said = table("edge", &json!({ "image": "a", "mounts": ["/:/host"] })).unwrap_err();
         assert!(said.starts_with("spec.mounts: "), "{said}");
@@ -318,7 +327,10 @@ mod tests {
         }
         for (spec, start) in [
             (json!(null), "spec: there is none"),
-            (json!({ "min": -1 }), "spec.min: the value does not fit; write a whole"),
+            (
+                json!({ "min": -1 }),
+                "spec.min: the value does not fit; write a whole",
+            ),
             (json!({ "min": "3" }), "spec.min: "),
             (json!({ "image": 7 }), "spec.image: "),
             (json!({ "command": ["a", 1] }), "spec.command: "),
@@ -345,6 +357,7 @@ mod tests {
         let text = include_str!("../../../../deploy/kubernetes/crd.yaml");
         let (_, spec) = text.split_once("\n              spec:\n").unwrap();
         let (spec, _) = spec.split_once("\n              status:\n").unwrap();
+        let (_, spec) = spec.split_once("\n                properties:\n").unwrap();
         // A field is a line of 18 columns; its schema follows on the line, or deeper.
         let mut fields: Vec<(String, String)> = Vec::new();
         for line in spec.lines() {

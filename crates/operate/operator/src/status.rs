@@ -70,7 +70,13 @@ fn whole(of: f64) -> u64 {
 }
 
 /// The entry of a node, from the verdict and from what inco says of the service. `away`: why inco says nothing.
-pub fn entry(node: &str, generation: i64, verdict: &Verdict, row: Option<&ServiceRow>, away: Option<&str>) -> Entry {
+pub fn entry(
+    node: &str,
+    generation: i64,
+    verdict: &Verdict,
+    row: Option<&ServiceRow>,
+    away: Option<&str>,
+) -> Entry {
     let mut entry = Entry {
         node: node.to_owned(),
         generation,
@@ -90,12 +96,19 @@ pub fn entry(node: &str, generation: i64, verdict: &Verdict, row: Option<&Servic
         entry.is_ready = row.active >= row.desired.max(1) && row.failing.is_none();
     }
     let message = match (&verdict.refused, away, row) {
-        (Some(refused), _, _) if verdict.is_in_force => format!("{refused}; what was accepted before stays in force"),
+        (Some(refused), _, _) if verdict.is_in_force => {
+            format!("{refused}; what was accepted before stays in force")
+        }
         (Some(refused), _, _) => refused.clone(),
         (None, Some(away), _) => away.to_owned(),
-        (None, None, None) => "inco does not have the service yet; if this stays, see the operator's log".to_owned(),
+        (None, None, None) => {
+            "inco does not have the service yet; if this stays, see the operator's log".to_owned()
+        }
         (None, None, Some(row)) => match &row.failing {
-            Some(failing) => format!("instances fail: {failing}; see `inco events` and `inco logs {}`", row.name),
+            Some(failing) => format!(
+                "instances fail: {failing}; see `inco events` and `inco logs {}`",
+                row.name
+            ),
             None => row.reason.clone(),
         },
     };
@@ -141,7 +154,11 @@ impl Entry {
 /// The entries of a status.
 pub fn entries(status: &Value) -> Vec<Entry> {
     let all = status.get("nodes").and_then(Value::as_array);
-    all.into_iter().flatten().take(NODES_LIMIT).filter_map(Entry::read).collect()
+    all.into_iter()
+        .flatten()
+        .take(NODES_LIMIT)
+        .filter_map(Entry::read)
+        .collect()
 }
 
 /// The entries with this node's own in place of the one that is there; [`None`]: it has none.
@@ -178,14 +195,22 @@ pub fn conditions(generation: i64, all: &[Entry]) -> [Condition; 2] {
     };
     let accepted = |holds, reason, message| of("Accepted", holds, reason, message);
     let ready = |holds, reason, message| of("Ready", holds, reason, message);
-    let nobody = "no node with an operator has the labels of spec.nodeSelector; label one, or change the selector";
+    let nobody =
+        "no node with an operator has the labels of spec.nodeSelector; label one, or change the selector";
     if all.is_empty() {
         let message = nobody.to_owned();
-        return [accepted(false, "NoNode", message.clone()), ready(false, "NoNode", message)];
+        return [
+            accepted(false, "NoNode", message.clone()),
+            ready(false, "NoNode", message),
+        ];
     }
     let first = |is: &dyn Fn(&&Entry) -> bool| all.iter().find(is);
     let accepted = if let Some(entry) = first(&|of| !of.is_accepted) {
-        accepted(false, "Refused", format!("node {}: {}", entry.node, entry.message))
+        accepted(
+            false,
+            "Refused",
+            format!("node {}: {}", entry.node, entry.message),
+        )
     } else if let Some(entry) = first(&|of| of.generation != generation) {
         let message = format!("node {} has not seen generation {generation} yet", entry.node);
         accepted(false, "Pending", message)
@@ -201,7 +226,11 @@ pub fn conditions(generation: i64, all: &[Entry]) -> [Condition; 2] {
             );
             ready(false, "InstancesMissing", message)
         }
-        None => ready(true, "Ready", format!("all instances of {} are active", nodes(all.len()))),
+        None => ready(
+            true,
+            "Ready",
+            format!("all instances of {} are active", nodes(all.len())),
+        ),
     };
     [accepted, ready]
 }
@@ -218,7 +247,10 @@ pub fn condition_json(condition: &Condition, generation: i64, before: &Value, no
     let status = if condition.holds { "True" } else { "False" };
     let text = |of: &'_ Value, key: &str| of.get(key).and_then(Value::as_str).map(str::to_owned);
     let known = before.get("conditions").and_then(Value::as_array);
-    let known = known.into_iter().flatten().find(|of| text(of, "type").as_deref() == Some(condition.kind));
+    let known = known
+        .into_iter()
+        .flatten()
+        .find(|of| text(of, "type").as_deref() == Some(condition.kind));
     let since = known
         .filter(|of| text(of, "status").as_deref() == Some(status))
         .and_then(|of| text(of, "lastTransitionTime"));
@@ -261,7 +293,10 @@ pub fn gist(status: &Value) -> Value {
     json!([
         of(status, &["active", "desired"]),
         list("conditions", &["type", "status", "reason", "observedGeneration"]),
-        list("nodes", &["node", "generation", "accepted", "ready", "active", "desired"]),
+        list(
+            "nodes",
+            &["node", "generation", "accepted", "ready", "active", "desired"]
+        ),
     ])
 }
 
@@ -326,13 +361,24 @@ mod tests {
         let mut failing = row(2, 2);
         failing.failing = Some("crash loop".to_owned());
         let of = entry("n1", 2, &verdict(None, true), Some(&failing), None);
-        assert!(!of.is_ready && of.message.starts_with("instances fail: crash loop; see"), "{}", of.message);
+        assert!(
+            !of.is_ready && of.message.starts_with("instances fail: crash loop; see"),
+            "{}",
+            of.message
+        );
     }
 
     #[test]
     fn sums_and_conditions_are_those_of_all_nodes() {
-        let all = with_own(vec![said("n2", 1, 3), said("n1", 9, 9)], "n1", Some(said("n1", 2, 2)));
-        assert_eq!((total(&all).active, total(&all).desired, total(&all).flows), (3, 5, 20));
+        let all = with_own(
+            vec![said("n2", 1, 3), said("n1", 9, 9)],
+            "n1",
+            Some(said("n1", 2, 2)),
+        );
+        assert_eq!(
+            (total(&all).active, total(&all).desired, total(&all).flows),
+            (3, 5, 20)
+        );
         assert_eq!(total(&all).load_percent, 50);
         let [accepted, ready] = conditions(2, &all);
         assert!(accepted.holds && !ready.holds);
@@ -341,7 +387,10 @@ mod tests {
         assert_eq!((accepted.holds, accepted.reason), (false, "Pending"));
         let refused = entry("n3", 2, &verdict(Some("no image"), false), None, None);
         let [accepted, _] = conditions(2, &with_own(all.clone(), "n3", Some(refused)));
-        assert_eq!((accepted.reason, accepted.message.as_str()), ("Refused", "node n3: no image"));
+        assert_eq!(
+            (accepted.reason, accepted.message.as_str()),
+            ("Refused", "node n3: no image")
+        );
         let [accepted, ready] = conditions(2, &[]);
         assert_eq!((accepted.reason, ready.reason), ("NoNode", "NoNode"));
         // A node that has no part any more has no entry.

@@ -41,6 +41,7 @@ mod hostile_container;
 mod hybrid;
 mod ipsec;
 mod kubernetes;
+mod kubernetes_operator;
 mod kubernetes_pods;
 mod load_reports;
 mod monitoring;

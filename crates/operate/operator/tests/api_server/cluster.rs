@@ -19,7 +19,10 @@ const KINDS: [(&str, &str); 7] = [
     ("Namespace", "/api/v1/namespaces"),
     ("ServiceAccount", "/api/v1/namespaces/inco/serviceaccounts"),
     ("ClusterRole", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
-    ("ClusterRoleBinding", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
+    (
+        "ClusterRoleBinding",
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    ),
     ("ConfigMap", "/api/v1/namespaces/inco/configmaps"),
     ("DaemonSet", "/apis/apps/v1/namespaces/inco/daemonsets"),
 ];
@@ -39,8 +42,16 @@ pub(crate) trait Server {
 
 /// Has the definition, the operator's account with its rights, a namespace and a node there.
 pub(crate) fn prepare(server: &ApiServer) {
-    server.apply(include_str!("../../../../../deploy/kubernetes/crd.yaml"), &KINDS, false);
-    server.apply(include_str!("../../../../../deploy/kubernetes/operator.yaml"), &KINDS, false);
+    server.apply(
+        include_str!("../../../../../deploy/kubernetes/crd.yaml"),
+        &KINDS,
+        false,
+    );
+    server.apply(
+        include_str!("../../../../../deploy/kubernetes/operator.yaml"),
+        &KINDS,
+        false,
+    );
     let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "edge" } });
     server.put("/api/v1/namespaces", "edge", &namespace.to_string());
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1", "labels": { "edge": "true" } } });
@@ -79,7 +90,8 @@ impl Server for ApiServer {
         ApiServer::up(self);
     }
     fn forget_functions(&self) {
-        self.ask("DELETE", &format!("{DEFINITIONS}/networkfunctions.inco.dev"), "").unwrap();
+        self.ask("DELETE", &format!("{DEFINITIONS}/networkfunctions.inco.dev"), "")
+            .unwrap();
     }
 }
 
@@ -193,7 +205,11 @@ fn asked(store: &mut Store, method: &str, path: &str, body: &[u8]) -> Option<Val
         }
         "POST" => {
             let mut object: Value = serde_json::from_slice(body).unwrap();
-            let name = format!("{}{}", object["metadata"]["generateName"].as_str()?, store.version);
+            let name = format!(
+                "{}{}",
+                object["metadata"]["generateName"].as_str()?,
+                store.version
+            );
             object["metadata"]["name"] = json!(name);
             Some(store.set(&format!("{path}/{name}"), object, false))
         }
@@ -292,7 +308,11 @@ impl Server for FakeServer {
     }
     fn forget_functions(&self) {
         // The objects go first, and the path a moment later.
-        self.store.lock().unwrap().objects.retain(|path, _| !path.contains("networkfunctions"));
+        self.store
+            .lock()
+            .unwrap()
+            .objects
+            .retain(|path, _| !path.contains("networkfunctions"));
         std::thread::sleep(Duration::from_secs(1));
         self.store.lock().unwrap().is_forgotten = true;
     }

@@ -60,30 +60,56 @@ fn follows_objects(server: &dyn Server) {
     let at = |name: &str| format!("{FUNCTIONS}/{name}");
 
     // A function runs, and its status says so.
-    server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a", "min": 2, "max": 4, "nodeSelector": { "edge": "true" } })));
+    server.make(
+        FUNCTIONS,
+        &function(
+            "firewall",
+            &json!({ "image": "a", "min": 2, "max": 4, "nodeSelector": { "edge": "true" } }),
+        ),
+    );
     let seen = becomes(server, &at("firewall"), "Ready", "True");
     assert_eq!(condition(&seen, "Accepted").unwrap()["status"], "True");
-    assert_eq!((&seen["status"]["active"], &seen["status"]["desired"]), (&json!(2), &json!(2)));
+    assert_eq!(
+        (&seen["status"]["active"], &seen["status"]["desired"]),
+        (&json!(2), &json!(2))
+    );
     assert_eq!(seen["status"]["nodes"][0]["node"], "n1");
     assert_eq!(node.services(), ["firewall", "own"]);
     event_is_told(server, "firewall", "Accepted");
     event_is_told(server, "firewall", "Ready");
 
     // One for other nodes is none of this one.
-    server.make(FUNCTIONS, &function("elsewhere", &json!({ "image": "a", "nodeSelector": { "edge": "false" } })));
+    server.make(
+        FUNCTIONS,
+        &function(
+            "elsewhere",
+            &json!({ "image": "a", "nodeSelector": { "edge": "false" } }),
+        ),
+    );
     // A change takes effect.
     server.merge(&at("firewall"), &json!({ "spec": { "min": 3 } }));
-    eventually("three instances", || (server.get(&at("firewall"))?["status"]["active"] == 3).then_some(()));
+    eventually("three instances", || {
+        (server.get(&at("firewall"))?["status"]["active"] == 3).then_some(())
+    });
     event_is_told(server, "firewall", "Scaled");
     assert!(server.get(&at("elsewhere")).unwrap().get("status").is_none());
 
     // What inco's checker refuses, and what this node refuses, does not stop the others.
-    server.make(FUNCTIONS, &function("wrong", &json!({ "image": "a", "settings": { "mounts": ["/:/host"] } })));
+    server.make(
+        FUNCTIONS,
+        &function(
+            "wrong",
+            &json!({ "image": "a", "settings": { "mounts": ["/:/host"] } }),
+        ),
+    );
     server.make(FUNCTIONS, &function("absent", &json!({ "image": "missing" })));
     server.make(FUNCTIONS, &function("later", &json!({ "image": "a" })));
     let seen = becomes(server, &at("wrong"), "Accepted", "False");
     let said = condition(&seen, "Accepted").unwrap()["message"].as_str().unwrap();
-    assert!(said.starts_with("node n1: spec.settings.mounts: an object of Kubernetes may not"), "{said}");
+    assert!(
+        said.starts_with("node n1: spec.settings.mounts: an object of Kubernetes may not"),
+        "{said}"
+    );
     let seen = becomes(server, &at("absent"), "Accepted", "False");
     let said = condition(&seen, "Accepted").unwrap()["message"].as_str().unwrap();
     assert!(said.contains("there is no image"), "{said}");
@@ -102,10 +128,18 @@ fn follows_objects(server: &dyn Server) {
     let loads = node.loads();
     server.kill();
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!((node.services(), node.loads()), (vec!["firewall".to_owned(), "later".to_owned(), "own".to_owned()], loads));
+    assert_eq!(
+        (node.services(), node.loads()),
+        (
+            vec!["firewall".to_owned(), "later".to_owned(), "own".to_owned()],
+            loads
+        )
+    );
     server.up();
     server.merge(&at("later"), &json!({ "spec": { "min": 2 } }));
-    eventually("it converges", || (server.get(&at("later"))?["status"]["active"] == 2).then_some(()));
+    eventually("it converges", || {
+        (server.get(&at("later"))?["status"]["active"] == 2).then_some(())
+    });
 
     // A Service of the class gets an address, and follows its endpoints.
     let service = |name: &str, class: &str| {
@@ -119,11 +153,17 @@ fn follows_objects(server: &dyn Server) {
         (server.get(&path)?.pointer("/status/loadBalancer/ingress/0/ip")? == "10.0.0.100").then_some(())
     });
     assert_eq!(node.services(), ["firewall", "later", "own", "web"]);
-    assert!(node.text().contains("from = \"kubernetes:edge/web\""), "{}", node.text());
+    assert!(
+        node.text().contains("from = \"kubernetes:edge/web\""),
+        "{}",
+        node.text()
+    );
 
     // A deletion removes the service; inco starts again for it.
     server.delete(&at("later"));
-    eventually("the service is gone", || (node.services() == ["firewall", "own", "web"]).then_some(()));
+    eventually("the service is gone", || {
+        (node.services() == ["firewall", "own", "web"]).then_some(())
+    });
     assert_eq!(node.starts(), 1);
 
     // A new operator goes on with what is there, without a change.
@@ -167,10 +207,16 @@ fn the_schema_of_kubernetes_refuses_what_cannot_be() {
     let server = ApiServer::start(folder.path());
     cluster::prepare(&server);
     for (spec, said) in [
-        (json!({ "image": "a", "min": 3, "max": 2 }), "min is more than max"),
+        (
+            json!({ "image": "a", "min": 3, "max": 2 }),
+            "min is more than max",
+        ),
         (json!({ "min": 3 }), "nothing serves"),
         (json!({ "image": "a", "endpoints": "web" }), "remove one"),
-        (json!({ "image": "a", "match": {}, "vip": {} }), "vip takes the place of match"),
+        (
+            json!({ "image": "a", "match": {}, "vip": {} }),
+            "vip takes the place of match",
+        ),
         (json!({ "image": "a", "service": "A b" }), "spec.service"),
         (json!({ "image": "a", "min": 0 }), "spec.min"),
     ] {
@@ -180,6 +226,7 @@ fn the_schema_of_kubernetes_refuses_what_cannot_be() {
     let fits = json!({ "image": "a", "min": 1, "max": 2, "endpointPort": "http", "cpus": 0.5,
         "policy": { "scheduler": "best-fit", "autoscaler": { "policy": "ladder" } }, "settings": { "fit": 0.7 } });
     server.ask("POST", FUNCTIONS, &function("x", &fits)).unwrap();
-    let seen: Value = serde_json::from_str(&server.ask("GET", &format!("{FUNCTIONS}/x"), "").unwrap()).unwrap();
+    let seen: Value =
+        serde_json::from_str(&server.ask("GET", &format!("{FUNCTIONS}/x"), "").unwrap()).unwrap();
     assert_eq!(seen["spec"], fits);
 }

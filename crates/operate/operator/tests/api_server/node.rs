@@ -35,13 +35,18 @@ pub(crate) struct Node {
 
 fn services(text: &str) -> Services {
     let mut all: Table = toml::from_str(text).unwrap();
-    let Some(Value::Table(of)) = all.remove("service") else { return Services::new() };
+    let Some(Value::Table(of)) = all.remove("service") else {
+        return Services::new();
+    };
     of.into_iter().collect()
 }
 
 /// A rule of a checker: a configuration has a service.
 fn check(text: &str) -> Vec<Fault> {
-    let fault = |key: &str, text: String| Fault { key: key.to_owned(), text };
+    let fault = |key: &str, text: String| Fault {
+        key: key.to_owned(),
+        text,
+    };
     match toml::from_str::<Table>(text) {
         Err(error) => vec![fault("", error.to_string())],
         Ok(all) if all.contains_key("service") => Vec::new(),
@@ -53,7 +58,9 @@ fn changes(before: &Services, after: &Services) -> Vec<KeyChange> {
     let mut names: Vec<&String> = before.keys().chain(after.keys()).collect();
     names.sort();
     names.dedup();
-    let changed = names.into_iter().filter(|name| before.get(*name) != after.get(*name));
+    let changed = names
+        .into_iter()
+        .filter(|name| before.get(*name) != after.get(*name));
     let change = |name: &String| KeyChange {
         key: format!("service.{name}"),
         old: before.get(name).map(ToString::to_string),
@@ -107,7 +114,10 @@ fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Res
 fn rows(known: &Known) -> Vec<ServiceRow> {
     let services = known.services.lock().unwrap();
     let row = |(name, of): (&String, &Value)| {
-        let min = of.get("instances").and_then(|of| of.get("min")).and_then(Value::as_integer);
+        let min = of
+            .get("instances")
+            .and_then(|of| of.get("min"))
+            .and_then(Value::as_integer);
         let count = u32::try_from(min.unwrap_or(1)).unwrap();
         ServiceRow {
             name: name.clone(),
@@ -137,7 +147,9 @@ impl Node {
                         ..Status::default()
                     }),
                     ControlRequest::Services(answer) => answer.give(rows(&shared)),
-                    ControlRequest::Act(action, _, answer) => answer.give(act(&shared, &events, &file, &action)),
+                    ControlRequest::Act(action, _, answer) => {
+                        answer.give(act(&shared, &events, &file, &action))
+                    }
                     other => panic!("{other:?} was not expected"),
                 }
             }
