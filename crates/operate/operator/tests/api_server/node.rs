@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use api::types::{Outcome, Refusal, ServiceRow, Status};
+use api::types::{Outcome, Refusal, ServiceRow, Snapshot, Status};
 use api::{ControlRequest, Endpoint, EventLog, Server, ServerSettings, request_queue};
 use model::{Action, Event, EventKind, KeyChange, Nanos};
 use operator::plan::Fault;
@@ -147,6 +147,14 @@ impl Node {
                         ..Status::default()
                     }),
                     ControlRequest::Services(answer) => answer.give(rows(&shared)),
+                    ControlRequest::Snapshot(answer) => answer.give(Snapshot {
+                        status: Status {
+                            events: events.newest(),
+                            ..Status::default()
+                        },
+                        services: rows(&shared),
+                        ..Snapshot::default()
+                    }),
                     ControlRequest::Act(action, _, answer) => {
                         answer.give(act(&shared, &events, &file, &action))
                     }
