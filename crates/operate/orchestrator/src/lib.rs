@@ -43,7 +43,7 @@ pub(crate) use control::Summary;
 pub use control::{raise_priority, secret};
 pub use controller::goal_of;
 pub use drivers::{flow_tables_mib, loads_programs, longest_packet, passes_to_host};
-pub use log::LogFormat;
+pub use log::{LogFormat, start as start_log};
 
 /// Paths of an orchestrator's sockets and state.
 #[derive(Clone, Debug)]

@@ -31,7 +31,7 @@ pub enum LogFormat {
 }
 
 /// Starts the log, at level warning or as `INCO_LOG` says.
-pub(crate) fn start(format: LogFormat) {
+pub fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_env("INCO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     // Fails only if a log was already started.
     let _already = log(
