@@ -147,12 +147,13 @@ impl Bed {
             service: ServiceId(0),
             own: Vec::new(),
             egress: false,
-            is_routed: false,
+            kind: PortKind::Kernel,
         };
         let config = EbpfSwitchConfig {
             name: name.clone(),
             prefix: "inco".to_owned(),
             uplinks: vec!["up0".to_owned()],
+            tunnel: None,
             ports: (0..INSTANCES).map(port).collect(),
             mtu: 1500,
             flows: [TABLE, 1024],

@@ -418,7 +418,7 @@ tables! {
              dropped as `too_large`.";
         tunnel: |at| at.table(tunnel_table), [or "none"], Restart,
             "table", "{ address = \"10.9.0.1\", network = 7 }",
-            "With the driver `soft` and `kernel:INTERFACE`: the near end of tunnels to other machines, at one uplink. See the \
+            "With the drivers `soft` and `ebpf`, and `kernel:INTERFACE`: the near end of tunnels to other machines, at one uplink. See the \
              table below and [many machines](../many-machines.md).";
     } => {
         Uplink { name, device, queues, max_frame, tunnel }
@@ -441,7 +441,7 @@ tables! {
             "path", "\"/etc/inco/edges.key\"",
             "Where several edges give flows to the same machines: the file of a key that all of them have, 48 hexadecimal digits \
              (`openssl rand -hex 24`), which only its owner may read. A connection that another edge has given to a machine is \
-             then found. Needs `scheduler = \"machines\"`.";
+             then found. Needs `scheduler = \"machines\"` and the driver `soft`.";
     } => {
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED);
         UplinkTunnel { address, network, from, edges_key }
@@ -502,7 +502,7 @@ tables! {
              has `CAP_NET_RAW` for them. See [functions on interfaces](../kernel-ports.md#functions-on-interfaces); \
              `null` is a sink without a container, for benches; `routed` is an address in the network that this machine's routes \
              lead to, with the driver `ebpf` only: of instances in a [swarm](../tasks/swarm.md) or in [Kubernetes](../tasks/kubernetes.md). A service with `from` in \
-             `instances` has it by itself; `tunnel`, with `soft` only, leads to the machines of `from` through VXLAN: see \
+             `instances` has it by itself; `tunnel`, with `soft` and `ebpf`, leads to the machines of `from` through VXLAN: see \
              [many machines](../many-machines.md).";
         command: texts, [= "[]"], Applies,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
@@ -1105,8 +1105,8 @@ tables! {
             "list of addresses with ports, or `\"kubernetes:NAMESPACE/SERVICE\"`", "[\"10.0.0.5:80\", \"10.0.0.6:80\"]",
             "Servers that others run, as the instances: inco neither starts nor stops them. They are listed, or are the \
              endpoints of a Kubernetes Service ([kubernetes](../tasks/kubernetes.md)). With the driver `ebpf`: \
-             see [back ends](../back-ends.md). With `soft` they are machines behind tunnels: see [many \
-             machines](../many-machines.md).";
+             see [back ends](../back-ends.md). With `soft`, and with `port = \"tunnel\"`, they are machines behind tunnels: see \
+             [many machines](../many-machines.md).";
         endpoint_port as "port": endpoint_port, [or "the only one of the Service"], Applies,
             "name, or number, 1 to 65535", "\"http\"",
             "The port of the endpoints of a Kubernetes Service: its name in the Service, or its number at the endpoints \

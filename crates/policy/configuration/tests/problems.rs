@@ -2637,21 +2637,23 @@ fn behind_tunnels(change: &[(&str, &str)]) -> String {
 
 #[test]
 fn machines_behind_tunnels_are_instances() {
-    let read = good(&behind_tunnels(&[]));
-    let service = &read.services[0];
-    assert_eq!(
-        (service.port, &service.ready),
-        (PortKind::Tunnel, &Ready::Connected)
-    );
-    assert!(!service.has_containers());
-    let tunnel = read.uplinks[0].tunnel.as_ref().unwrap();
-    assert_eq!((tunnel.network, tunnel.from.len()), (7, 0));
+    for driver in ["\"soft\"", "\"ebpf\""] {
+        let read = good(&behind_tunnels(&[("\"soft\"", driver)]));
+        let service = &read.services[0];
+        assert_eq!(
+            (service.port, &service.ready),
+            (PortKind::Tunnel, &Ready::Connected)
+        );
+        assert!(!service.has_containers());
+        let tunnel = read.uplinks[0].tunnel.as_ref().unwrap();
+        assert_eq!((tunnel.network, tunnel.from.len()), (7, 0));
+    }
 }
 
 #[test]
 fn what_a_tunnel_cannot_do_is_refused() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case<'_>; 13] = [
+    let cases: [Case<'_>; 15] = [
         (
             &[("7 }", "7, edges_key = \"/k\" }")],
             "service.web.scheduler",
@@ -2662,7 +2664,24 @@ fn what_a_tunnel_cannot_do_is_refused() {
             "uplink[0].tunnel.edges_key",
             "machines need no key",
         ),
-        (&[("\"soft\"", "\"ebpf\"")], "uplink[0].tunnel", "has no tunnels"),
+        (
+            &[("\"soft\"", "\"openflow\"")],
+            "uplink[0].tunnel",
+            "has no tunnels",
+        ),
+        (
+            &[("\"soft\"", "\"ebpf\""), ("7 }", "7, edges_key = \"/k\" }")],
+            "uplink[0].tunnel.edges_key",
+            "the driver ebpf finds no flows",
+        ),
+        (
+            &[
+                ("\"soft\"", "\"ebpf\""),
+                ("[service.web]", "[service.web]\nscheduler = \"machines\""),
+            ],
+            "service.web.scheduler",
+            "the driver ebpf does not go by reports",
+        ),
         (
             &[("kernel:eth1", "memif:w")],
             "uplink[0].tunnel",

@@ -28,6 +28,18 @@ pub fn announce(ifindex: u32, mac: [u8; 6], addresses: impl Iterator<Item = IpAd
     Ok(())
 }
 
+/// Sends a frame by that interface. One that is shorter than an Ethernet header is not sent.
+///
+/// # Errors
+/// The interface is down, or the caller lacks `CAP_NET_RAW`.
+pub fn send_frame(ifindex: u32, frame: &[u8]) -> io::Result<()> {
+    let Some([high, low]) = frame.get(12..14) else {
+        return Ok(());
+    };
+    let protocol = u16::from_be_bytes([*high, *low]);
+    send(&packet_socket()?, ifindex, libc::c_int::from(protocol), frame)
+}
+
 fn packet_socket() -> io::Result<OwnedFd> {
     // SAFETY: a plain call; protocol 0 receives nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };

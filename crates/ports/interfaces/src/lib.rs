@@ -1,7 +1,7 @@
 //! Network interfaces of this machine's kernel: listed and watched, and in pairs for the instances of services.
 //!
 //! Key types: [`Links`] (requests to the kernel), [`LinkWatch`] (changes), [`Pairs`] (the interfaces of instances),
-//! [`Remaker`] (makes pairs again), [`announce`] (tells neighbours where an address is).
+//! [`Remaker`] (makes pairs again), [`announce`] (tells neighbours where an address is), [`send_frame`].
 
 mod announce;
 mod links;
@@ -11,7 +11,7 @@ use std::io;
 
 use thiserror::Error;
 
-pub use announce::announce;
+pub use announce::{announce, send_frame};
 pub use links::{Link, LinkWatch, Links, NAME_LIMIT};
 pub use pairs::{
     CHECKER_V4, CHECKER_V6, GATEWAY_MAC, Pairs, Remaker, container_end, frames_prefix, host_end,

@@ -49,7 +49,10 @@ INLINE int set_macs(struct __sk_buff *skb, const __u8 *dst, const __u8 *src)
     return 1;
 }
 
-// Into the instance, as if its interface had received the packet; where others run it, on the way that routes say.
+NOINLINE int into_tunnel(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 slot, __u32 from);
+
+// Into the instance, as if its interface had received the packet; where others run it, on the way that routes say, or into
+// the tunnel to its machine.
 INLINE int deliver(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 slot, __u32 service, __u32 uplink,
                    __u32 bytes)
 {
@@ -60,6 +63,8 @@ INLINE int deliver(struct __sk_buff *skb, struct world *w, struct counts *c, __u
     count_received(c, uplink, bytes);
     vc->offered_packets++;
     vc->offered_bytes += bytes;
+    if (UNLIKELY(row->flags & SLOT_TUNNEL))
+        return into_tunnel(skb, w, c, slot, uplink);
     if (UNLIKELY(skb->vlan_present) && bpf_skb_vlan_pop(skb))
         return drop(c, DROPPED_LOST);
     if (UNLIKELY(row->flags & SLOT_ROUTED)) {

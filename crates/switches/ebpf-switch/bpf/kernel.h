@@ -44,7 +44,16 @@ enum {
     F_PSEUDO_HDR = 1 << 4,
     F_MARK_MANGLED_0 = 1 << 5, // a checksum of 0 stays, and none becomes 0
     F_IPV6 = 1 << 7,           // the address has no other checksum
+    F_INGRESS = 1, // a redirected packet comes in by the interface
+    ADJ_ROOM_MAC = 1, // room is made, or taken away, behind the Ethernet header
+    F_ADJ_FIXED_GSO = 1,
+    F_ADJ_ENCAP_IPV4 = 1 << 1,
+    F_ADJ_ENCAP_UDP = 1 << 4,
+    F_ADJ_ENCAP_ETH = 1 << 6,
+    F_ADJ_DECAP_IPV6 = 1 << 8, // since Linux 6.3
 };
+// Bytes of the inner header of Ethernet.
+#define F_ADJ_ENCAP_L2(bytes) ((__u64)(bytes) << 56)
 
 enum { ENOMEM = 12, EEXIST = 17 };
 
@@ -80,6 +89,8 @@ struct __sk_buff {
     __u64 tstamp;
     __u32 wire_len;
     __u32 gso_segs;
+    __u64 sk;
+    __u32 gso_size;
 };
 
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
@@ -102,7 +113,11 @@ static __s64 (*const bpf_csum_diff)(__be32 *from, __u32 from_size, __be32 *to, _
 static long (*const bpf_skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
 static long (*const bpf_skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
 static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
+static long (*const bpf_skb_adjust_room)(struct __sk_buff *skb, __s32 more, __u32 mode, __u64 flags) = (void *)50;
 static long (*const bpf_ringbuf_output)(void *map, const void *data, __u64 bytes, __u64 flags) = (void *)130;
+static void *(*const bpf_ringbuf_reserve)(void *map, __u64 bytes, __u64 flags) = (void *)131;
+static void (*const bpf_ringbuf_submit)(void *data, __u64 flags) = (void *)132;
+static void (*const bpf_ringbuf_discard)(void *data, __u64 flags) = (void *)133;
 static long (*const bpf_redirect_neigh)(__u32 ifindex, void *params, int len, __u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;

@@ -23,7 +23,7 @@ enum {
 // The state of a slot.
 enum { SLOT_FREE = 0, SLOT_ACTIVE = 1, SLOT_SERVING = 2, SLOT_FAILED = 3 };
 // Flags of a slot.
-enum { SLOT_EGRESS = 1, SLOT_DNAT = 2, SLOT_ROUTED = 4 };
+enum { SLOT_EGRESS = 1, SLOT_DNAT = 2, SLOT_ROUTED = 4, SLOT_TUNNEL = 8 };
 // How a service picks.
 enum { PICK_PREPARED = 0, PICK_BY_FLOW = 1, PICK_BY_SOURCE = 2, PICK_BY_RSS = 3, PICK_BY_RSS_WITHOUT_PORTS = 4 };
 // What flows have in common that share an instance: all of their key, both addresses, the client's address.
@@ -46,6 +46,8 @@ enum {
     DROPPED_LOST = 9,
     DROPPED_SIGNAL = 10,
     DROPPED_SIGNAL_RATE = 11,
+    DROPPED_TUNNEL = 12,
+    DROPPED_TOO_LARGE = 13,
     REASONS = 16,
 };
 

@@ -3,6 +3,7 @@
 #include "answer.h"
 #include "check.h"
 #include "signal.h"
+#include "tunnel.h"
 
 // Whether one receiver is meant.
 INLINE int is_unicast(struct __sk_buff *skb)
@@ -109,6 +110,14 @@ INLINE int seen(struct counts *c, int verdict)
     return verdict;
 }
 
+INLINE int is_udp(struct __sk_buff *skb)
+{
+    if (UNLIKELY(!is_readable(skb, ETH_BYTES + sizeof(struct ip4))))
+        return 0;
+    struct ip4 *ip = (void *)(long)skb->data + ETH_BYTES;
+    return (void *)(ip + 1) <= (void *)(long)skb->data_end && ip->protocol == PROTO_UDP;
+}
+
 SEC("classifier")
 int inco_uplink(struct __sk_buff *skb)
 {
@@ -122,6 +131,12 @@ int inco_uplink(struct __sk_buff *skb)
     if (LIKELY(skb->protocol == BE16(ETH_IP))) {
         if (UNLIKELY(!is_unicast(skb)))
             return not_steered(skb, w, c, at, 0);
+        // What comes out of a tunnel may be of the other IP version.
+        int of_tunnel = is_udp(skb) ? out_of_tunnel(skb, w, c, at) : NO_TUNNEL;
+        if (UNLIKELY(of_tunnel >= 0))
+            return seen(c, of_tunnel);
+    }
+    if (LIKELY(skb->protocol == BE16(ETH_IP))) {
         struct ip4 *ip = (void *)(long)skb->data + ETH_BYTES;
         if (LIKELY((void *)(ip + 1) <= (void *)(long)skb->data_end) && UNLIKELY(ip->protocol == PROTO_ICMP))
             answered = answer_ping4(skb, w, c, at);
@@ -136,6 +151,7 @@ int inco_uplink(struct __sk_buff *skb)
         return is_unicast(skb) ? seen(c, from_uplink_v6(skb, w, c, at)) : not_steered(skb, w, c, at, 0);
     }
     if (skb->protocol == BE16(ETH_ARP)) {
+        hear_machine(skb, at);
         answered = answer_arp(skb, w, c, at);
         if (answered >= 0)
             return answered;

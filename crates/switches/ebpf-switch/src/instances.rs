@@ -1,13 +1,13 @@
 //! The instances at their ports: attached, failed, detached, and the pins to them.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use interfaces::{Link, Links, Pairs, Remaker, instance_mac};
-use model::{ServiceId, Slot, Vip, VipMode};
+use model::{Nanos, PortKind, ServiceId, Slot, Vip, VipMode};
 use switch::{Plan, PortSpec, SwitchEvent};
 
 use crate::back_ends::BackEnds;
@@ -17,6 +17,7 @@ use crate::layout::{EPOCHS, SLOT_DNAT, SLOT_EGRESS, SlotRow, slot_state, store_b
 use crate::ports::{self, PreparedPort, lock};
 use crate::readings::live_in;
 use crate::rules::words;
+use crate::tunnels::{TunnelEnd, Tunnels};
 
 /// How long a pair that could not be made waits for the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
@@ -57,6 +58,8 @@ pub(crate) struct Instances {
     ports: BTreeMap<Slot, Port>,
     /// Those that others run, which have no ports.
     pub(crate) back_ends: BackEnds,
+    /// Those that are machines behind tunnels.
+    pub(crate) tunnels: Tunnels,
     shared: Arc<Shared>,
     remaker: Remaker<EbpfError>,
     adopt_until: Option<Instant>,
@@ -68,16 +71,28 @@ impl Instances {
     /// # Errors
     /// A pair cannot be made.
     pub(crate) fn start(
-        ports: &[PreparedPort],
+        (ports, end): (&[PreparedPort], Option<&TunnelEnd>),
         pairs: Pairs,
         links: &mut Links,
         kernel: &Arc<Mutex<Kernel>>,
         shared: Arc<Shared>,
         is_taken_over: bool,
     ) -> Result<Instances, EbpfError> {
-        let routed = ports.iter().filter(|port| port.is_routed).map(|port| port.slot);
+        let of_kind = |kind| {
+            let ports = ports.iter().filter(move |port| port.kind == kind);
+            ports.map(|port| port.slot)
+        };
         let known = lock(kernel).take_back_ends();
+        let routed = of_kind(PortKind::Routed);
         let back_ends = BackEnds::start(routed, known, Arc::clone(&shared), is_taken_over);
+        let machines = of_kind(PortKind::Tunnel);
+        let tunnels = Tunnels::start(
+            end,
+            machines,
+            &mut lock(kernel),
+            Arc::clone(&shared),
+            is_taken_over,
+        )?;
         let listed = links.list().map_err(|source| EbpfError::System {
             what: "listing interfaces",
             source,
@@ -87,8 +102,8 @@ impl Instances {
             .filter_map(|link| Some((pairs.slot_of(&link.name)?, link)))
             .collect();
         for (slot, link) in &there {
-            if !ports.iter().any(|port| port.slot == *slot && !port.is_routed) {
-                if !back_ends.has(*slot) {
+            if !of_kind(PortKind::Kernel).any(|of| of == *slot) {
+                if !back_ends.has(*slot) && !tunnels.has(*slot) {
                     free(&shared, *slot);
                 }
                 // Of an earlier configuration.
@@ -100,7 +115,7 @@ impl Instances {
             }
         }
         let mut all = BTreeMap::new();
-        for of in ports.iter().filter(|port| !port.is_routed) {
+        for of in ports.iter().filter(|port| port.kind == PortKind::Kernel) {
             let slot = of.slot;
             let kept = there.get(&slot).filter(|link| is_taken_over && link.is_veth);
             let link = match kept {
@@ -134,6 +149,7 @@ impl Instances {
         Ok(Instances {
             ports: all,
             back_ends,
+            tunnels,
             shared,
             remaker,
             adopt_until: is_taken_over.then(|| Instant::now() + ADOPT_PATIENCE),
@@ -141,7 +157,8 @@ impl Instances {
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
-        self.ports.keys().copied().chain(self.back_ends.slots())
+        let own = self.ports.keys().copied();
+        own.chain(self.back_ends.slots()).chain(self.tunnels.slots())
     }
 
     /// The addresses of instances' own, with their service.
@@ -151,7 +168,7 @@ impl Instances {
     }
 
     pub(crate) fn has(&self, slot: Slot) -> bool {
-        self.ports.contains_key(&slot) || self.back_ends.has(slot)
+        self.ports.contains_key(&slot) || self.back_ends.has(slot) || self.tunnels.has(slot)
     }
 
     /// Slots whose instance an earlier run has left.
@@ -162,12 +179,20 @@ impl Instances {
             .map(|(slot, _)| *slot)
     }
 
+    /// Where an earlier run had instances that others run.
+    pub(crate) fn inherited_elsewhere(&self) -> BTreeMap<Slot, SocketAddr> {
+        let mut all = self.back_ends.inherited();
+        all.extend(self.tunnels.inherited());
+        all
+    }
+
     /// Whether an instance there can be given flows.
     pub(crate) fn is_usable(&self, slot: Slot) -> bool {
         self.ports
             .get(&slot)
             .is_some_and(|port| port.phase == Phase::Up && !port.is_failed)
             || self.back_ends.is_usable(slot)
+            || self.tunnels.is_usable(slot)
     }
 
     /// Connects an instance. Gives false where one is connected already.
@@ -181,6 +206,9 @@ impl Instances {
     ) -> bool {
         if self.back_ends.has(slot) {
             return self.back_ends.attach(slot, service, of.back_end, links, events);
+        }
+        if self.tunnels.has(slot) {
+            return self.tunnels.attach(slot, service, of.back_end, events);
         }
         let Some(port) = self.ports.get_mut(&slot) else {
             return false;
@@ -209,12 +237,16 @@ impl Instances {
             void(&self.shared, slot);
         }
         self.back_ends.fail(slot);
+        self.tunnels.fail(slot);
     }
 
     /// Disconnects an instance, or tells that there is none.
     pub(crate) fn detach(&mut self, slot: Slot, links: &mut Links, events: &mut Vec<SwitchEvent>) {
         if self.back_ends.has(slot) {
             return self.back_ends.detach(slot, events);
+        }
+        if self.tunnels.has(slot) {
+            return self.tunnels.detach(slot, events);
         }
         let detached = SwitchEvent::Detached { slot, outstanding: 0 };
         let Some(port) = self.ports.get_mut(&slot) else {
@@ -245,6 +277,7 @@ impl Instances {
     /// Takes a plan over: which instances take new flows, which serve those they have.
     pub(crate) fn follow(&mut self, plan: &Plan) {
         self.back_ends.follow(plan);
+        self.tunnels.follow(plan);
         for (slot, port) in &mut self.ports {
             let row = row(&self.shared, *slot);
             match plan.slot(*slot) {
@@ -297,7 +330,7 @@ impl Instances {
     }
 
     /// Moves on what is under way.
-    pub(crate) fn poll(&mut self, links: &mut Links, events: &mut Vec<SwitchEvent>) {
+    pub(crate) fn poll(&mut self, at: Nanos, links: &mut Links, events: &mut Vec<SwitchEvent>) {
         let now = Instant::now();
         while let Some((slot, made)) = self.remaker.done() {
             let Some(port) = self.ports.get_mut(&slot) else {
@@ -328,6 +361,7 @@ impl Instances {
             self.adopt_until = None;
         }
         self.back_ends.poll(links, is_over);
+        self.tunnels.poll(at, is_over, events);
         for (slot, port) in &mut self.ports {
             if port.retry.is_some_and(|at| now >= at) {
                 port.retry = None;
@@ -360,6 +394,7 @@ impl Instances {
         self.remaker.stop();
         let Some(links) = links else { return };
         self.back_ends.stop();
+        self.tunnels.stop();
         for (slot, port) in &self.ports {
             free(&self.shared, *slot);
             if let Err(error) = links.remove(&port.link.name) {

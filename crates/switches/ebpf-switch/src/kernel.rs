@@ -282,6 +282,11 @@ impl Kernel {
         })
     }
 
+    /// A map that is not pinned, for the one who fills or reads it.
+    pub(crate) fn take_map(&mut self, name: &str) -> Option<Map> {
+        self.ebpf.take_map(name)
+    }
+
     /// Signals of instances, for the one who reads them.
     pub(crate) fn take_signals(&mut self) -> Option<Signals> {
         self.signals.take()

@@ -35,6 +35,8 @@ pub(crate) const SLOT_DNAT: u8 = 2;
 
 /// Others run it: routes lead there.
 pub(crate) const SLOT_ROUTED: u8 = 4;
+/// It is a machine at the other end of a tunnel.
+pub(crate) const SLOT_TUNNEL: u8 = 8;
 
 /// The state of a connection that is opened and not acknowledged yet.
 pub(crate) const TCP_HANDSHAKE: u32 = 1;
@@ -66,7 +68,7 @@ pub(crate) mod fallback {
 }
 
 /// The reasons of drops, in the order of the programs' counters.
-pub(crate) const DROPS: [DropReason; 12] = [
+pub(crate) const DROPS: [DropReason; 14] = [
     DropReason::Malformed,
     DropReason::HeaderLimit,
     DropReason::FragmentTimeout,
@@ -79,6 +81,8 @@ pub(crate) const DROPS: [DropReason; 12] = [
     DropReason::InstanceLost,
     DropReason::Signal,
     DropReason::SignalRate,
+    DropReason::Tunnel,
+    DropReason::TooLarge,
 ];
 
 #[repr(C)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use interfaces::{Link, Links, Pairs, Remaker, host_end};
-use model::{ServiceId, Slot};
+use model::{PortKind, ServiceId, Slot};
 
 use crate::error::EbpfError;
 use crate::kernel::{Kernel, Program};
@@ -20,8 +20,9 @@ pub struct PreparedPort {
     pub own: Vec<IpAddr>,
     /// Whether the instance may open connections.
     pub egress: bool,
-    /// Whether others run the instance, and routes lead to it: then no pair is made, and it has no addresses here.
-    pub is_routed: bool,
+    /// What leads to the instance: an interface that is made for it; or, where others run it, routes or a tunnel. Then
+    /// it has no addresses here.
+    pub kind: PortKind,
 }
 
 /// Makes a pair, in the place of one of that name, and attaches the program. Gives the host's end.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use model::{Match, Prefix, ServiceId};
+use model::{Match, Prefix, ServiceId, UplinkId};
 use switch::{Plan, ServicePlan};
 
 use crate::layout::{BANKS, RULES, RuleRow, World, store_words};
@@ -100,8 +100,13 @@ pub(crate) fn publish(world: &World, rules: &[Rule]) {
     settings.rules.store((bank << 16 | count) as u32, Release);
 }
 
-/// The addresses of a plan's services and of their instances, each with a bit for each uplink.
-pub(crate) fn addresses(plan: &Plan, own: impl Iterator<Item = (ServiceId, IpAddr)>) -> Vec<(IpAddr, u32)> {
+/// The addresses of a plan's services and of their instances, each with a bit for each uplink. `receives`: the uplink
+/// where others answer for them, who send into tunnels. `end`: the near end of tunnels.
+pub(crate) fn addresses(
+    plan: &Plan,
+    own: impl Iterator<Item = (ServiceId, IpAddr)>,
+    (receives, end): (Option<UplinkId>, Option<(IpAddr, UplinkId)>),
+) -> Vec<(IpAddr, u32)> {
     let services = plan.services.iter();
     let vips = services.flat_map(|of| {
         of.vip
@@ -111,10 +116,14 @@ pub(crate) fn addresses(plan: &Plan, own: impl Iterator<Item = (ServiceId, IpAdd
     let mut all: BTreeMap<IpAddr, u32> = BTreeMap::new();
     for (service, address) in vips.chain(own) {
         let uplinks = plan.service(service).map_or(&[][..], |of| of.uplinks.as_slice());
-        let bits = uplinks.iter().fold(0, |bits, id| bits | 1 << id.0);
+        let here = uplinks.iter().filter(|id| receives != Some(**id));
+        let bits = here.fold(0, |bits, id| bits | 1 << id.0);
         if bits != 0 {
             *all.entry(address).or_default() |= bits;
         }
+    }
+    if let Some((address, uplink)) = end {
+        *all.entry(address).or_default() |= 1 << uplink.0;
     }
     all.into_iter().collect()
 }

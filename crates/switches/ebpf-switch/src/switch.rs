@@ -8,46 +8,25 @@ use std::time::{Duration, Instant};
 use clock::monotonic;
 use flow_table::AttachCounts;
 use interfaces::{GATEWAY_MAC, LinkWatch, Links, Pairs};
-use model::{
-    AffinityKey, Fallback, Generation, Nanos, PortKind, ServiceId, Slot, TableFull, Timeouts, UplinkId,
-    UplinkKind, VipMode,
-};
+use model::{Fallback, Generation, Nanos, ServiceId, Slot, TableFull, UplinkId};
 use switch::{
     Capabilities, Change, Plan, Resumed, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest,
     WakeUp,
 };
 
+use crate::config::{CAPABILITIES, EbpfSwitchConfig};
 use crate::error::{EbpfError, check_kernel};
 use crate::events::{Alarm, Events};
 use crate::instances::Instances;
 use crate::kernel::{Found, Kernel, Leftovers, Loaded, Shared, Sizes};
 use crate::layout::{RULES, SERVICES, UPLINKS, fallback, shared_by, store_bytes, store_words};
 use crate::picks::{Now, Picker};
-use crate::ports::{PreparedPort, lock};
+use crate::ports::lock;
 use crate::release::Release as Programs;
 use crate::signals::Signals;
 use crate::table::{Lister, Question};
 use crate::uplinks::Uplinks;
 use crate::{readings, rules, table};
-
-/// What the driver can do beyond what every switch does.
-pub const CAPABILITIES: Capabilities = Capabilities {
-    ports: &[PortKind::Kernel, PortKind::Routed],
-    uplinks: &[UplinkKind::Kernel],
-    prepared_ports: true,
-    // The kernel's CPUs forward; what counts as a worker are all of them together.
-    worker_limit: Some(1),
-    sees_openers: true,
-    flow_counters: true,
-    returns: false,
-    probes: false,
-    checks: true,
-    passes_to_host: true,
-    vips: &[VipMode::L2, VipMode::Dnat],
-    affinity_keys: &[AffinityKey::Flow, AffinityKey::Addresses, AffinityKey::Source],
-    signals: true,
-    ..Capabilities::NONE
-};
 
 /// Entries of the table of what flows share, where none do.
 const SHARED_MIN: u32 = 64;
@@ -56,32 +35,6 @@ const SHARED_MIN: u32 = 64;
 const SHARED_SPARE: Nanos = Nanos::from_secs(60);
 /// How long a program that reads what was there before may still run. One takes microseconds.
 pub(crate) const GRACE: Duration = Duration::from_millis(1);
-
-/// What a switch is made of.
-#[derive(Clone, Debug)]
-pub struct EbpfSwitchConfig {
-    /// The name under which maps are pinned: the same in the next run.
-    pub name: String,
-    /// What the names of the host's ends begin with, at most 9 bytes.
-    pub prefix: String,
-    /// The interfaces of the uplinks, in the order of their ids.
-    pub uplinks: Vec<String>,
-    /// The ports of instances.
-    pub ports: Vec<PreparedPort>,
-    /// The longest packet that instances' interfaces carry, without the Ethernet header.
-    pub mtu: u16,
-    /// Entries of the flow tables of IPv4 and of IPv6.
-    pub flows: [u32; 2],
-    /// Idle timeouts of flows.
-    pub timeouts: Timeouts,
-    /// Connections of a service that may be half open; [`None`]: a quarter of the smaller table's entries, so that
-    /// neither is full of them.
-    pub half_open: Option<u32>,
-    /// Whether a service has flows that share an instance.
-    pub shares: bool,
-    /// The key of the programs' hash.
-    pub hash_key: [u64; 2],
-}
 
 /// Whether the driver can be had on this machine.
 ///
@@ -218,7 +171,7 @@ impl EbpfSwitch {
         let watch = LinkWatch::new().map_err(system("netlink"))?;
         let pairs = pairs(&config.prefix, config.mtu);
         let instances = Instances::start(
-            &config.ports,
+            (&config.ports, config.tunnel.as_ref()),
             pairs.clone(),
             &mut links,
             &kernel,
@@ -285,7 +238,7 @@ impl EbpfSwitch {
             live,
             instances: self.instances.inherited().count(),
             uplinks: self.uplinks.up(),
-            back_ends: self.instances.back_ends.inherited(),
+            back_ends: self.instances.inherited_elsewhere(),
             rejected,
         }
     }
@@ -301,7 +254,8 @@ impl EbpfSwitch {
                 return Err(SwitchError::Limit { what, asked, limit });
             }
         }
-        let addresses = rules::addresses(plan, self.instances.own_addresses());
+        let others = self.instances.tunnels.answers();
+        let addresses = rules::addresses(plan, self.instances.own_addresses(), others);
         if addresses != self.steering.addresses {
             let wanted: Vec<_> = addresses
                 .iter()
@@ -545,7 +499,7 @@ impl Switch for EbpfSwitch {
             }
         }
         self.uplinks.tell(&self.steering.addresses, &mut self.events);
-        self.instances.poll(&mut self.links, &mut self.events);
+        self.instances.poll(now, &mut self.links, &mut self.events);
         self.signals.iter_mut().for_each(|of| of.tell(&mut self.events));
         self.events.extend(std::iter::from_fn(|| self.lister.take()));
         let moment = Instant::now();

@@ -21,7 +21,6 @@ enum {
     FIRST_EXTENSIONS = 44, // a fragment of IPv6
     FIN_SYN_RST = 7,
     ENOUGH = 0x7fffffff, // bytes that a filter keeps: all
-    F_INGRESS = 1,
     TO_PEER = 1,   // into the network namespace of the interface's other end
     IS_KNOWN = 2,  // packets that another neighbour sends are passed up
 };

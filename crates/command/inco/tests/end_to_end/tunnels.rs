@@ -45,11 +45,14 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    fn new(network: &Network, beside: &Place, number: u8, from: &[&str]) -> Machine {
-        Machine::with(network, beside, (number, from), |_, _, text| text)
+    /// By a driver, behind the edge.
+    fn by(network: &Network, beside: &Place, number: u8, driver: &str) -> Machine {
+        Machine::with(network, beside, (number, &["10.0.0.1"]), |_, _, text| {
+            by(driver, &text)
+        })
     }
 
-    /// The same with what `change` makes of its network and its configuration.
+    /// With the driver `soft`, and what `change` makes of its network and its configuration.
     pub(crate) fn with(
         network: &Network,
         beside: &Place,
@@ -98,6 +101,11 @@ impl Machine {
     }
 }
 
+/// A configuration with another driver.
+fn by(driver: &str, text: &str) -> String {
+    text.replace("driver = \"soft\"", &format!("driver = \"{driver}\""))
+}
+
 /// Clients, once both machines have answered.
 fn load_on_both(network: &Network) -> Load {
     let load = Load::start(network, SERVICE.parse().unwrap(), CLIENTS);
@@ -116,14 +124,15 @@ fn asked_for_more(load: &Load) {
 
 /// A machine is drained and comes back, and the edge is killed and restarted: no request fails. Then a machine is cut off:
 /// its flows move once, and it is back when it answers again.
-#[test]
-fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
+fn machines_are_drained_and_lost_and_an_edge_is_restarted(edge_driver: &str, drivers: [&str; 2]) {
     if !are_here(Engine::Oci, &["nginx"]) {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machines = [1, 2].map(|number| Machine::new(&network, &place, number, &["10.0.0.1"]));
-    let mut edge = network.run(&place, EDGE);
+    let machines = [(1, drivers[0]), (2, drivers[1])];
+    let machines = machines.map(|(number, driver)| Machine::by(&network, &place, number, driver));
+    let text = by(edge_driver, EDGE);
+    let mut edge = network.run(&place, &text);
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);
 
@@ -141,7 +150,7 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
     asked_for_more(&load);
 
     drop(edge.kill());
-    edge = network.run(&place, EDGE);
+    edge = network.run(&place, &text);
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);
     asked_for_more(&load);
@@ -181,6 +190,21 @@ fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
 
     drop(edge.stop_with(&place, &[]));
     machines.into_iter().for_each(Machine::stop);
+}
+
+#[test]
+fn machines_behind_tunnels_are_drained_and_lost_and_an_edge_is_restarted() {
+    machines_are_drained_and_lost_and_an_edge_is_restarted("soft", ["soft", "soft"]);
+}
+
+#[test]
+fn the_same_with_an_edge_of_ebpf_before_machines_of_both_drivers() {
+    machines_are_drained_and_lost_and_an_edge_is_restarted("ebpf", ["ebpf", "soft"]);
+}
+
+#[test]
+fn the_same_with_an_edge_of_soft_before_machines_of_both_drivers() {
+    machines_are_drained_and_lost_and_an_edge_is_restarted("soft", ["ebpf", "soft"]);
 }
 
 /// What comes and goes: all of these at one machine, then at the other one.
@@ -288,11 +312,19 @@ fn nothing_is_broken_while_machines_instances_and_the_edge_come_and_go() {
 /// A machine takes nothing out of tunnels whose sender it does not know, and says so.
 #[test]
 fn a_machine_refuses_tunnels_of_strangers() {
+    for driver in ["soft", "ebpf"] {
+        strangers_are_refused_by(driver);
+    }
+}
+
+fn strangers_are_refused_by(driver: &str) {
     if !are_here(Engine::Oci, &["nginx", "curl"]) {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machine = Machine::new(&network, &place, 1, &["10.0.0.9"]);
+    let machine = Machine::with(&network, &place, (1, &["10.0.0.9"]), |_, _, text| {
+        by(driver, &text)
+    });
     let edge = network.run(
         &place,
         &EDGE.replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]"),
@@ -316,12 +348,21 @@ fn a_machine_refuses_tunnels_of_strangers() {
 /// The way to a machine takes smaller packets than the client's network: the client is told, and sends smaller ones.
 #[test]
 fn a_client_is_told_how_big_packets_of_a_tunnel_may_be() {
+    a_client_is_told_by("soft", "soft");
+}
+
+#[test]
+fn a_client_is_told_by_programs_how_big_packets_of_a_tunnel_may_be() {
+    a_client_is_told_by("ebpf", "ebpf");
+}
+
+fn a_client_is_told_by(edge: &str, machine: &str) {
     if !are_here(Engine::Oci, &["nginx"]) {
         return;
     }
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machine = Machine::new(&network, &place, 1, &["10.0.0.1"]);
-    let text = EDGE
+    let machine = Machine::by(&network, &place, 1, machine);
+    let text = by(edge, EDGE)
         .replace("max_frame = 1572", "max_frame = 1522")
         .replace("[\"10.0.0.11:4789\", \"10.0.0.12:4789\"]", "[\"10.0.0.11:4789\"]");
     let edge = network.run(&place, &text);

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use configuration::{Configuration, Device, Unusable};
-use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort};
-use model::PortKind;
+use ebpf_switch::{CAPABILITIES, EbpfSwitch, EbpfSwitchConfig, PreparedPort, TunnelEnd};
+use model::{PortKind, UplinkId};
 use soft_switch::Keep;
 use switch::Capabilities;
 
@@ -63,14 +63,14 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
     let own = own_addresses(configuration);
     let mut ports = Vec::new();
     for (id, service, slots) in of_services(configuration) {
-        let is_routed = service.port == PortKind::Routed;
+        let is_own = service.port == PortKind::Kernel;
         for slot in slots {
             ports.push(PreparedPort {
                 slot,
                 service: id,
-                own: if is_routed { Vec::new() } else { own(slot)? },
+                own: if is_own { own(slot)? } else { Vec::new() },
                 egress: service.egress,
-                is_routed,
+                kind: service.port,
             });
         }
     }
@@ -80,6 +80,7 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
         name,
         prefix,
         uplinks,
+        tunnel: tunnel(configuration),
         ports,
         mtu: mtu(configuration),
         flows: [u32::try_from(switch.flows)?, u32::try_from(switch.flows_ipv6)?],
@@ -90,6 +91,21 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
             .iter()
             .any(|service| service.affinity_key.shares_addresses()),
         hash_key: [first, second],
+    })
+}
+
+/// The near end of tunnels, if an uplink has one.
+fn tunnel(configuration: &Configuration) -> Option<TunnelEnd> {
+    let mut uplinks = (0..).map(UplinkId).zip(&configuration.uplinks);
+    uplinks.find_map(|(uplink, of)| {
+        let tunnel = of.tunnel.as_ref()?;
+        Some(TunnelEnd {
+            uplink,
+            max_frame: usize::from(of.max_frame),
+            address: tunnel.address,
+            network: tunnel.network,
+            from: tunnel.from.clone(),
+        })
     })
 }
 

@@ -26,7 +26,7 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     }
     let mut services = configuration.services.iter();
     for service in services.by_ref().filter(|of| of.port == PortKind::Tunnel) {
-        check_service(reader, service, ends.first().copied());
+        check_service(reader, configuration, service, ends.first().copied());
     }
 }
 
@@ -55,6 +55,13 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
         let write = "write max_frame = 1572, and give the interface an MTU of 1,550 bytes or more";
         wrong("tunnel", what, write);
     }
+    if tunnel.edges_key.is_some() && !knows_edges(configuration) {
+        let what = format!(
+            "the driver {} finds no flows that other edges have pinned",
+            configuration.switch.driver.name()
+        );
+        wrong("tunnel.edges_key", what, "remove it, or write driver = \"soft\"");
+    }
     if tunnel.edges_key.is_some() && !tunnel.from.is_empty() {
         let what = "it is for edges, and `from` of the tunnel is for machines behind them".to_owned();
         wrong("tunnel.edges_key", what, "remove it; machines need no key");
@@ -65,7 +72,17 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
     }
 }
 
-fn check_service(reader: &mut Reader, service: &Service, end: Option<End<'_>>) {
+/// Whether the driver looks for flows at machines, and picks machines by their reports.
+fn knows_edges(configuration: &Configuration) -> bool {
+    configuration.switch.driver == SwitchDriver::Soft
+}
+
+fn check_service(
+    reader: &mut Reader,
+    configuration: &Configuration,
+    service: &Service,
+    end: Option<End<'_>>,
+) {
     let key = |name: &str| format!("service.{}.{name}", service.name);
     let mut wrong = |name: &str, what: &str, write: &str| {
         reader.report(&key(name), ValueError::new(what, write));
@@ -102,6 +119,14 @@ fn check_service(reader: &mut Reader, service: &Service, end: Option<End<'_>>) {
                 wrong("instances.from", what, "write the addresses of other machines");
             }
         }
+    }
+    if service.scheduler.name() == BY_REPORTS && !knows_edges(configuration) {
+        let what = format!(
+            "the driver {} does not go by reports of machines",
+            configuration.switch.driver.name()
+        );
+        let write = "write another scheduler, or driver = \"soft\"";
+        reader.report(&key("scheduler"), ValueError::new(what, write));
     }
     if machines.iter().any(|at| at.is_ipv6() || at.port() != UDP_PORT) {
         let what = "a tunnel ends at an IPv4 address and the UDP port of VXLAN";

@@ -31,7 +31,7 @@ fn bed() -> (Bed, Namespace) {
     ));
     world.config.uplinks.push("up1".to_owned());
     for port in &mut world.config.ports {
-        port.is_routed = true;
+        port.kind = PortKind::Routed;
     }
     for (namespace, interface, v4, v6) in [
         (&world.net, "net0", "10.0.0.1/24", "2001:db8::1/64"),

@@ -36,12 +36,13 @@ pub(crate) fn config(name: &str, slots: u16) -> EbpfSwitchConfig {
         service: ServiceId(0),
         own: Vec::new(),
         egress: false,
-        is_routed: false,
+        kind: PortKind::Kernel,
     });
     EbpfSwitchConfig {
         name: name.to_owned(),
         prefix: "inco".to_owned(),
         uplinks: vec!["up0".to_owned()],
+        tunnel: None,
         ports: ports.collect(),
         mtu: 1500,
         flows: [16_384, 4096],

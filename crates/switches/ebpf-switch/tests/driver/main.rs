@@ -26,3 +26,4 @@ mod steering;
 mod strangers;
 mod traffic;
 mod translation;
+mod tunnels;
