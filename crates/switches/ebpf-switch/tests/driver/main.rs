@@ -26,4 +26,5 @@ mod steering;
 mod strangers;
 mod traffic;
 mod translation;
+mod tunnel_costs;
 mod tunnels;

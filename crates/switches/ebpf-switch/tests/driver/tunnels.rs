@@ -1,23 +1,21 @@
 //! Tunnels to and from other machines: what leaves the edge, what a machine takes out, and what both refuse and count.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use ebpf_switch::TunnelEnd;
 use model::{DropReason, InstanceState, ServiceId, Slot, UplinkId};
 use packet::vxlan::{self, Mark, Tunnel};
-use rustix::time::{ClockId, clock_gettime};
 use switch::{PortKind, PortSpec, Switch, SwitchEvent, SwitchRequest};
 
 use crate::bed::{Bed, World, available};
 use crate::frames::{ACK, CLIENT, SYN, UPLINK, fix_ip_checksum, tagged, tcp, udp};
-use crate::namespaces::Tap;
 use crate::steering::service;
 
-const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-const MACHINES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 11), Ipv4Addr::new(10, 0, 0, 12)];
-const VIP: &str = "10.0.0.100:80";
+pub(crate) const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+pub(crate) const MACHINES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 11), Ipv4Addr::new(10, 0, 0, 12)];
+pub(crate) const VIP: &str = "10.0.0.100:80";
 const CLIENTS: [&str; 2] = ["198.51.100.7", "[2001:db8:1::7]"];
 const VIPS: [&str; 2] = [VIP, "[2001:db8::100]:80"];
 const NETWORK: u32 = 7;
@@ -26,7 +24,7 @@ fn mac_of(machine: Ipv4Addr) -> [u8; 6] {
     [2, 0, 0, 0, 1, machine.octets()[3]]
 }
 
-fn end(address: Ipv4Addr, from: &[Ipv4Addr]) -> TunnelEnd {
+pub(crate) fn end(address: Ipv4Addr, from: &[Ipv4Addr]) -> TunnelEnd {
     TunnelEnd {
         uplink: UplinkId(0),
         max_frame: 1572,
@@ -89,7 +87,7 @@ impl Bed {
     }
 
     /// Attaches the machine of a slot, while those of `answering` answer.
-    fn attach_machine(&mut self, slot: Slot, answering: &[Ipv4Addr]) {
+    pub(crate) fn attach_machine(&mut self, slot: Slot, answering: &[Ipv4Addr]) {
         let (service, mut port) = (ServiceId(0), PortSpec::new(PortKind::Tunnel, ""));
         port.back_end = Some(SocketAddr::new(MACHINES[slot.index()].into(), vxlan::PORT));
         self.ask(SwitchRequest::Attach { slot, service, port });
@@ -525,70 +523,4 @@ fn both_ends_pass_undivided_packets_and_count_the_same() {
     assert_eq!((near.dropped(), there.drops[DropReason::Tunnel.index()]), (0, 0));
     machine.switch.stop();
     edge.switch.stop();
-}
-
-/// Flows of each kind, and rounds; each round sends some packets of each flow.
-const FLOWS: u16 = 64;
-const ROUNDS: usize = 9;
-/// The edge's CPU time for a packet into a tunnel ÷ for one to an instance of its own: at most.
-const MOST: f64 = 1.25;
-
-/// The time of this thread's CPU for a packet, in nanoseconds: the kernel forwards on the time of who sends.
-fn cost(bed: &Bed, first: u16, bursts: usize) -> f64 {
-    let frame = |flow| udp(&format!("198.51.100.7:{}", first + flow), VIP, &[0; 200]);
-    let frames: Vec<Vec<u8>> = (0..FLOWS).map(frame).collect();
-    let now = || {
-        let at = clock_gettime(ClockId::ThreadCPUTime);
-        at.tv_sec as f64 * 1e9 + at.tv_nsec as f64
-    };
-    let began = now();
-    for _ in 0..bursts {
-        frames.iter().for_each(|frame| bed.world.wire.send(frame));
-    }
-    (now() - began) / (bursts * frames.len()) as f64
-}
-
-#[test]
-fn a_packet_into_a_tunnel_costs_little_more_than_one_to_an_instance() {
-    if !available() {
-        return;
-    }
-    let mut world = World::new(2);
-    world.host.ip("link set up0 mtu 1600");
-    world.net.ip("link set net0 mtu 1600");
-    world.config.tunnel = Some(end(EDGE, &[]));
-    world.config.ports[1].kind = PortKind::Tunnel;
-    let mut bed = Bed::new(world, service());
-    bed.add(0..1, &["10.0.0.100/32"]);
-    // It takes what comes, and nobody reads it. No other socket looks at frames.
-    let instance = bed.world.instances.get_mut(&Slot(0)).unwrap();
-    let _sink = instance.namespace.within(|| UdpSocket::bind(VIP).unwrap());
-    instance.tap = Tap::open(&bed.world.host, "lo");
-    cost(&bed, 1000, 1);
-    bed.attach_machine(Slot(1), &MACHINES);
-    bed.set_state(Slot(0), Some(InstanceState::Draining));
-    bed.set_state(Slot(1), Some(InstanceState::Active));
-    cost(&bed, 2000, 1);
-    let bursts = if real_parts::is_full_length() { 1000 } else { 10 };
-    let mut ratios: Vec<[f64; 3]> = (0..ROUNDS)
-        .map(|_| {
-            let (own, tunnel) = (cost(&bed, 1000, bursts), cost(&bed, 2000, bursts));
-            bed.received();
-            [tunnel / own, own, tunnel]
-        })
-        .collect();
-    ratios.sort_by(|a, b| a[0].total_cmp(&b[0]));
-    let [ratio, own, tunnel] = ratios[ROUNDS / 2];
-    eprintln!(
-        "CPU time for a packet, its sender's included: {own:.0} ns to an instance, {tunnel:.0} ns into a tunnel: {ratio:.2} \
-         ({:.2} to {:.2})",
-        ratios[0][0],
-        ratios[ROUNDS - 1][0]
-    );
-    bed.turn();
-    let sent = u64::from(FLOWS) * (1 + (ROUNDS * bursts) as u64);
-    let slots = &bed.reading.slots;
-    assert_eq!([slots[0].to_packets, slots[1].to_packets], [sent; 2]);
-    assert!(!real_parts::is_full_length() || ratio <= MOST, "{ratios:?}");
-    bed.switch.stop();
 }
