@@ -126,8 +126,9 @@ impl Bed {
     }
 
     /// A machine with two instances, which takes packets from the edge.
-    fn machine() -> Bed {
-        let mut bed = Bed::with_two(|world, _| {
+    fn machine(vlan: Option<u16>) -> Bed {
+        let mut bed = Bed::with_two(|world, service| {
+            service.matches.vlan = vlan;
             world.config.tunnel = Some(end(MACHINES[0], &[EDGE]));
             world.host.ip("link set up0 mtu 1600");
             world.net.ip("link set net0 mtu 1600");
@@ -194,6 +195,32 @@ fn a_tag_stays_inside() {
         MACHINES.iter().any(|machine| got == [sent_to(*machine, &frame)]),
         "{got:02x?}"
     );
+    bed.switch.stop();
+}
+
+#[test]
+fn a_tag_inside_says_which_service_it_is() {
+    if !available() {
+        return;
+    }
+    let mut bed = Bed::machine(Some(42));
+    for at in 0..2 {
+        let frame = udp(&format!("{}:4000", CLIENTS[at]), VIPS[at], b"question");
+        let (slot, got) = bed.sent(&from_edge(&tagged(frame.clone(), 42)));
+        assert_eq!(got[14..], frame[14..]);
+        bed.received();
+        let answer = udp(VIPS[at], &format!("{}:4000", CLIENTS[at]), b"answer");
+        bed.world.instances[&slot].tap.send(&answer);
+        // A packet socket sees a tag beside the frame.
+        assert_eq!(bed.arrived(1)[0][14..], answer[14..]);
+        // Without the tag it is of no service.
+        bed.world.wire.send(&from_edge(&frame));
+    }
+    for _ in 0..20 {
+        bed.turn();
+    }
+    assert_eq!(bed.taken().len(), 0);
+    assert_eq!(bed.reading.dropped(), 0);
     bed.switch.stop();
 }
 
@@ -270,7 +297,7 @@ fn a_machine_takes_frames_out_and_answers_the_client() {
     if !available() {
         return;
     }
-    let mut bed = Bed::machine();
+    let mut bed = Bed::machine(None);
     let before = bed.reading.uplinks[0].received_packets;
     for at in 0..2 {
         let mut frame = udp(&format!("{}:4000", CLIENTS[at]), VIPS[at], b"question");
@@ -303,7 +330,7 @@ fn a_machine_refuses_what_is_no_tunnel_of_its_edge() {
     if !available() {
         return;
     }
-    let mut bed = Bed::machine();
+    let mut bed = Bed::machine(None);
     let inner = udp("198.51.100.7:4000", VIP, b"question");
     let good = from_edge(&inner);
     type Change = fn(&mut Vec<u8>);
@@ -389,7 +416,7 @@ fn each_end_answers_for_its_own_address_only() {
     assert!(asks(&mut edge, "10.0.0.1") && asks(&mut edge, "10.0.0.100"));
     edge.switch.stop();
     drop(edge);
-    let mut machine = Bed::machine();
+    let mut machine = Bed::machine(None);
     assert!(asks(&mut machine, "10.0.0.11") && !asks(&mut machine, "10.0.0.100"));
     machine.switch.stop();
 }
