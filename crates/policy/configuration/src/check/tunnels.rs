@@ -126,7 +126,7 @@ fn check_service(
             configuration.switch.driver.name()
         );
         let write = "write another scheduler, or driver = \"soft\"";
-        reader.report(&key("scheduler"), ValueError::new(what, write));
+        wrong("scheduler", &what, write);
     }
     if machines.iter().any(|at| at.is_ipv6() || at.port() != UDP_PORT) {
         let what = "a tunnel ends at an IPv4 address and the UDP port of VXLAN";
