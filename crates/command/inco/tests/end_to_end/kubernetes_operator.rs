@@ -186,11 +186,19 @@ fn network_functions_run_change_are_refused_and_go() {
     );
     let said = becomes(&server, "absent", "Accepted", "False");
     assert!(said.contains("inco-test/absent"), "{said}");
-    change(&server, "forward", "max", &json!(1));
+    change(
+        &server,
+        "forward",
+        "settings",
+        &json!({ "drain_deadline": "soon" }),
+    );
     let said = becomes(&server, "forward", "Accepted", "False");
-    assert!(said.contains("min") && said.contains("stays in force"), "{said}");
+    assert!(
+        said.contains("drain_deadline") && said.contains("stays in force"),
+        "{said}"
+    );
     assert_eq!(active(&inco, "forward"), 2);
-    change(&server, "forward", "max", &json!(3));
+    change(&server, "forward", "settings", &json!({}));
     becomes(&server, "forward", "Accepted", "True");
 
     // The API server is away, and then back.
