@@ -7,7 +7,7 @@ use model::Slot;
 use switch::{ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals};
 
 use crate::kernel::Shared;
-use crate::layout::{Counts, DROPS, EPOCHS};
+use crate::layout::{Counts, DROPS, EPOCHS, SLOT_TUNNEL};
 
 /// The sum over all CPUs.
 fn sum(shared: &Shared, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
@@ -48,12 +48,19 @@ pub(crate) fn read(
             sum(shared, |row| field(&row.slots[slot.index()]))
         };
         let to = &mut into.slots[slot.index()];
+        let (to_packets, to_bytes) = (of(|row| &row.to_packets), of(|row| &row.to_bytes));
         let back = of(|row| &row.back_packets);
+        // What goes into a tunnel leaves by an uplink, so it counts as returned, too; nothing else comes back.
+        let is_tunnel = shared.world().slots[slot.index()].flags.load(Relaxed) & SLOT_TUNNEL != 0;
         let counted = SlotCounters {
-            to_packets: of(|row| &row.to_packets),
-            to_bytes: of(|row| &row.to_bytes),
-            back_packets: back,
-            back_bytes: of(|row| &row.back_bytes),
+            to_packets,
+            to_bytes,
+            back_packets: if is_tunnel { to_packets } else { back },
+            back_bytes: if is_tunnel {
+                to_bytes
+            } else {
+                of(|row| &row.back_bytes)
+            },
             // What comes from an instance is its own: nothing is passed on.
             originated: back,
             new_flows: of(|row| &row.new_flows),
@@ -63,7 +70,7 @@ pub(crate) fn read(
             ..SlotCounters::default()
         };
         to.set_counted(&counted);
-        to.delivered = counted.to_packets;
+        to.delivered = if is_tunnel { 0 } else { to_packets };
     }
     for (at, to) in into.services.iter_mut().enumerate() {
         let of = |field: fn(&crate::layout::ServiceCounts) -> &AtomicU64| {

@@ -126,7 +126,7 @@ impl Tunnels {
             let inherited = inherited(slot);
             if inherited.is_none() {
                 free(&shared, slot);
-                row(&shared, slot).flags.store(0, Relaxed);
+                row(&shared, slot).flags.store(SLOT_TUNNEL, Relaxed);
             }
             let of = Machine {
                 inherited,

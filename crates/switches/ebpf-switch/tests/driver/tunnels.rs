@@ -174,11 +174,14 @@ fn frames_have_outer_headers_and_flows_stay_at_their_machine() {
     assert_eq!(
         (
             bed.reading.offered(),
+            bed.reading.sent(),
             bed.reading.delivered(),
             bed.reading.dropped()
         ),
-        (40, 40, 0)
+        (40, 40, 0, 0)
     );
+    let back: Vec<u64> = bed.reading.slots[..2].iter().map(|of| of.back_packets).collect();
+    assert_eq!(back, to);
     bed.switch.stop();
 }
 
