@@ -176,6 +176,8 @@ pub struct Capabilities {
     pub service_changes: bool,
     /// What the instances of one service return can go on to those of another one.
     pub chains: bool,
+    /// At an edge of tunnels: new flows go by what machines report, and flows that other edges have pinned are found.
+    pub asks_machines: bool,
 }
 
 impl Capabilities {
@@ -206,6 +208,7 @@ impl Capabilities {
         captures: false,
         service_changes: false,
         chains: false,
+        asks_machines: false,
     };
 
     /// The kind of ports that instances have where nothing else is said.

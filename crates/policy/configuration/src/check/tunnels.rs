@@ -55,7 +55,7 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
         let write = "write max_frame = 1572, and give the interface an MTU of 1,550 bytes or more";
         wrong("tunnel", what, write);
     }
-    if tunnel.edges_key.is_some() && !knows_edges(configuration) {
+    if tunnel.edges_key.is_some() && !configuration.switch.can.asks_machines {
         let what = format!(
             "the driver {} finds no flows that other edges have pinned",
             configuration.switch.driver.name()
@@ -70,11 +70,6 @@ fn check_end(reader: &mut Reader, configuration: &Configuration, of: End<'_>, is
         let what = format!("{} is the near end itself", tunnel.address);
         wrong("tunnel.from", what, "write the addresses of other machines");
     }
-}
-
-/// Whether the driver looks for flows at machines, and picks machines by their reports.
-fn knows_edges(configuration: &Configuration) -> bool {
-    configuration.switch.driver == SwitchDriver::Soft
 }
 
 fn check_service(
@@ -120,7 +115,7 @@ fn check_service(
             }
         }
     }
-    if service.scheduler.name() == BY_REPORTS && !knows_edges(configuration) {
+    if service.scheduler.name() == BY_REPORTS && !configuration.switch.can.asks_machines {
         let what = format!(
             "the driver {} does not go by reports of machines",
             configuration.switch.driver.name()

@@ -33,6 +33,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     captures: true,
     service_changes: true,
     chains: true,
+    asks_machines: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[
