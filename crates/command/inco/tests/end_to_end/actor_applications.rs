@@ -313,8 +313,7 @@ fn the_checkers_pass_over_crashes_partitions_and_migrations() {
 }
 
 /// Rows of an experiment, each with its limit kept, if it has one.
-fn experiment(name: &str) -> Vec<serde_json::Value> {
-    let place = Place::with_a_cpu();
+fn experiment(place: &Place, name: &str) -> Vec<serde_json::Value> {
     let output = place.must(&["bench", "actors", name, "--json"]);
     let rows: Vec<serde_json::Value> = serde_json::from_str(&output).unwrap();
     assert!(rows.iter().all(|row| row["experiment"] == name), "{output}");
@@ -326,7 +325,7 @@ fn the_end_of_the_side_with_the_leader_of_the_store_costs_less_than_a_second_and
     if !Engine::Oci.is_here() {
         return;
     }
-    let rows = experiment("crash");
+    let rows = experiment(&Place::quiet(), "crash");
     let of = |case: &str| {
         let row = rows.iter().find(|row| row["case"] == case).unwrap();
         row["value"].as_f64().unwrap()
@@ -343,7 +342,7 @@ fn the_store_is_measured_beside_memcached_and_redis() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let rows = experiment("store");
+    let rows = experiment(&Place::with_a_cpu(), "store");
     let cases = ["store, one replica: reads", "store, three replicas: reads"];
     for case in cases {
         let row = rows.iter().find(|row| row["case"] == case).unwrap();
@@ -362,7 +361,7 @@ fn what_a_card_saves_is_a_model_of_three_applications() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let rows = experiment("cores");
+    let rows = experiment(&Place::with_a_cpu(), "cores");
     for application in ["transactions", "analytics", "store"] {
         let case = format!("{application}, all machines: with / without");
         let row = rows.iter().find(|row| row["case"] == *case).unwrap();
@@ -395,7 +394,7 @@ fn the_bench_of_isolation_finds_no_message_of_a_neighbour_lost() {
     if !real_parts::is_full_length() || !Engine::Oci.is_here() {
         return;
     }
-    let rows = experiment("isolation");
+    let rows = experiment(&Place::with_a_cpu(), "isolation");
     let lost: Vec<_> = (rows.iter())
         .filter(|row| row["unit"] == "messages" && row["limit"] == 0.0)
         .collect();
