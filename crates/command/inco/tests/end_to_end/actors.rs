@@ -448,6 +448,8 @@ fn inco_runs_a_service_of_actors_moves_them_under_load_and_survives_the_end_of_e
     );
     let instances = inco.instances();
     assert!(instances.iter().all(|of| of.adopted), "{instances:#?}");
+    // A side that is taken over may not have reported yet.
+    is_on(&inco, ActorSide::Host, || ());
     move_to(&inco, ActorSide::Card);
     is_on(&inco, ActorSide::Card, || client.turn());
     client.settle();

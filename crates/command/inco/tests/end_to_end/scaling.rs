@@ -121,7 +121,7 @@ fn a_costly_function_scales_out_by_its_busy_time() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::with_a_cpu();
+    let place = Place::quiet();
     let inco = place.run(&COSTLY.replace("IMAGE", IMAGE));
     inco.settled(1, 0);
     // Busy for half of its time, by a two-thousandth of its capacity.
