@@ -110,6 +110,14 @@ INLINE int seen(struct counts *c, int verdict)
     return verdict;
 }
 
+// The same of a packet that steering has seen.
+INLINE int steered(struct __sk_buff *skb, struct world *w, struct counts *c, __u32 at, int verdict)
+{
+    if (UNLIKELY(verdict >= TO_TUNNEL))
+        verdict = into_tunnel(skb, w, c, verdict & (SLOTS - 1), at);
+    return seen(c, verdict);
+}
+
 INLINE int is_udp(struct __sk_buff *skb)
 {
     if (UNLIKELY(!is_readable(skb, ETH_BYTES + sizeof(struct ip4))))
@@ -140,7 +148,7 @@ int inco_uplink(struct __sk_buff *skb)
         struct ip4 *ip = (void *)(long)skb->data + ETH_BYTES;
         if (LIKELY((void *)(ip + 1) <= (void *)(long)skb->data_end) && UNLIKELY(ip->protocol == PROTO_ICMP))
             answered = answer_ping4(skb, w, c, at);
-        return answered >= 0 ? answered : seen(c, from_uplink_v4(skb, w, c, at));
+        return answered >= 0 ? answered : steered(skb, w, c, at, from_uplink_v4(skb, w, c, at));
     }
     if (skb->protocol == BE16(ETH_IP6)) {
         struct ip6 *ip = (void *)(long)skb->data + ETH_BYTES;
@@ -148,7 +156,8 @@ int inco_uplink(struct __sk_buff *skb)
             answered = answer6(skb, w, c, at);
         if (answered >= 0)
             return answered;
-        return is_unicast(skb) ? seen(c, from_uplink_v6(skb, w, c, at)) : not_steered(skb, w, c, at, 0);
+        return is_unicast(skb) ? steered(skb, w, c, at, from_uplink_v6(skb, w, c, at))
+                               : not_steered(skb, w, c, at, 0);
     }
     if (skb->protocol == BE16(ETH_ARP)) {
         hear_machine(skb, at);
