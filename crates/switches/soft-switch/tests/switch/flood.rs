@@ -139,11 +139,12 @@ fn a_flood_breaks_no_connection_and_fills_no_table() {
         before.read_exact(&mut block).unwrap();
 
         let (stop, count, taken) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-        let done = AtomicBool::new(false);
+        let (served, done) = (AtomicU64::new(0), AtomicBool::new(false));
         let mut wire = tap(&world.net, "net0");
         let to: SocketAddr = server.parse().unwrap();
         std::thread::scope(|scope| {
-            let (stop, count, taken, done) = (&stop, &count, &taken, &done);
+            let (stop, count, taken) = (&stop, &count, &taken);
+            let (served, done) = (&served, &done);
             scope.spawn(move || {
                 for number in 0..u32::MAX / 16 {
                     // Much less than the uplink's ring and the kernel's queues hold: what finds them full is lost,
@@ -195,7 +196,11 @@ fn a_flood_breaks_no_connection_and_fills_no_table() {
                     }
                 }
                 let _end = Done(done);
-                let fetched = (0..20).map(|_| net.within(|| fetch(server, 50_000)));
+                let fetched = (0..20).map(|_| {
+                    let fetched = net.within(|| fetch(server, 50_000));
+                    served.fetch_add(1, Ordering::Relaxed);
+                    fetched
+                });
                 let failed: Vec<_> = fetched.filter_map(Result::err).collect();
                 let mut left = BYTES - block.len() as u64;
                 while left > 0 {
@@ -205,7 +210,12 @@ fn a_flood_breaks_no_connection_and_fills_no_table() {
                 }
                 failed
             });
-            follow(&mut bed, "the clients are served", &|| {
+            for number in 1..=20 {
+                follow(&mut bed, "the next client is served", &|| {
+                    served.load(Ordering::Relaxed) >= number
+                });
+            }
+            follow(&mut bed, "the client of before is served", &|| {
                 done.load(Ordering::Relaxed)
             });
             assert_eq!(clients.join().unwrap(), Vec::<String>::new(), "of 20 new ones");
