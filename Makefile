@@ -71,8 +71,9 @@ COMPUTING := agreement allocation allocations analytics behaviour busy captures 
 # These have a machine's CPUs to themselves for about as long as all others together need. In `make test-all`.
 LONG_SUITES := scenarios sweep
 # What `make test-all` has beside that, by parts of the names of end-to-end tests. First variants of tests that `make test` has:
-# with Docker, whose driver has its own suite; with another kind of port.
-LONG := _docker on_interfaces on_an_interface with_one_arm
+# with Docker, whose driver has its own suite; with another kind of port or driver.
+LONG := _docker on_interfaces on_an_interface with_one_arm the_same_with_an_edge upgrade_openflow kill_9_of_inco_soft \
+    that_inco_was_away
 # Benches and demos, of which `make test` has one each, and what shows a saving by minutes of load.
 LONG += the_bench_of_balancers the_bench_of_a_function the_bench_of_a_hop the_bench_of_a_signal the_bench_of_the_driver \
     the_bench_of_paths the_bench_of_downloads the_bench_reports hybrid_is_compared every_balancer demo::overload \
@@ -82,10 +83,9 @@ LONG += the_bench_of_balancers the_bench_of_a_function the_bench_of_a_hop the_be
 LONG += soak::a_minute swarm:: the_checkers_pass_over the_end_of_the_side openflow_host:: a_switch_that_is_killed \
     an_instance_that_hangs_after_kill_9 an_instance_that_hangs_is_noticed_and_leaves an_instance_that_is_killed_leaves \
     a_kill_9_while_a_launcher a_place_that_is_lost what_systemd_stops_goes_on what_systemd_stops_waits_and \
-    eight_instances_translate the_dns_example
-# Of the others, what moves packets: it runs beside the rest of them.
-PACKETS := dpdk fake ports real switch worker
-OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET) $(PACKETS),$(SUITES))
+    eight_instances_translate the_dns_example clients_through_a_translator replaced_by_a_server \
+    what_is_not_configured an_instance_waits_for_a_port
+OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET),$(SUITES))
 named = $(addprefix --test ,$(1))
 TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
 
@@ -95,7 +95,7 @@ TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast 
 # while the session is given what it had too little of. So sessions are not grouped while tests run, where that may be
 # changed. After a failure all goes on, and fails.
 AUTOGROUP := /proc/sys/kernel/sched_autogroup_enabled
-.PHONY: build-tests run-tests computing-tests waiting-tests packet-tests other-tests quiet-tests
+.PHONY: build-tests run-tests computing-tests waiting-tests other-tests quiet-tests
 build-tests: nf
 	$(TEST) $(WITH_DPDK) --lib --bins --tests --no-run
 	$(TEST) $(call named,$(WITHOUT_DPDK) $(QUIET_WITHOUT_DPDK)) --no-run
@@ -105,21 +105,18 @@ run-tests: build-tests
 	{ [ "$$grouped" != 1 ] || echo 0 >$(AUTOGROUP); } 2>/dev/null || true; \
 	setsid sh -c 'echo 19 >/proc/self/autogroup; exec chrt --idle 0 $(MAKE) --no-print-directory computing-tests' \
 	    >$$log 2>&1 & computing=$$!; \
-	other=; \
-	trap "kill -- -$$computing \$${other:+-\$$other} 2>/dev/null; rm -f $$log $$log.other; \
+	trap "kill -- -$$computing 2>/dev/null; rm -f $$log; \
 	    { [ \"$$grouped\" != 1 ] || echo 1 >$(AUTOGROUP); } 2>/dev/null" EXIT; \
 	trap 'exit 130' INT TERM; \
 	$(MAKE) --no-print-directory waiting-tests || failed=1; \
-	setsid $(MAKE) --no-print-directory other-tests >$$log.other 2>&1 & other=$$!; \
-	$(MAKE) --no-print-directory packet-tests || failed=1; \
-	wait $$other || failed=1; \
+	$(MAKE) --no-print-directory other-tests || failed=1; \
 	wait $$computing || failed=1; \
-	cat $$log.other $$log; \
+	cat $$log; \
 	$(MAKE) --no-print-directory quiet-tests || failed=1; \
 	exit $$failed
 
 # cargo has no use for make's jobs.
-computing-tests waiting-tests packet-tests other-tests quiet-tests: export MAKEFLAGS :=
+computing-tests waiting-tests other-tests quiet-tests: export MAKEFLAGS :=
 
 computing-tests:
 	@failed=0; \
@@ -128,11 +125,8 @@ computing-tests:
 	exit $$failed
 
 other-tests:
-	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) $(if $(LONG),-- --skip swarm::)
-
-packet-tests:
 	@failed=0; \
-	$(TEST) $(WITH_DPDK) $(call named,$(PACKETS)) || failed=1; \
+	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) $(if $(LONG),-- --skip swarm::) || failed=1; \
 	INCO_REQUIRE= INCO_SKIPPED= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
 	exit $$failed
 
