@@ -316,19 +316,11 @@ impl<'a> Operator<'a> {
                 continue;
             };
             let of_node = self.own(object, &rows, away.as_deref());
+            let changes = self.changes(object, of_node.as_ref());
+            events.extend(changes.into_iter().map(|of| (index, of)));
             let written = if object.id.kind == FUNCTION {
-                events.extend(
-                    self.changes(object, of_node.as_ref())
-                        .into_iter()
-                        .map(|of| (index, of)),
-                );
                 self.status_of(object, of_node.as_ref())
             } else {
-                events.extend(
-                    self.changes(object, of_node.as_ref())
-                        .into_iter()
-                        .map(|of| (index, of)),
-                );
                 self.service_status(object, of_node.as_ref())
             };
             let id = object.id.clone();
