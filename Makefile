@@ -37,13 +37,13 @@ binaries:
 	@install -m 755 $(TARGET_DIR)/$(HOST)/release/inco-nf $(TARGET_DIR)/$(HOST)/release/inco-actors $(TARGET_DIR)/release
 	@echo "built: inco, inco-nf and inco-actors in $(TARGET_DIR)/release"
 
-test: ## install what is missing, start what must run, and run the tests: 12 minutes on two cores, once built
+test: ## install what is missing, start what must run, and run the tests, one of each kind
 	@scripts/setup.sh rust build dpdk test api deb docker
 	@scripts/dockerd.sh start || echo "test: no Docker; the tests that need it say so and skip" >&2
 	@$(MAKE) --no-print-directory run-tests
 	@echo "test: all passed"
 
-test-all: ## make test, with every variant, bench and scenario: some 35 minutes on two cores, once built
+test-all: ## make test, with every variant, bench and scenario
 	@$(MAKE) --no-print-directory test LONG= LONG_SUITES=
 
 # The binary that the tests' containers run: static, in the development profile. It is in the folder of its target
@@ -68,7 +68,7 @@ COMPUTING := agreement allocation allocations analytics behaviour busy captures 
     index_interleavings instructions interleavings laws layers layout lists model modules oracle packets place_keys \
     placement_sweep problems quotas recorded reference reload round_trip routes runs scenarios session shapes simulation \
     steps store sweep transactions
-# These have a machine's CPUs to themselves for about as long as all others together need. In `make test-all`.
+# Each of these takes more than a minute of CPU time. In `make test-all`.
 LONG_SUITES := scenarios sweep
 # What `make test-all` has beside that, by parts of the names of end-to-end tests. First variants of tests that `make test` has:
 # with Docker, whose driver has its own suite; with another kind of port or driver.
