@@ -140,18 +140,18 @@ quiet-tests:
 	INCO_REQUIRE= INCO_SKIPPED= $(TEST) $(call named,$(QUIET_WITHOUT_DPDK)) || failed=1; \
 	exit $$failed
 
-# The tests of docs/promises.md that are shorter in `make test`.
+# The tests of docs/promises.md that are shorter in `make test`, by parts of their names: those of end_to_end.
+STATED_SIZE := engine_away gaps many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep \
+    a_switch_that_is_killed testpmd no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while \
+    services:: the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: \
+    nothing_is_broken machines_behind_tunnels pods_scale_and_the_api_server_is_away
 PAUSES := $(TARGET_DIR)/pauses.json
 promises: ## the tests of docs/promises.md at their stated size: an hour; root, and an idle machine
 	@scripts/setup.sh rust build dpdk test docker
 	@scripts/dockerd.sh start || echo "promises: no Docker; the test that needs it says so and skips" >&2
 	@$(MAKE) --no-print-directory nf
 	@failed=0; \
-	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 engine_away gaps \
-	    many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep a_switch_that_is_killed testpmd \
-	    no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while services:: \
-	    the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: nothing_is_broken machines_behind_tunnels \
-	    pods_scale_and_the_api_server_is_away || failed=1; \
+	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 $(STATED_SIZE) || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p soft-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 fast:: edges:: tunnels:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p ebpf-switch $(WITH_DPDK) --test driver -- --nocapture --test-threads 1 many:: || failed=1; \

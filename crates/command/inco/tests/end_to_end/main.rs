@@ -45,6 +45,7 @@ mod kubernetes_operator;
 mod kubernetes_pods;
 mod load_reports;
 mod monitoring;
+mod named_tests;
 mod nat;
 mod openflow;
 mod openflow_host;
