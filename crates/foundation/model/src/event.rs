@@ -8,7 +8,8 @@ use crate::{ActorChange, ActorSide, InstanceId, InstanceState, Nanos, RolloutSta
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Event {
-    /// Counts from 1 for each run of inco, and goes on after an upgrade; without gaps.
+    /// Counts from 1, without gaps. The next run goes on after an upgrade, and after the last event in the files of the
+    /// event log.
     pub sequence: u64,
     /// Monotonic time.
     pub at: Nanos,

@@ -370,9 +370,10 @@ fn events_are_listed_as_they_are() {
         .unwrap();
     let mut text = String::from(
         "# Events\n\nWhat `inco events`, `/v1/events`, `/v1/stream` and the files of the event log tell: an object \
-         of JSON for each event. Written by a test from the code: change it there. Each has `sequence` (counts from \
-         1 for each run), `at` (monotonic time, in nanoseconds), `unix_ms` (milliseconds since 1970), `service` and \
-         `instance` where it is about one, and `event` with what follows.\n",
+         of JSON for each event. Written by a test from the code: change it there. Each has `sequence` (counts \
+         from 1; the next run goes on after the last one in the files), `at` (monotonic time, in nanoseconds), \
+         `unix_ms` (milliseconds since 1970), `service` and `instance` where it is about one, and `event` with what \
+         follows.\n",
     );
     let mut names = Vec::new();
     for kind in kinds {

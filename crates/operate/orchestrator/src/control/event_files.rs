@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use api::counters::EventLogCounters;
 use model::Event;
+use serde::Deserialize;
 
 /// Events that may wait for the disk: some seconds at a high rate. Further events are counted as lost.
 const WAITING_LIMIT: usize = 4096;
@@ -38,11 +39,12 @@ struct Figures {
 }
 
 impl EventFiles {
-    /// Continues the files in that directory, which is created if missing.
+    /// Continues the files in that directory, which is created if missing. Gives the number of the last event in them;
+    /// 0 if there is none.
     ///
     /// # Errors
     /// The files cannot be written.
-    pub(super) fn start(directory: &Path, file_bytes: u64, files: u32) -> Result<EventFiles> {
+    pub(super) fn start(directory: &Path, file_bytes: u64, files: u32) -> Result<(EventFiles, u64)> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("event_log: cannot make {}", directory.display()))?;
         let mut writer = Writer {
@@ -55,6 +57,9 @@ impl EventFiles {
         writer
             .file()
             .with_context(|| format!("event_log: cannot write {}", directory.join(FILE).display()))?;
+        let newest = [FILE.to_owned(), rotated(1)]
+            .iter()
+            .find_map(|name| last_number(&directory.join(name)));
         let (sender, receiver) = mpsc::sync_channel(WAITING_LIMIT);
         let figures = Arc::new(Figures::default());
         let thread = std::thread::Builder::new()
@@ -64,11 +69,12 @@ impl EventFiles {
                 move || writer.run(&receiver, &figures)
             })
             .context("cannot start the thread that writes events")?;
-        Ok(EventFiles {
+        let files = EventFiles {
             sender: Some(sender),
             figures,
             thread: Some(thread),
-        })
+        };
+        Ok((files, newest.unwrap_or(0)))
     }
 
     /// Queues an event without waiting.
@@ -197,7 +203,7 @@ impl Writer {
         }
         let name = |number: u32| match number {
             0 => self.directory.join(FILE),
-            _ => self.directory.join(format!("{FILE}.{number}")),
+            _ => self.directory.join(rotated(number)),
         };
         if self.files == 1 {
             return std::fs::remove_file(name(0));
@@ -212,23 +218,15 @@ impl Writer {
     }
 }
 
+/// The name of a file that has been full: 1 is the newest one.
+fn rotated(number: u32) -> String {
+    format!("{FILE}.{number}")
+}
+
 /// Truncates an incomplete last line, which a full disk or a crash may have left. Returns the file's length in bytes.
 fn truncate_partial_line(file: &File, path: &Path) -> std::io::Result<u64> {
     let length = file.metadata()?.len();
-    let mut whole = length;
-    let mut block = [0; 4096];
-    while whole > 0 {
-        let from = (whole - 1) / block.len() as u64 * block.len() as u64;
-        let part = &mut block[..(whole - from) as usize];
-        file.read_exact_at(part, from)?;
-        match part.iter().rposition(|byte| *byte == b'\n') {
-            Some(end) => {
-                whole = from + end as u64 + 1;
-                break;
-            }
-            None => whole = from,
-        }
-    }
+    let whole = start_of_line(file, length)?;
     if whole < length {
         file.set_len(whole)?;
         tracing::warn!(
@@ -238,6 +236,39 @@ fn truncate_partial_line(file: &File, path: &Path) -> std::io::Result<u64> {
         );
     }
     Ok(whole)
+}
+
+/// Where the line begins that contains the byte before `end`: after the last line break before it.
+fn start_of_line(file: &File, end: u64) -> std::io::Result<u64> {
+    let mut start = end;
+    let mut block = [0; 4096];
+    while start > 0 {
+        let from = (start - 1) / block.len() as u64 * block.len() as u64;
+        let part = &mut block[..(start - from) as usize];
+        file.read_exact_at(part, from)?;
+        match part.iter().rposition(|byte| *byte == b'\n') {
+            Some(at) => return Ok(from + at as u64 + 1),
+            None => start = from,
+        }
+    }
+    Ok(0)
+}
+
+/// The number of the last event in a file of whole lines. [`None`] if it has none, or one that no run can have given.
+fn last_number(path: &Path) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Numbered {
+        sequence: u64,
+    }
+
+    let file = File::open(path).ok()?;
+    let end = file.metadata().ok()?.len().checked_sub(1)?;
+    let start = start_of_line(&file, end).ok()?;
+    let mut line = vec![0; usize::try_from(end - start).ok()?];
+    file.read_exact_at(&mut line, start).ok()?;
+    let last: Numbered = serde_json::from_slice(&line).ok()?;
+    // The next ones are greater.
+    (last.sequence <= u64::MAX / 2).then_some(last.sequence)
 }
 
 #[cfg(test)]
@@ -268,7 +299,7 @@ mod tests {
     fn files_are_bounded_in_size_and_number_and_hold_the_newest() {
         let directory = tempfile::tempdir().unwrap();
         let line = serde_json::to_string(&*event(10)).unwrap().len() as u64 + 1;
-        let files = EventFiles::start(directory.path(), 3 * line, 3).unwrap();
+        let (files, _) = EventFiles::start(directory.path(), 3 * line, 3).unwrap();
         (10..30).for_each(|sequence| files.write(event(sequence)));
         let figures = Arc::clone(&files.figures);
         drop(files);
@@ -286,11 +317,35 @@ mod tests {
     fn a_later_run_appends_to_the_same_file() {
         let directory = tempfile::tempdir().unwrap();
         for sequence in [1, 2] {
-            EventFiles::start(directory.path(), 1 << 20, 2)
-                .unwrap()
-                .write(event(sequence));
+            let (files, newest) = EventFiles::start(directory.path(), 1 << 20, 2).unwrap();
+            assert_eq!(newest, sequence - 1);
+            files.write(event(sequence));
         }
         assert_eq!(numbers(&directory.path().join(FILE)), [1, 2]);
+    }
+
+    /// Lines are longer than what is read at once, a file has just been full, or somebody has written into it.
+    #[test]
+    fn the_last_number_is_found_where_there_is_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let line = |number: u64, padding: usize| {
+            let text = serde_json::to_string(&*event(number)).unwrap();
+            format!("{}{text}\n", " ".repeat(padding))
+        };
+        let full = directory.path().join("events.jsonl.1");
+        for (current, before, newest) in [
+            (line(41, 0) + &line(42, 9_000), String::new(), 42),
+            (line(41, 9_000) + &line(42, 0), line(7, 0), 42),
+            (String::new(), line(7, 0), 7),
+            (line(42, 0) + "nonsense\n", String::new(), 0),
+            (line(u64::MAX, 0), String::new(), 0),
+            ("\n".to_owned(), String::new(), 0),
+        ] {
+            std::fs::write(directory.path().join(FILE), &current).unwrap();
+            std::fs::write(&full, before).unwrap();
+            let (_files, found) = EventFiles::start(directory.path(), 1 << 20, 2).unwrap();
+            assert_eq!(found, newest, "{current:?}");
+        }
     }
 
     #[test]
@@ -307,9 +362,9 @@ mod tests {
             (String::new(), 0),
         ] {
             std::fs::write(&path, left).unwrap();
-            EventFiles::start(directory.path(), 1 << 20, 2)
-                .unwrap()
-                .write(event(7));
+            let (files, _) = EventFiles::start(directory.path(), 1 << 20, 2).unwrap();
+            files.write(event(7));
+            drop(files);
             let there = numbers(&path);
             assert_eq!(there.len(), remains + 1);
             assert_eq!(there.last(), Some(&7));
@@ -368,7 +423,7 @@ mod tests {
     #[test]
     fn what_the_disk_refuses_is_counted() {
         let directory = tempfile::tempdir().unwrap();
-        let files = EventFiles::start(directory.path(), 1, 2).unwrap();
+        let (files, _) = EventFiles::start(directory.path(), 1, 2).unwrap();
         // The second event needs a new file, but a directory has the name for the rotated one.
         std::fs::create_dir_all(directory.path().join("events.jsonl.1/in-the-way")).unwrap();
         (1..=4).for_each(|sequence| files.write(event(sequence)));

@@ -29,17 +29,18 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Continues the files of the event log, after event number `newest`.
+    /// Continues the files of the event log, after event number `newest` or the last one that they have.
     ///
     /// # Errors
     /// The files cannot be written.
     pub(super) fn start(configuration: &Configuration, log: EventLog, newest: u64) -> Result<Journal> {
         let of = &configuration.event_log;
         let directory = in_run_dir(of.directory.as_deref().unwrap_or(Path::new("events")));
+        let (files, written) = EventFiles::start(&directory, of.file_bytes, of.files)?;
         Ok(Journal {
             log,
-            files: EventFiles::start(&directory, of.file_bytes, of.files)?,
-            sequence: newest,
+            files,
+            sequence: newest.max(written),
             counts: BTreeMap::new(),
             decisions: BTreeMap::new(),
         })
