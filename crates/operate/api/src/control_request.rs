@@ -18,7 +18,8 @@ pub const REQUEST_QUEUE_LIMIT: usize = 256;
 /// The requester.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Its name in the event log: `uid 0` over the unix socket, `token NAME` over TCP, `signal`.
+    /// Its name in the event log: `uid 0` over the unix socket, `token NAME` over TCP, `signal`, and `earlier run` for
+    /// what was set before inco ended.
     pub name: String,
     /// Whether it can send actions.
     pub may_act: bool,
@@ -31,6 +32,11 @@ pub struct Caller {
 pub struct Answer<T>(oneshot::Sender<T>);
 
 impl<T> Answer<T> {
+    /// Of a request for whose result nobody waits.
+    pub fn unheard() -> Answer<T> {
+        Answer(oneshot::channel().0)
+    }
+
     /// Sends the answer. Without effect if the requester does not wait any more.
     pub fn give(self, answer: T) {
         let _ = self.0.send(answer);
@@ -134,8 +140,7 @@ pub(crate) enum NoAnswer {
 impl RequestSender {
     /// Sends an action without waiting for its result, for signals. Whether it was put into the queue.
     pub fn act(&self, action: Action, caller: Caller) -> bool {
-        let (sender, _receiver) = oneshot::channel();
-        self.put(ControlRequest::Act(action, caller, Answer(sender)))
+        self.put(ControlRequest::Act(action, caller, Answer::unheard()))
             .is_ok()
     }
 

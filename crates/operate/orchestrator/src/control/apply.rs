@@ -370,6 +370,9 @@ impl ControlLoop {
 
     /// Records the result of an action and answers its requester.
     pub(super) fn conclude(&mut self, asked: Asked, result: Result<Outcome, Refusal>) {
+        if result.is_ok() && self.run_time.note(&asked.action) {
+            self.keep_run_time();
+        }
         let name = asked.action.name();
         *self.apply.counts.entry((name, result.is_err())).or_default() += 1;
         let (service, instance) = asked.action.target();

@@ -24,6 +24,7 @@ mod reload;
 mod reports;
 mod request;
 mod rows;
+mod run_time;
 pub(crate) mod signals;
 mod stays;
 mod uplink_events;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use api::{EventLog, RequestReceiver, Server};
+use api::{Answer, Caller, EventLog, RequestReceiver, Server};
 use clock::{monotonic, unix_ms};
 use configuration::{Configuration, Hugepages};
 use controller::{Controller, Settings, Shell};
@@ -56,6 +57,8 @@ use journal::Journal;
 use pace::Pace;
 use publish::{Before, Publish};
 use reports::Reports;
+use request::Asked;
+use run_time::RunTime;
 use signals::Signals;
 
 use super::drivers::{Started, driver};
@@ -102,6 +105,7 @@ pub(super) struct ControlLoop {
     actors: ActorServices,
     endpoints: Endpoints,
     reports: Reports,
+    run_time: RunTime,
     journal: Journal,
     started: Instant,
     /// Where the API listens.
@@ -166,6 +170,9 @@ impl ControlLoop {
             events,
             hand_over.as_ref().map_or(0, |before| before.events),
         );
+        let set_before = keep
+            .as_ref()
+            .map_or(Ok(Vec::new()), |keep| RunTime::taken(keep.keeper()));
         let mut started =
             ControlLoop::start_parts(configuration, place, (launcher, keep.clone()), from, stop);
         if let (Ok(control), Some(before)) = (&mut started, hand_over) {
@@ -202,7 +209,36 @@ impl ControlLoop {
         control.endpoints.follow(&control.configuration)?;
         let keys = Keys::read(&control.configuration.reports).map_err(|wrong| anyhow!(wrong))?;
         control.reports.follow(&control.configuration, keys)?;
+        control.set_again(set_before);
         Ok(control)
+    }
+
+    /// What operators had set in the run before holds from its first step on.
+    fn set_again(&mut self, actions: Result<Vec<Action>>) {
+        let actions = actions.unwrap_or_else(|error| {
+            let error = format!("{error:#}");
+            tracing::warn!(error, "what was set by hand before inco ended is lost");
+            Vec::new()
+        });
+        for action in actions {
+            let asked = Asked {
+                action,
+                caller: Caller {
+                    name: "earlier run".to_owned(),
+                    may_act: true,
+                    is_root: false,
+                },
+                answer: Answer::unheard(),
+            };
+            self.act(asked, monotonic());
+        }
+    }
+
+    /// Has the launcher keep what operators have set by now.
+    fn keep_run_time(&self) {
+        if let Some(keeper) = &self.keeper {
+            self.run_time.keep(keeper);
+        }
     }
 
     fn start_parts(
@@ -288,6 +324,7 @@ impl ControlLoop {
             actors: ActorServices::default(),
             endpoints: Endpoints::default(),
             reports: Reports::default(),
+            run_time: RunTime::default(),
             journal,
             configuration,
             started: Instant::now(),

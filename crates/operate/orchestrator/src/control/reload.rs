@@ -403,13 +403,22 @@ impl ControlLoop {
                 reason,
             });
         }
+        let mut has_ended = false;
         for change in changes.changed {
+            if let Some(service) = self.configuration.services.get(change.id.index()) {
+                has_ended |= self
+                    .run_time
+                    .file_sets(&service.name, change.scheduler, change.autoscaler);
+            }
             self.decide.order(Command::Reconfigure {
                 service: change.id,
                 settings: Box::new(change.settings),
                 autoscaler: change.autoscaler,
                 scheduler: change.scheduler,
             });
+        }
+        if has_ended {
+            self.keep_run_time();
         }
         for settings in changes.added {
             self.gather.reading.services.push(Default::default());
