@@ -1,7 +1,7 @@
 //! inco ends (killed, stopped or told to keep its containers), and the next run adopts the containers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Instant;
 
@@ -9,9 +9,10 @@ use api::types::FlowFilter;
 use model::{EventKind, InstanceId};
 
 use crate::support::{
-    Engine, IMAGE, Inco, Ovs, PATIENCE, Place, Systemd, assert_clean, eventually, launcher_of,
+    Engine, IMAGE, Inco, Ovs, PATIENCE, Place, Systemd, assert_clean, eventually, launcher_of, program,
     text as text_of,
 };
+use crate::upgrade::{copy_of_inco, earlier_inco, program_of};
 
 pub(crate) fn service(name: &str, port: u16, standby_mode: &str) -> String {
     format!(
@@ -143,6 +144,71 @@ fn is_taken_over(engine: Engine, end: &End, standby_mode: &str) {
     traces.assert_nothing_left();
 }
 
+/// Quota, policy and pauses are as an operator left them, and events are numbered on. The file applies after a stop.
+#[test]
+fn what_was_set_by_hand_holds_after_a_crash_and_until_a_stop() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let text = configuration(Engine::Oci, &[service("dns", 53, "warm")]);
+    let mut inco = place.run(&text);
+    inco.settled(2, 1);
+    let row = |inco: &Inco| inco.client().services().unwrap().remove(0);
+    let quotas = |inco: &Inco| {
+        let rows = inco.instances().into_iter();
+        rows.map(|row| row.cpu_quota).collect::<Vec<_>>()
+    };
+    let of_the_file = (row(&inco).scheduler, quotas(&inco));
+    place.must(&["policy", "dns", "--scheduler", "least-connections"]);
+    place.must(&["scale", "dns", "--cpus", "0.2"]);
+    place.must(&["disable-scale-in", "dns"]);
+    place.must(&["disable-scale-out", "dns"]);
+    place.must(&["disable-scale-out", "dns", "--off"]);
+    let by_hand = |inco: &Inco| {
+        let service = row(inco);
+        (
+            service.scheduler,
+            quotas(inco),
+            service.pause_in,
+            service.pause_out,
+        )
+    };
+    let before = eventually("the quota is set", PATIENCE, || {
+        let now = by_hand(&inco);
+        (now.1.iter().all(|cpus| *cpus == Some(0.2))).then_some(now)
+    });
+    assert_ne!((before.0.clone(), before.1.clone()), of_the_file);
+    assert_eq!((before.2, before.3), (true, false));
+    for _ in 0..2 {
+        let newest = inco.status().events;
+        drop(inco.kill());
+        inco = place.run(&text);
+        inco.settled(2, 1);
+        eventually("all is set again", PATIENCE, || {
+            (by_hand(&inco) == before).then_some(())
+        });
+        let events = inco.events();
+        // What was told and not written yet when it was killed has its numbers twice.
+        assert!(events[0].sequence > newest.saturating_sub(3), "{}", inco.told());
+        assert!(
+            events
+                .windows(2)
+                .all(|pair| pair[0].sequence + 1 == pair[1].sequence)
+        );
+        let again = events.iter().filter(|event| {
+            matches!(&event.kind, EventKind::Action { by, refused: false, .. } if by == "earlier run")
+        });
+        assert_eq!(again.count(), 3, "{}", inco.told());
+    }
+    inco.stop(&place);
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    assert_eq!((row(&inco).scheduler, quotas(&inco)), of_the_file);
+    assert!(!row(&inco).pause_in);
+    inco.stop(&place);
+}
+
 /// Live flows of all instances.
 pub(crate) fn live_flows(inco: &Inco) -> u64 {
     inco.instances().iter().map(|i| i.live_flows).sum()
@@ -180,7 +246,7 @@ pub(crate) fn launcher_is_replaced(place: &Place, memory: usize) {
 fn no_flow_notices(engine: Engine, ends: &[End]) {
     if engine.is_here() {
         let place = Place::with_a_cpu();
-        no_flow_notices_behind(None, &place, engine, ends).stop(&place);
+        no_flow_notices_behind(None, &place, engine, ends, &program()).stop(&place);
         let there = std::fs::read_dir(place.run_dir()).unwrap().flatten();
         let sockets: Vec<_> = there
             .map(|entry| entry.file_name())
@@ -192,7 +258,14 @@ fn no_flow_notices(engine: Engine, ends: &[End]) {
 
 /// The same, with inco's own switch or behind Open vSwitch. Gives the last run, which systemd started. What it leaves
 /// is removed after three seconds.
-pub(crate) fn no_flow_notices_behind(ovs: Option<&Ovs>, place: &Place, engine: Engine, ends: &[End]) -> Inco {
+/// `first` is the program of the first run.
+pub(crate) fn no_flow_notices_behind(
+    ovs: Option<&Ovs>,
+    place: &Place,
+    engine: Engine,
+    ends: &[End],
+    first: &Path,
+) -> Inco {
     // Open vSwitch has a rule for each flow and direction. Behind it, containers have the memory of the rings, of two
     // queue pairs.
     let (flows, rate, memory, slots) = match ovs {
@@ -205,12 +278,12 @@ pub(crate) fn no_flow_notices_behind(ovs: Option<&Ovs>, place: &Place, engine: E
     let text = ovs.map(Ovs::toml).unwrap_or_default() + &text;
     let systemd = Systemd::new(place);
     let mut ends = ends.iter().peekable();
-    let run = |end: Option<&&End>| match end {
-        Some(End::Lingering) => systemd.run(&text),
-        Some(_) => place.run(&text),
-        None => systemd.run(&format!("{text}linger = \"3s\"\n")),
+    let run = |program: &Path, end: Option<&&End>| match end {
+        Some(End::Lingering) => systemd.run_by(program, &text),
+        Some(_) => place.run_by(program, &text),
+        None => systemd.run_by(program, &format!("{text}linger = \"3s\"\n")),
     };
-    let mut inco = run(ends.peek());
+    let mut inco = run(first, ends.peek());
     inco.settled(2, 1);
     let before = pids(&inco);
     let load = LOAD
@@ -248,7 +321,7 @@ pub(crate) fn no_flow_notices_behind(ovs: Option<&Ovs>, place: &Place, engine: E
             std::thread::sleep(std::time::Duration::from_millis(300));
         }
         let since = Instant::now();
-        inco = run(ends.peek());
+        inco = run(&program(), ends.peek());
         eventually("packets flow again", PATIENCE, || {
             (returned(&inco) > 0).then_some(())
         });
@@ -427,6 +500,30 @@ fn connections_are_recovered_after_a_kill_9_of_inco_and_the_launcher_together() 
     traffic.interrupt();
     drop(traffic);
     inco.stop(&place);
+}
+
+/// `systemctl restart` after another program was installed.
+#[test]
+fn no_flow_notices_a_restart_by_systemd_with_another_program() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::with_a_cpu();
+    let first = copy_of_inco(&place, "first");
+    let inco = no_flow_notices_behind(None, &place, Engine::Oci, &[End::Lingering], &first);
+    assert_ne!(program_of(inco.pid()), first);
+    inco.stop(&place);
+}
+
+/// The same after a run of an earlier inco, which then is killed, too.
+#[test]
+fn no_flow_notices_a_restart_by_systemd_after_an_earlier_inco() {
+    let Some(earlier) = earlier_inco().filter(|_| Engine::Oci.is_here()) else {
+        return;
+    };
+    let place = Place::with_a_cpu();
+    let ends = [End::Lingering, End::Killed];
+    no_flow_notices_behind(None, &place, Engine::Oci, &ends, &earlier).stop(&place);
 }
 
 #[test]

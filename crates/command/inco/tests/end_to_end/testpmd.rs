@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use api::types::FlowFilter;
 use model::InstanceId;
 
-use crate::support::{Engine, Place, assert_clean_without_stamps, available, example};
+use crate::restart::pids;
+use crate::support::{
+    Engine, Inco, PATIENCE, Place, assert_clean_without_stamps, available, eventually, example,
+};
+use crate::upgrade::copy_of_inco;
 
 const LOAD: &str = r#"
 tick = "500us"
@@ -19,19 +23,18 @@ rate_per_flow = "400pps"
 size = "imix"
 "#;
 
-fn sends_every_packet_back(engine: Engine, mode: &str) {
+/// The example, with two instances and rings that outlast a machine busy with other things. On two CPUs two programs
+/// that poll leave none for inco, so one may wait long for its turn. [`None`] where a part is not here.
+fn configuration(place: &Place, engine: Engine, mode: &str) -> Option<String> {
     let installed = std::process::Command::new("dpdk-testpmd")
         .arg("-v")
         .output()
         .is_ok();
     let missing = (!installed).then(|| "dpdk-testpmd is not installed".to_owned());
     if !available("dpdk", missing) || !engine.is_here() {
-        return;
+        return None;
     }
-    let place = Place::quiet();
     place.must(&["image", "import", "testpmd"]);
-    // The example, with two instances and rings that outlast a machine busy with other things. On two CPUs two programs
-    // that poll leave none for inco, so one may wait long for its turn.
     let text = std::fs::read_to_string(example("testpmd.toml")).unwrap();
     let with = |text: &str, of: &str, by: &str| {
         assert!(text.contains(of), "the example has no {of}");
@@ -39,11 +42,18 @@ fn sends_every_packet_back(engine: Engine, mode: &str) {
     };
     let text = with(&text, "--forward-mode=macswap", &format!("--forward-mode={mode}"));
     let text = with(&text, "min = 1, max = 2", "min = 2, max = 2");
-    let text = format!(
+    Some(format!(
         "{text}scheduler = {{ policy = \"round-robin\", slow_start = \"0s\" }}\nautoscaler = \"fixed\"\n\
          stop_grace = \"200ms\"\nstall_after = \"1s\"\nring = {{ slots = 8192 }}\n{}",
         engine.toml()
-    );
+    ))
+}
+
+fn sends_every_packet_back(engine: Engine, mode: &str) {
+    let place = Place::quiet();
+    let Some(text) = configuration(&place, engine, mode) else {
+        return;
+    };
     let inco = place.run(&text);
     inco.settled(2, 0);
     let report = place.traffic(LOAD).report();
@@ -70,6 +80,58 @@ fn sends_every_packet_back(engine: Engine, mode: &str) {
         );
         assert_eq!(row.live_flows, 10);
     }
+    inco.stop(&place);
+}
+
+/// DPDK's memif driver notices neither a kill nor an upgrade of inco: its rings and its socket stay.
+#[test]
+fn testpmd_notices_no_kill_9_and_no_upgrade_of_inco() {
+    let place = Place::quiet();
+    let Some(text) = configuration(&place, Engine::Oci, "macswap") else {
+        return;
+    };
+    let mut inco = place.run(&text);
+    inco.settled(2, 0);
+    let before = pids(&inco);
+    let mut traffic = place.traffic(&LOAD.replace("duration = \"1s\"", "duration = \"120s\""));
+    let many_return = |inco: &Inco| {
+        let returned = inco.status().accounting.returned;
+        eventually("many packets return", PATIENCE, || {
+            (inco.status().accounting.returned > returned + 5_000).then_some(())
+        });
+    };
+    let pins = |inco: &Inco| {
+        let rows = inco.client().flows(&FlowFilter::default()).unwrap().flows;
+        let pins: BTreeMap<_, _> = rows.into_iter().map(|row| (row.flow, row.forward)).collect();
+        assert_eq!(pins.len(), 20);
+        pins
+    };
+    many_return(&inco);
+    let placed = pins(&inco);
+    for is_upgrade in [false, true] {
+        if is_upgrade {
+            let next = copy_of_inco(&place, "next");
+            place.must(&["upgrade", "--program", next.to_str().unwrap()]);
+        } else {
+            drop(inco.kill());
+            inco = place.run(&text);
+        }
+        inco.settled(2, 0);
+        many_return(&inco);
+        assert_eq!((pids(&inco), pins(&inco)), (before.clone(), placed.clone()));
+        let status = inco.status();
+        let resumed = status.resumed.expect("there was an earlier run");
+        assert!(
+            resumed.instances == 2 && resumed.unusable.is_empty(),
+            "{resumed:?}"
+        );
+        assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    }
+    assert!(traffic.is_running(), "it has to go on until after that");
+    traffic.interrupt();
+    let report = traffic.report();
+    assert_eq!(report.counts.lost_in_restarts, 0, "{:#?}", report.counts);
+    assert_clean_without_stamps(&report);
     inco.stop(&place);
 }
 

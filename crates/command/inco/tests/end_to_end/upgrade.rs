@@ -16,8 +16,8 @@ use crate::openflow;
 
 use crate::restart::{LOAD, configuration, live_flows, pids, service};
 use crate::support::{
-    ApiOverTls, Engine, Inco, Ovs, PATIENCE, Place, Systemd, Traffic, assert_clean, eventually, launcher_of,
-    text as text_of,
+    ApiOverTls, Engine, Inco, Ovs, PATIENCE, Place, Systemd, Traffic, assert_clean, available, eventually,
+    launcher_of, program, text as text_of,
 };
 
 const FLOWS: u64 = 12_000;
@@ -27,6 +27,15 @@ pub(crate) fn copy_of_inco(place: &Place, name: &str) -> PathBuf {
     let copy = place.path(name);
     std::fs::copy(env!("CARGO_BIN_EXE_inco"), &copy).unwrap();
     copy
+}
+
+/// An inco of an earlier commit: `make test-upgrade` builds it.
+pub(crate) fn earlier_inco() -> Option<PathBuf> {
+    let program = std::env::var_os("INCO_EARLIER").map(PathBuf::from);
+    let missing = program
+        .is_none()
+        .then(|| "INCO_EARLIER names no inco of an earlier commit".to_owned());
+    available("earlier", missing).then_some(program).flatten()
 }
 
 /// A program that seems to be an inco, and does this when it is to run.
@@ -129,6 +138,35 @@ fn no_flow_notices_an_upgrade_oci() {
 #[test]
 fn no_flow_notices_an_upgrade_docker() {
     no_flow_notices(Engine::Docker);
+}
+
+/// The earlier program does what it is told, and the one that is tested converts what it left.
+#[test]
+fn no_flow_notices_an_upgrade_from_an_earlier_inco() {
+    let Some(earlier) = earlier_inco().filter(|_| Engine::Oci.is_here()) else {
+        return;
+    };
+    let place = Place::with_a_cpu();
+    let text = configuration(Engine::Oci, &[service("dns", 53, "warm")]).replace("capacity = \"10kpps\"", "");
+    let inco = place.run_by(&earlier, &text);
+    inco.settled(2, 1);
+    let containers = pids(&inco);
+    let traffic = with_traffic(&place, &inco, FLOWS, 60);
+    let next = program();
+    let output = place
+        .inco_by(&earlier, &["upgrade", "--program", next.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text_of(&output.stderr));
+    let status = inco.status();
+    assert_eq!(program_of(status.pid), next);
+    goes_on(&inco, &containers, FLOWS);
+    let resumed = status.resumed.expect("there was an earlier run");
+    assert!(
+        resumed.flows >= FLOWS && resumed.unusable.is_empty(),
+        "{resumed:?}"
+    );
+    ends_clean(&place, inco, traffic);
 }
 
 /// The rules of Open vSwitch forward meanwhile.

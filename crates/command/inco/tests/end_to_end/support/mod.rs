@@ -131,8 +131,14 @@ pub(crate) fn state_dir() -> &'static Path {
 /// Another program to test than the one that cargo built: `make promises` has the installed one measured.
 pub(crate) const PROGRAM: &str = "INCO_PROGRAM";
 
-fn inco(run_dir: &Path, state_dir: &Path) -> Command {
-    let program = std::env::var_os(PROGRAM).unwrap_or_else(|| env!("CARGO_BIN_EXE_inco").into());
+/// The program to test.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os(PROGRAM)
+        .unwrap_or_else(|| env!("CARGO_BIN_EXE_inco").into())
+        .into()
+}
+
+fn inco(program: &Path, run_dir: &Path, state_dir: &Path) -> Command {
     // As an operator would run a data plane: before other programs. Children inherit it.
     let mut command = if root_missing().is_none() {
         let mut command = Command::new("nice");
@@ -247,7 +253,12 @@ impl Place {
 
     /// The program in this place.
     pub(crate) fn inco(&self, arguments: &[&str]) -> Command {
-        let mut command = inco(&self.run_dir(), state_dir());
+        self.inco_by(&program(), arguments)
+    }
+
+    /// Another program in this place.
+    pub(crate) fn inco_by(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = inco(program, &self.run_dir(), state_dir());
         command.args(arguments);
         command
     }
@@ -337,9 +348,13 @@ impl Place {
     }
 
     pub(crate) fn run_file(&self, file: &Path) -> Inco {
-        let mut command = self.inco(&["run", "-f"]);
-        command.arg(file);
-        self.start(command)
+        self.start(self.inco(&["run", "-f", file.to_str().unwrap()]))
+    }
+
+    /// The same by another program.
+    pub(crate) fn run_by(&self, program: &Path, configuration: &str) -> Inco {
+        let file = self.file("inco.toml", configuration);
+        self.start(self.inco_by(program, &["run", "-f", file.to_str().unwrap()]))
     }
 
     /// The `inco run` that the command is, once its API answers.
@@ -515,21 +530,21 @@ impl Inco {
         self.traces.clone()
     }
 
-    /// A flow has moved only if an instance has failed, its flows were taken from it, or an operator acted.
+    /// A flow has moved only if an instance has failed, its flows were taken from it, or an operator moved some.
     fn assert_moves_have_a_cause(&self) {
         let Ok(status) = self.client().status() else {
             return;
         };
-        let is_cause = |event: &Event| {
-            matches!(
-                event.kind,
-                EventKind::Unpinned { .. }
-                    | EventKind::Action { .. }
-                    | EventKind::State {
-                        to: InstanceState::Failed,
-                        ..
-                    }
-            )
+        let is_cause = |event: &Event| match &event.kind {
+            EventKind::Unpinned { .. }
+            | EventKind::State {
+                to: InstanceState::Failed,
+                ..
+            } => true,
+            EventKind::Action { action, refused, .. } => {
+                !refused && ["move", "purge"].contains(&action.as_str())
+            }
+            _ => false,
         };
         assert!(
             status.accounting.expected_moves == 0 || self.events().iter().any(is_cause),
@@ -542,6 +557,7 @@ impl Inco {
     /// SIGTERM.
     pub(crate) fn terminated(mut self) -> Traces {
         self.note_traces();
+        self.assert_moves_have_a_cause();
         let mut child = self.child.take().unwrap();
         kill(child.id(), rustix::process::Signal::TERM);
         let status = child.wait().unwrap();
@@ -696,22 +712,4 @@ pub(crate) fn changes(events: &[Event], id: InstanceId) -> Vec<(u64, InstanceSta
             _ => None,
         })
         .collect()
-}
-
-/// How busy the machine is with other things just now: programs that run or could, per CPU, over a fifth of a second.
-pub(crate) fn load_per_cpu() -> f64 {
-    const SAMPLES: u32 = 20;
-    let runnable = || {
-        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        // As in `0.20 0.18 0.12 1/80 11206`; the one that asks is among them.
-        let running = load.split([' ', '/']).nth(3);
-        running.and_then(|word| word.parse().ok()).unwrap_or(1.0) - 1.0
-    };
-    let sum: f64 = (0..SAMPLES)
-        .map(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            runnable()
-        })
-        .sum();
-    sum / f64::from(SAMPLES) / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
 }

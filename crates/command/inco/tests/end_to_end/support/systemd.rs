@@ -1,9 +1,10 @@
 //! A stand-in for systemd: starts inco as a service, and hears what that tells.
 
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::{Inco, PATIENCE, Place, eventually, text};
+use super::{Inco, PATIENCE, Place, eventually, program, text};
 
 pub(crate) struct Systemd<'a> {
     place: &'a Place,
@@ -37,8 +38,15 @@ impl Systemd<'_> {
 
     /// The same, which can be asked.
     pub(crate) fn run(&self, configuration: &str) -> Inco {
+        self.run_by(&program(), configuration)
+    }
+
+    /// The same by another program.
+    pub(crate) fn run_by(&self, program: &Path, configuration: &str) -> Inco {
         let file = self.place.file("inco.toml", configuration);
-        let mut command = self.place.inco(&["run", "-f", file.to_str().unwrap()]);
+        let mut command = self
+            .place
+            .inco_by(program, &["run", "-f", file.to_str().unwrap()]);
         self.as_service(&mut command);
         let inco = self.place.start(command);
         self.hears("READY=1");
