@@ -15,7 +15,7 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test test-all promises test-old-kernel test-cluster move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test test-all test-upgrade promises test-old-kernel test-cluster move-to-arm demo bench soak deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,7 +144,8 @@ quiet-tests:
 STATED_SIZE := engine_away gaps many_requests_and_streams_cost_the_data_plane bursts_of_new_flows_keep \
     a_switch_that_is_killed testpmd no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while \
     services:: the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: \
-    nothing_is_broken machines_behind_tunnels pods_scale_and_the_api_server_is_away
+    nothing_is_broken machines_behind_tunnels pods_scale_and_the_api_server_is_away demo::overload \
+    that_inco_was_away no_flow_notices_an_upgrade
 PAUSES := $(TARGET_DIR)/pauses.json
 promises: ## the tests of docs/promises.md at their stated size: an hour; root, and an idle machine
 	@scripts/setup.sh rust build dpdk test docker
@@ -160,6 +161,12 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 	INCO_PROGRAM=$(TARGET_DIR)/release/inco $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 \
 	    observing_64_instances || failed=1; \
 	exit $$failed
+
+EARLIER ?= 1cf79517
+test-upgrade: nf ## the tests in which an inco of an earlier commit (EARLIER=) is upgraded and restarted; builds that commit; root
+	scripts/earlier.sh $(EARLIER) $(TARGET_DIR)/earlier
+	INCO_EARLIER=$(TARGET_DIR)/earlier/inco INCO_REQUIRE=earlier,oci,root \
+	    $(TEST) $(WITH_DPDK) --test end_to_end -- earlier_inco
 
 test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual machine (ARGS=names of tests); root, Debian
 	@scripts/setup.sh rust build dpdk old-kernel
