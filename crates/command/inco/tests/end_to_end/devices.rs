@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::net::UdpSocket;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use api::types::FlowFilter;
@@ -534,6 +535,88 @@ fn no_flow_moves_where_a_killed_inco_had_a_device() {
         "{status:#?}"
     );
     stop(second, &place);
+}
+
+/// What is lost at a device while inco is away: from the kill to the first packet that the next run forwards.
+#[test]
+fn the_gap_of_a_device_after_a_kill_9_is_reported() {
+    if !is_here(Engine::Oci) {
+        return;
+    }
+    let place = Place::quiet();
+    let wire = Wire::new(1500);
+    let file = place.file(
+        "inco.toml",
+        &format!(
+            "[[uplink]]\nname = \"wan\"\ndevice = \"veth:wan0\"\n{}{}",
+            service("all", "\"wan\"", "", 1),
+            Engine::Oci.toml()
+        ),
+    );
+    let run = || {
+        let mut command = place.inco(&["run", "-f", file.to_str().unwrap()]);
+        command.env("INCO_LOG", "info");
+        wire.inco.within(|| place.start(command))
+    };
+    let first = run();
+    first.settled(1, 0);
+    let probes = Probes::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| wire.network.within(|| probes.go_on()));
+        eventually("probes come back", PATIENCE, || {
+            (probes.back.load(Ordering::Relaxed) > 100).then_some(())
+        });
+        first.kill();
+        let (killed, sent_before) = (Instant::now(), probes.sent.load(Ordering::Relaxed));
+        let back_before = probes.back.load(Ordering::Relaxed);
+        let second = run();
+        eventually("probes come back again", PATIENCE, || {
+            (probes.back.load(Ordering::Relaxed) > back_before + 10).then_some(())
+        });
+        let gap = killed.elapsed();
+        let lost = probes.sent.load(Ordering::Relaxed) - sent_before;
+        probes.ends.store(true, Ordering::Relaxed);
+        let log = second.log();
+        let started = log
+            .lines()
+            .find(|line| line.contains("DPDK has started"))
+            .unwrap();
+        println!(
+            "killed, started again and forwarded {gap:?} later; one packet a millisecond: {lost} lost; {started}"
+        );
+        assert!(lost > 0, "a device is closed while inco is away");
+        stop(second, &place);
+    });
+}
+
+/// A packet each millisecond, and how many were sent and came back.
+#[derive(Default)]
+struct Probes {
+    sent: AtomicU64,
+    back: AtomicU64,
+    ends: AtomicBool,
+}
+
+impl Probes {
+    /// Sends, in the network namespace of the caller, until it is told to end.
+    fn go_on(&self) {
+        let mut sniffer = Sniffer::new();
+        let socket = UdpSocket::bind(("10.0.0.1", 4000)).unwrap();
+        socket.connect(("10.128.0.1", 53)).unwrap();
+        let mut due = Instant::now();
+        let mut seen = 0;
+        while !self.ends.load(Ordering::Relaxed) {
+            socket.send(b"probe").unwrap();
+            let sent = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
+            due += Duration::from_millis(1);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            while let Some(frame) = sniffer.next() {
+                seen += u64::from(frame.windows(5).any(|part| part == b"probe"));
+            }
+            // Each is seen as it leaves, and those that come back once more.
+            self.back.store(seen.saturating_sub(sent), Ordering::Relaxed);
+        }
+    }
 }
 
 /// By libpcap, since the kernel would put them together for `veth:`.

@@ -42,7 +42,11 @@ pub(super) fn switch(
                 more: configuration.switch.dpdk_args.clone(),
                 ..EalConfig::new(format!("inco-{}", std::process::id()))
             };
-            Eal::init(&args.args())?
+            let since = clock::monotonic();
+            let eal = Eal::init(&args.args())?;
+            let ms = clock::monotonic().since(since).as_millis();
+            tracing::info!(ms, "DPDK has started: packets at its devices were lost until now");
+            eal
         }
     };
     let pool = Mempool::create(&eal, &pool).context("not enough memory for DPDK's buffers")?;
