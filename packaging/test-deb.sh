@@ -58,8 +58,8 @@ later() { # the package, the file to make
     rm -rf "$tree"
 }
 
-# The unit, by a systemd of its own with nothing else to do: it starts, reloads, is upgraded, comes back after a crash
-# and after a hang with the containers that it had, and stops.
+# The unit, by a systemd of its own with nothing else to do: it starts, reloads, is upgraded and restarted, comes back
+# after a crash and after a hang with the containers that it had, and stops.
 by_systemd() {
     local init group tree unit parent
     inside inco image build forward >/dev/null
@@ -150,8 +150,9 @@ UNIT
     main() { within systemctl show -p MainPID --value inco; }
     containers() { within pgrep -x inco-nf | sort -n; }
     has_flows() { [ "$(within inco flows --json --limit 1000 | grep -o '"flow":' | wc -l)" = 200 ]; }
-    # A later version of the package is installed while packets flow: the main process is a new one, no flow moves.
-    upgraded_beside_traffic() {
+    # While packets flow, a later version of the package is installed, systemd restarts inco, and inco is killed: each time
+    # the main process is a new one with the same containers. No flow moves, and no packet is lost.
+    no_flow_notices() {
         local before after nf traffic
         later "$package" "$root/var/tmp/later.deb"
         cat >"$root/var/tmp/load.toml" <<'TOML'
@@ -181,11 +182,20 @@ TOML
         within systemctl is-active --quiet inco || fail 'systemd says that it does not run after the upgrade'
         [ "$(within systemctl show -p NRestarts --value inco)" = 0 ] || fail 'systemd restarted it for the upgrade'
         [ "$(containers)" = "$nf" ] || fail 'the upgrade has not kept the containers'
+        within systemctl restart inco || fail 'systemctl restart fails'
+        [ "$(main)" != "$after" ] || fail 'systemctl restart has not restarted it'
+        become 'the containers serve after a restart' both_serve
+        become 'all flows are pinned after a restart' has_flows
+        within kill -KILL "$(main)"
+        become 'it comes back after a crash' came_back 1
+        become 'the containers serve again' both_serve
+        become 'all flows are pinned after a crash' has_flows
+        [ "$(containers)" = "$nf" ] || fail 'a restart or a crash has not kept the containers'
         kill -0 "$traffic" || failed "$top/log" 'the traffic has ended before the upgrade'
         within pkill -INT -f '^inco traffic'
         wait "$traffic" || failed "$top/log" 'the traffic has failed'
         for count in lost mis_steered expected_moves lost_in_restarts duplicated reordered; do
-            grep -Eq "\"$count\": ?0(,|}|$)" "$top/traffic" || failed "$top/traffic" "in the upgrade: $count is not 0"
+            grep -Eq "\"$count\": ?0(,|}|$)" "$top/traffic" || failed "$top/traffic" "$count is not 0"
         done
     }
     become 'it starts' within systemctl is-active --quiet inco
@@ -195,10 +205,7 @@ TOML
     if within systemctl reload inco 2>/dev/null; then fail 'systemctl reload takes a wrong file'; fi
     sed -i 's/max = "x"/max = 2/' "$root/etc/inco/inco.toml"
     within systemctl is-active --quiet inco || fail 'a wrong file ended it'
-    upgraded_beside_traffic
-    within kill -KILL "$(main)"
-    become 'it comes back after a crash' came_back 1
-    become 'the containers serve again' both_serve
+    no_flow_notices
     within kill -STOP "$(main)"
     become 'it comes back after a hang' came_back 2
     become 'the containers serve again' both_serve
