@@ -49,7 +49,7 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
         cpu_quota: Some(0.1),
         cpu: Some(0.53),
         busy: Some(0.42),
-        gap_us: None,
+        gap_us: is_active.then(|| 1e6 / load),
         ring_wait_us: Some(PercentilesUs {
             p50: 1.5,
             p99: 2_400.0,

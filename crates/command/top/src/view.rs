@@ -624,10 +624,12 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, theme: Theme, id:
             if row.adopted { "  adopted" } else { "" }
         )),
         Line::raw(format!(
-            "capacity {} pps  CPU {} of {}  memory {}",
+            "capacity {} pps  CPU {} of {}  busy {}  gap {}  memory {}",
             or_dash(row.capacity_pps, short),
             or_dash(row.cpu, percent),
             or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            or_dash(row.busy, percent),
+            or_dash(row.gap_us, micros),
             or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
         )),
         Line::raw(format!(

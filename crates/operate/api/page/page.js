@@ -45,10 +45,21 @@ function watts(of) {
   return of.source === "model" ? `${word(of.expected)} W (MODEL, ${word(of.low)} to ${word(of.high)})` : `${word(of.expected)} W (${of.source})`;
 }
 
+/* A time in microseconds. */
+const micros = (us) => us < 1000 ? us.toFixed(1) + " µs" : span(us / 1000);
+
 /* Percentiles in microseconds. */
 function within(of) {
-  const text = (us) => us < 1000 ? us.toFixed(1) + " µs" : span(us / 1000);
-  return of ? `${text(of.p50)} and ${text(of.p99)}` : "(not known)";
+  return of ? `${micros(of.p50)} and ${micros(of.p99)}` : "(not known)";
+}
+
+/* Bytes. */
+function size(bytes) {
+  if (bytes === null || bytes === undefined) return "-";
+  for (const [factor, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+    if (bytes >= factor) return `${(bytes / factor).toFixed(1)} ${unit}`;
+  }
+  return `${bytes} B`;
 }
 
 const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false });
@@ -615,12 +626,24 @@ async function choose(id) {
   await look();
 }
 
+/* What is seen of an instance, in sentences. */
+function seen(row) {
+  const hasPackets = row.gap_us !== null && row.gap_us !== undefined;
+  return `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, ` +
+    `capacity ${short(row.capacity_pps)}/s, CPU ${percent(row.cpu)} of ${row.cpu_quota ?? "1, not limited"}, ` +
+    `busy ${percent(row.busy)} and held up ${percent(row.held_up)} of the time, memory ${size(row.memory_bytes)}, ` +
+    `${watts(row.watts)}. ` +
+    (hasPackets ? `A packet comes each ${micros(row.gap_us)} on average. ` : "No packet comes now. ") +
+    `Half and 99 % of its packets wait ${within(row.ring_wait_us)} in its ring and take ${within(row.function_us)} ` +
+    "in the function. Its largest flows:";
+}
+
 async function look() {
   const id = state.chosen;
   if (id === null || document.hidden || !state.snapshot) return;
   const row = state.snapshot.instances.find((row) => row.id === id);
   set(at("detail-title"), row ? `Instance ${id} of ${row.service}${row.place ? ` at ${row.place}` : ""}` : `Instance ${id} is gone`);
-  set(at("detail-words"), row ? `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, capacity ${short(row.capacity_pps)}/s, CPU ${percent(row.cpu)} of ${row.cpu_quota ?? "1, not limited"}, held up ${percent(row.held_up)} of the time, ${watts(row.watts)}. Half and 99 % of its packets wait ${within(row.ring_wait_us)} in its ring and take ${within(row.function_us)} in the function. Its largest flows:` : "");
+  set(at("detail-words"), row ? seen(row) : "");
   let flows = [];
   try {
     const response = row ? await ask(`v1/flows?instance=${id}&top=10`) : null;

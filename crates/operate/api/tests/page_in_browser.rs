@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::types::{
-    ActorRow, ActorSideRow, ActorsRow, FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status,
-    UplinkRow,
+    ActorRow, ActorSideRow, ActorsRow, FlowPage, FlowRow, InstanceRow, PercentilesUs, ServiceRow, Snapshot,
+    Status, UplinkRow,
 };
 use api::{ControlRequest, EventLog, Server, ServerSettings, request_queue};
 use browser::{Browser, browser, port_to};
@@ -109,7 +109,9 @@ fn snapshot(pid: u32, instances: u32, uptime: Duration) -> Snapshot {
     }
 }
 
+/// The third instance has a function that tells nothing, and no packets.
 fn instance(id: u32) -> InstanceRow {
+    let is_told = id != 3;
     InstanceRow {
         id: InstanceId(id),
         service: "web".to_owned(),
@@ -133,13 +135,16 @@ fn instance(id: u32) -> InstanceRow {
         capacity_pps: None,
         cpu_quota: None,
         cpu: Some(0.53),
-        busy: None,
-        gap_us: None,
-        ring_wait_us: None,
-        function_us: None,
-        held_up: 0.0,
+        busy: is_told.then_some(0.42),
+        gap_us: is_told.then_some(166.7),
+        ring_wait_us: is_told.then_some(PercentilesUs {
+            p50: 1.5,
+            p99: 2_400.0,
+        }),
+        function_us: is_told.then_some(PercentilesUs { p50: 0.8, p99: 35.2 }),
+        held_up: 0.08,
         watts: None,
-        memory_bytes: None,
+        memory_bytes: is_told.then_some(12 << 20),
         report: None,
         reason: "ready".to_owned(),
     }
@@ -250,6 +255,24 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
     }
     page.until("document.querySelector('#detail-title').textContent === 'Instance 2 of web'");
     page.until("document.querySelector('#detail-flows tbody')?.textContent.includes('10.0.0.2:80')");
+    says(
+        &mut page,
+        &[
+            "CPU 53.0% of 1, not limited, busy 42.0% and held up 8.0% of the time, memory 12.0 MiB",
+            "A packet comes each 166.7 µs on average.",
+            "wait 1.5 µs and 2 ms in its ring and take 0.8 µs and 35.2 µs in the function",
+        ],
+    );
+    page.value("choose(3)");
+    page.until("document.querySelector('#detail-title').textContent === 'Instance 3 of web'");
+    says(
+        &mut page,
+        &[
+            "busy - and held up 8.0% of the time, memory -,",
+            "No packet comes now.",
+            "wait (not known) in its ring and take (not known) in the function",
+        ],
+    );
 
     // It goes away, and another one comes: the page says so, goes on, and shows nothing of the old one.
     drop(world.server.take());
@@ -316,6 +339,14 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
     }
     memory_stays_bounded(&mut page);
     assert_eq!(page.complaints(), [] as [String; 0]);
+}
+
+/// The words about the chosen instance.
+fn says(page: &mut Browser, parts: &[&str]) {
+    let words = page.text("#detail-words");
+    for part in parts {
+        assert!(words.contains(part), "no {part:?} in {words:?}");
+    }
 }
 
 /// Both sides, and after a move what moved, when and why; without a reload.
