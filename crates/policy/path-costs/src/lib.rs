@@ -194,8 +194,13 @@ pub struct Costs {
 #[derive(Debug, Error)]
 pub enum Error {
     /// It is not TOML, or a key is missing or unknown.
-    #[error("{0}")]
-    Toml(#[from] Box<toml::de::Error>),
+    #[error("line {line}: {what}")]
+    Toml {
+        /// The line, counted from 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
     /// It has another format.
     #[error(
         "the file has version {0}, and this inco reads version {VERSION}: run `inco bench paths --costs FILE`"
@@ -241,11 +246,12 @@ impl Costs {
         struct Versioned {
             version: u32,
         }
-        let Versioned { version } = toml::from_str(text).map_err(Box::new)?;
+        let wrong = |error: toml::de::Error| toml_error(text, &error);
+        let Versioned { version } = toml::from_str(text).map_err(wrong)?;
         if version != VERSION {
             return Err(Error::Version(version));
         }
-        let costs: Costs = toml::from_str(text).map_err(Box::new)?;
+        let costs: Costs = toml::from_str(text).map_err(wrong)?;
         costs.check()?;
         Ok(costs)
     }
@@ -295,6 +301,15 @@ impl Costs {
     }
 }
 
+/// In one line, with its place in the text.
+fn toml_error(text: &str, error: &toml::de::Error) -> Error {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    Error::Toml {
+        line: before.unwrap_or_default().matches('\n').count() + 1,
+        what: error.message().replace('\n', ", "),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by it")]
 mod tests {
@@ -335,6 +350,9 @@ mod tests {
         assert!(refused("version = 1", "version = 2").contains("reads version 1"));
         assert!(refused("version = 1", "versions = 1").contains("version"));
         assert!(refused("cpus = 2", "cpus = 2\nmore = 3").contains("more"));
+        // The first line is a comment.
+        assert!(refused("cpus = 2", "cpus = \"two\"").starts_with("line 3: "));
+        assert!(refused("cpus = 2", "cpus = ").starts_with("line 3: "));
         assert!(refused("veth-bridge", "Veth bridge").contains("cost 1"));
         assert!(refused("streams = 4", "streams = 0").contains("at least 1"));
         assert!(refused("median = 31.0", "median = 29.0").contains("gbps"));

@@ -33,7 +33,7 @@ impl Driver for Hybrid {
 
     fn check(&self, of: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
         prices(of).map_err(|error| {
-            let write = "write a file that inco bench paths has written, or remove the key";
+            let write = "have `inco bench paths --costs FILE` write one and name it here, or remove the key";
             ("switch.hybrid.costs", Unusable::new(format!("{error:#}"), write))
         })?;
         KernelPath::load().map(drop).map_err(|error| {
@@ -143,4 +143,96 @@ fn prices(of: &configuration::Switch) -> Result<Prices> {
         tracing::warn!(file = %file.display(), "it has no {what}; the default is used");
     }
     Ok(prices)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by it")]
+mod tests {
+    use path_costs::{Cost, Figure, Scope, Work};
+    use promotion::Kind;
+
+    use super::*;
+
+    const PLAIN: Kind = Kind::new(Scope::Across, false);
+
+    /// What `inco run` and `inco check` read of a file with this text, or of one that is not there.
+    fn with_costs<T>(text: Option<&str>, read: impl FnOnce(&configuration::Switch, &str) -> T) -> T {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("paths.toml");
+        if let Some(text) = text {
+            std::fs::write(&file, text).unwrap();
+        }
+        let file = file.display().to_string();
+        let configuration = format!(
+            "[switch]\ndriver = \"hybrid\"\nworkers = [1]\n[switch.hybrid]\ncosts = {file:?}\n[[uplink]]\nname = \
+             \"wan\"\ndevice = \"kernel:eth1\"\n[service.web]\nport = \"kernel\"\nimage = \"nginx\"\nvip = {{ address = \
+             \"10.0.0.100\", ports = \"80\" }}\n"
+        );
+        let configuration = crate::load::parse(&configuration, "inco.toml").unwrap();
+        read(&configuration.switch, &file)
+    }
+
+    fn row(path: &str, work: Work, median: f64) -> Cost {
+        let mut cost = Cost::new(path, Scope::Across, work, 16);
+        let figure = Figure::of(&[median]);
+        match work {
+            Work::Packets => cost.cpu_ns_per_packet = figure,
+            _ => cost.cpu_s_per_gbit = figure,
+        }
+        cost
+    }
+
+    #[test]
+    fn prices_are_those_of_the_file() {
+        let rows = vec![
+            row(SLOW, Work::Packets, 1_000.0),
+            row(SLOW, Work::Tcp, 0.5),
+            row(FAST, Work::Packets, 250.0),
+            row(FAST, Work::Tcp, 0.125),
+            // Neither of the two paths.
+            row("bridge", Work::Packets, 7.0),
+        ];
+        let text = Costs::new(2, "6.12", rows).text().unwrap();
+        let prices = with_costs(Some(&text), |of, _| prices(of)).unwrap();
+        let paths = prices.of(PLAIN);
+        let bits = 1448.0 * 8.0;
+        assert_eq!((paths.slow.small_ns, paths.slow.large_ns), (1_000.0, 0.5 * bits));
+        let fast = paths.fast.unwrap();
+        assert_eq!((fast.small_ns, fast.large_ns), (250.0, 0.125 * bits));
+    }
+
+    #[test]
+    fn what_the_file_lacks_has_the_default() {
+        let text = Costs::new(2, "6.12", vec![row(FAST, Work::Packets, 250.0)])
+            .text()
+            .unwrap();
+        let read = with_costs(Some(&text), |of, _| prices(of)).unwrap();
+        let mut expected = Prices::default();
+        let fast = &mut expected.paths[PLAIN.index()].fast;
+        assert_ne!(fast.unwrap().small_ns, 250.0);
+        fast.as_mut().unwrap().small_ns = 250.0;
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_refused_with_its_place_and_a_remedy() {
+        let head = "version = 1\ncpus = 2\nkernel = \"6.12\"\n";
+        let row = "[[cost]]\npath = \"ebpf\"\nscope = \"across\"\nwork = \"packets\"\nstreams = 16\n";
+        for (text, said) in [
+            (None, "cannot read"),
+            (Some("version = 2\n".to_owned()), "reads version 1"),
+            (Some(format!("{head}cpu = 2\n")), "line 4"),
+            (Some(format!("{head}{row}{row}")), "cost 2 (\"ebpf\")"),
+            (Some(format!("{head}{row}cpu_ns_per_packet = 7\n")), "line 9"),
+        ] {
+            // It is refused before the kernel is asked for anything.
+            let (file, (key, wrong)) = with_costs(text.as_deref(), |of, file| {
+                (file.to_owned(), Hybrid.check(of).unwrap_err())
+            });
+            assert_eq!(key, "switch.hybrid.costs");
+            assert!(wrong.what.contains(&file) && wrong.what.contains(said), "{}", wrong.what);
+            assert!(!wrong.what.contains('\n'), "{}", wrong.what);
+            assert!(wrong.write.contains("inco bench paths --costs"), "{}", wrong.write);
+        }
+    }
 }
