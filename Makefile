@@ -145,7 +145,7 @@ STATED_SIZE := engine_away gaps many_requests_and_streams_cost_the_data_plane bu
     a_switch_that_is_killed testpmd no_flow_notices_a_kill_9_while_a_launcher_replaces_another no_request_fails_while \
     services:: the_demo_does_the_same every_balancer_of_the_web_demo the_cluster_demo clients:: hybrid:: edges:: \
     nothing_is_broken machines_behind_tunnels pods_scale_and_the_api_server_is_away demo::overload \
-    that_inco_was_away no_flow_notices_an_upgrade
+    that_inco_was_away no_flow_notices_an_upgrade hybrid_is_compared
 PAUSES := $(TARGET_DIR)/pauses.json
 promises: ## the tests of docs/promises.md at their stated size: an hour; root, and an idle machine
 	@scripts/setup.sh rust build dpdk test docker
