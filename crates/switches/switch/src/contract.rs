@@ -325,7 +325,8 @@ pub trait Switch: Send {
     fn set_trust(&mut self, _trust: &[(Slot, f32)]) {}
 
     /// Reads every counter. Slots that have had no instance since the switch started are left as they are, and so is
-    /// what others tell of an instance ([`SlotCounters::function`](crate::SlotCounters::function) and
+    /// what others tell of an instance ([`SlotCounters::function`](crate::SlotCounters::function),
+    /// [`SlotCounters::container_memory_bytes`](crate::SlotCounters::container_memory_bytes) and
     /// [`SlotCounters::throttled_ns`](crate::SlotCounters::throttled_ns)).
     fn read(&mut self, into: &mut SwitchReading);
 

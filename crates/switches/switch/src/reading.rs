@@ -49,6 +49,8 @@ model::slot_counters! { reading! {
     SlotCounters {
         /// The function's own counters, if published.
         pub function: Option<FunctionCounters>,
+        /// Memory of the instance's container in bytes, if its engine tells it.
+        pub container_memory_bytes: Option<u64>,
     }
 } }
 
@@ -66,6 +68,14 @@ model::worker_counters! { reading! {
     /// One worker's counters.
     WorkerTotals {}
 } }
+
+impl SlotCounters {
+    /// Memory of the instance in bytes, if it is known: as its function tells it, or else that of its container.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let told = self.function.map(|function| function.memory_bytes);
+        told.filter(|bytes| *bytes > 0).or(self.container_memory_bytes)
+    }
+}
 
 /// By how much a counter has grown. One that fell has restarted from 0.
 #[inline]
@@ -226,6 +236,28 @@ mod tests {
         sum.set_counted(&SlotCounters::default());
         let figures = (sum.to_packets, sum.live_flows, sum.throttled_ns);
         assert_eq!(figures, (0, 0, 7));
+    }
+
+    #[test]
+    fn memory_is_what_the_function_tells_or_its_container_has() {
+        let memory = |told: Option<u64>, container_memory_bytes: Option<u64>| {
+            let function = told.map(|memory_bytes| FunctionCounters {
+                memory_bytes,
+                ..FunctionCounters::default()
+            });
+            let mut counters = SlotCounters {
+                function,
+                container_memory_bytes,
+                ..SlotCounters::default()
+            };
+            // What a driver counts has nothing to do with it.
+            counters.set_counted(&SlotCounters::default());
+            counters.grown_since(&SlotCounters::default()).memory_bytes()
+        };
+        assert_eq!(memory(None, None), None);
+        assert_eq!(memory(None, Some(7)), Some(7));
+        assert_eq!(memory(Some(5), Some(7)), Some(5));
+        assert_eq!(memory(Some(0), Some(7)), Some(7), "it does not tell");
     }
 
     #[test]

@@ -215,7 +215,7 @@ impl ControlLoop {
                     model_watts: model.map(|of| of.expected),
                     model_watts_low: model.map(|of| of.low),
                     model_watts_high: model.map(|of| of.high),
-                    memory_bytes: self.gather.memory_of(slot, function.as_ref()),
+                    memory_bytes: counters.memory_bytes(),
                     cpu_quota: instance.cpus(),
                     utilisation: rates
                         .zip(capacity)

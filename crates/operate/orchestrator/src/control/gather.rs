@@ -9,7 +9,7 @@ use collector::Collector;
 use configuration::Configuration;
 use controller::Controller;
 use model::{Event, EventKind, Nanos, ServiceId, Slot};
-use switch::{FunctionCounters, SlotCounters, Switch, SwitchEvent, SwitchReading};
+use switch::{SlotCounters, Switch, SwitchEvent, SwitchReading};
 
 use super::functions::{FunctionEvent, FunctionPages};
 use super::journal::new_event;
@@ -89,6 +89,9 @@ impl Gather {
         match event {
             SwitchEvent::Detached { slot, .. } => {
                 self.usage.remove(slot);
+                if let Some(counters) = self.reading.slots.get_mut(slot.index()) {
+                    counters.container_memory_bytes = None;
+                }
             }
             SwitchEvent::UplinkUp { uplink, peer } => {
                 if let Some(state) = self.uplinks.get_mut(uplink.index()) {
@@ -127,15 +130,6 @@ impl Gather {
         self.baselines.grown(slot, &self.reading)
     }
 
-    /// Memory of a slot's instance in bytes, from its function's page or else its cgroup.
-    pub(super) fn memory_of(&self, slot: Slot, function: Option<&FunctionCounters>) -> Option<u64> {
-        let of_group = || {
-            let note = self.usage.get(&slot)?;
-            (note.memory_bytes > 0).then_some(note.memory_bytes)
-        };
-        function.map(|function| function.memory_bytes).or_else(of_group)
-    }
-
     /// CPU time that a slot's instance uses, as a share of its quota, or of one CPU without a quota.
     pub(super) fn cpu_share(&self, slot: Slot, quota: Option<f64>) -> Option<f64> {
         let used = self.usage.get(&slot)?.cpus?;
@@ -152,7 +146,7 @@ impl Gather {
         self.usage.get(&slot).map(|note| note.cpu_ns as f64 / 1e9)
     }
 
-    /// Reads the cgroups that are due, and adds each instance's throttled and waiting time to the reading.
+    /// Reads the cgroups that are due, and adds each instance's memory and its throttled and waiting time to the reading.
     fn read_usage(&mut self, controller: &Controller, engine: &dyn engine::Engine, now: Nanos) {
         for instance in controller.instances() {
             let slot = instance.slot();
@@ -174,6 +168,7 @@ impl Gather {
                 }
             }
             counters.throttled_ns = note.held_up_ns;
+            counters.container_memory_bytes = note.memory_bytes;
         }
     }
 }
@@ -286,7 +281,7 @@ struct UsageNote {
     /// What the instance had taken from its ring at the last look, and since when packets wait there untouched.
     consumed: u64,
     waits_since: Option<Nanos>,
-    memory_bytes: u64,
+    memory_bytes: Option<u64>,
     /// Nanoseconds in which it could not run: throttled, or waiting for a busy CPU.
     held_up_ns: u64,
     /// The part of that from the present wait, of which the kernel has not told yet.
@@ -354,7 +349,7 @@ impl UsageNote {
             self.cpus = Some(usage.cpu_ns.saturating_sub(before) as f64 / span.0 as f64);
             self.cpu_since = Some((now, usage.cpu_ns));
         }
-        self.memory_bytes = usage.memory_bytes;
+        self.memory_bytes = (usage.memory_bytes > 0).then_some(usage.memory_bytes);
     }
 }
 

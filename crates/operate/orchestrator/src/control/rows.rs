@@ -463,7 +463,7 @@ impl ControlLoop {
                 function_us: counters.function.and_then(|f| f.took).map(PercentilesUs::from),
                 held_up: rates.map_or(0.0, |r| r.held_up),
                 watts: self.watts_of(instance),
-                memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),
+                memory_bytes: counters.memory_bytes(),
                 report: service.and_then(|of| self.reports.row(instance, &of.name, now)),
                 reason: instance
                     .fitness()

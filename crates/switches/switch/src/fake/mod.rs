@@ -492,12 +492,7 @@ impl Switch for FakeSwitch {
             }
         }
         for (sum, counted) in into.slots.iter_mut().zip(used) {
-            let (function, throttled_ns) = (sum.function, sum.throttled_ns);
-            *sum = crate::SlotCounters {
-                function,
-                throttled_ns,
-                ..*counted
-            };
+            sum.set_counted(counted);
         }
         into.at = self.now;
         into.age = Nanos::ZERO;
