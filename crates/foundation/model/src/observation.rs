@@ -45,6 +45,9 @@ pub struct InstanceObservation {
     pub signals: InstanceSignals,
     /// The function's busy share of time, 0 to 1, if published.
     pub busy: Option<f64>,
+    /// The share of its memory limit that it uses, 0 to 1, if both are known. Unknown where a written observation lacks it.
+    #[serde(default)]
+    pub memory: Option<f64>,
     /// Its CPU quota in CPUs, if any. At a place with a share, what it would have with the whole share.
     pub cpu_quota: Option<f64>,
     /// Its place: a position in [`Observation::places`]; 0 where there are none.

@@ -109,6 +109,8 @@ pub struct SlotRates {
     pub consumed: u64,
     /// The function's busy share of time, fast window, if published.
     pub busy: Option<f64>,
+    /// Its memory in bytes, if known.
+    pub memory_bytes: Option<u64>,
     /// How long packets waited in its ring in the last second, one packet a millisecond at most; none if none did come.
     pub ring_wait: Option<Percentiles>,
     /// Share of time in which it could not run: throttled by its quota, or waiting for a CPU. Held window.
@@ -396,6 +398,7 @@ impl SlotState {
             self.busy_ns.read(function.busy_ns, step);
             (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
         });
+        rates.memory_bytes = raw.memory_bytes();
         rates.held_flows = raw.function.and_then(|function| function.held_flows);
         if throttled > 0 {
             rates.held_up = self.held_up.report(Nanos(throttled), step.now, Nanos(step.dt_ns));
@@ -767,7 +770,7 @@ impl Collector {
     }
 
     /// Fills an observation's figures for the service and for its instances that have a slot. The identity of
-    /// service and instances and their states are the caller's and stay. A hot ring is reported once.
+    /// service and instances, their states and shares of their limits are the caller's and stay. A hot ring is reported once.
     pub fn observe(&mut self, observation: &mut Observation) {
         observation.at = self.sampled_at();
         observation.counter_age = self.age;

@@ -486,6 +486,37 @@ fn an_instance_leaves_a_place_above_its_limit_and_comes_back() {
 }
 
 #[test]
+fn memory_counts_as_a_share_of_the_containers_limit() {
+    let mut service = service(Placement::Auto);
+    service.container.as_mut().unwrap().memory_bytes = Some(1_000);
+    let memory_high = serde_json::json!({"memory_high": 0.8});
+    service.autoscaler = Autoscaler::with_parameters("inreal", memory_high).unwrap();
+    let mut bed = Bed::new(place("card", None), place("host", None), service);
+    bed.settles((1, 0));
+    let slot = bed.controller.instances()[0].slot().index();
+    bed.reading.slots[slot].live_flows = 10;
+    for (bytes, active) in [(700, (1, 0)), (801, (2, 0))] {
+        bed.reading.slots[slot].container_memory_bytes = Some(bytes);
+        for _ in 0..2_000 {
+            bed.step(None);
+        }
+        assert_eq!(bed.active(), active, "{bytes} bytes");
+    }
+    let reasons: Vec<_> = bed
+        .events
+        .iter()
+        .filter_map(|kind| match kind {
+            EventKind::Scaled { reason, .. } => Some(reason.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        matches!(reasons[..], [reason] if reason.starts_with("memory_high: ") && reason.contains("memory 0.801")),
+        "{reasons:?}"
+    );
+}
+
+#[test]
 fn an_engine_that_is_away_stops_changes_at_its_place_only() {
     let mut bed = Bed::new(
         place("card", Some(2)),

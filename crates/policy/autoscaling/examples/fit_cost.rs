@@ -47,6 +47,7 @@ fn main() {
                 ring_occupancy: 0.0,
                 signals: InstanceSignals::default(),
                 busy: None,
+                memory: None,
                 cpu_quota: None,
                 place: 0,
             }],

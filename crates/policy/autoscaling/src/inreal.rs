@@ -28,6 +28,8 @@ const TARGET: f64 = 0.75;
 const POWER_TARGET: f64 = 0.9;
 /// The smallest quota, as a share of the largest, where no other is set.
 const LEAST: f64 = 0.1;
+/// The rule by which memory adds an instance.
+const MEMORY_HIGH: &str = "memory_high";
 
 /// What a service's size and its places are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +92,9 @@ impl Goal {
 /// - **How, growing.** Quota first: it helps flows that are pinned, at once. More instances if the needs of all
 ///   together exceed the instances' largest size, or if most of them could not clear their rings within `clear` even with
 ///   it.
+/// - **Memory.** With `memory_high`, one more instance where the memory of instances is fuller than that on average. A quota
+///   would not help. The new instance takes no memory from the others; it takes new flows. So the next one comes only when
+///   instances have at least as many flows each as then: one whose memory is full without flows would be full again.
 /// - **Bursts.** Where rings fill or drop packets, or the load rises above the quotas faster than they follow, all instances get their
 ///   largest size at once, and the count follows the rate of the last milliseconds.
 /// - **How, shrinking.** The reverse: instances go if the highest need of `calm` fits the others' largest size. Then quotas
@@ -120,6 +125,9 @@ pub struct InReal {
     /// Busy share of its quota to which an instance's function is filled; unset, busy time has no effect.
     #[serde(deserialize_with = "share::positive_or_unset")]
     pub busy_high: Option<f64>,
+    /// Share of its limit to which an instance's memory is filled; unset, memory has no effect.
+    #[serde(deserialize_with = "share::positive_or_unset")]
+    pub memory_high: Option<f64>,
     /// Maximum CPUs per instance; unset, its quota when first seen.
     #[serde(deserialize_with = "share::above_zero_or_unset")]
     pub cpus_max: Option<f64>,
@@ -148,6 +156,36 @@ pub struct State {
     part: Nanos,
     instances: Vec<Sized>,
     moves: Moves,
+    /// Flows of an Active instance, on average, when memory added one last.
+    #[serde(default)]
+    flows_when_full: Option<f64>,
+}
+
+impl State {
+    /// Follows the memory of instances that have flows. Where it falls with them, it may be full with fewer flows later,
+    /// which have more to keep.
+    fn note_memory(&mut self, observation: &Observation, high: f64) {
+        for of in &mut self.instances {
+            let instance = observation.instances.iter().find(|i| i.id == of.id);
+            let seen = instance.and_then(|i| Some((i.signals.live_flows, share_of_memory(i)?)));
+            let Some((flows, share)) = seen.filter(|(flows, _)| *flows > 0) else {
+                continue;
+            };
+            let filled = of.memory.get_or_insert(Filled {
+                least: share,
+                full_with: None,
+            });
+            filled.least = filled.least.min(share);
+            if share > high {
+                filled.full_with = Some(flows);
+            } else if share <= REST * high
+                && let Some(before) = filled.full_with.take()
+                && flows as f64 <= REST * before as f64
+            {
+                self.flows_when_full = None;
+            }
+        }
+    }
 }
 
 /// What is known of an instance.
@@ -160,6 +198,19 @@ struct Sized {
     /// Its highest need of the time that it holds a quota.
     highest: Highest<f64>,
     part: Nanos,
+    /// Where memory counts, and it was seen with flows.
+    #[serde(default)]
+    memory: Option<Filled>,
+}
+
+/// What is known of an instance's memory.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Filled {
+    /// The least share of its limit that was seen while it had flows.
+    least: f64,
+    /// The flows that it had when it was last above `memory_high`, until it has room again.
+    full_with: Option<u64>,
 }
 
 impl Default for InReal {
@@ -171,6 +222,7 @@ impl Default for InReal {
             window: Nanos::from_secs(5),
             calm: None,
             busy_high: None,
+            memory_high: None,
             cpus_max: None,
             cpus_min: None,
             state: State::default(),
@@ -265,6 +317,46 @@ impl InReal {
             .map_or(0.0, |(high, busy)| busy.clamp(0.0, 1.0) / high)
     }
 
+    /// The share of its limit that an instance's memory takes, if it says something of flows: it had room when it first had
+    /// some. Otherwise it is full without them, or inco has not seen it fill.
+    fn filled(&self, instance: &InstanceObservation) -> Option<f64> {
+        let room = REST * self.memory_high?;
+        let known = self.known(instance.id)?.memory?;
+        share_of_memory(instance).filter(|_| known.least <= room)
+    }
+
+    /// The mean of that over the Active instances.
+    fn mean_filled(&self, observation: &Observation) -> Option<f64> {
+        let (mut sum, mut count) = (0.0, 0u32);
+        for instance in &observation.instances {
+            if instance.state == InstanceState::Active
+                && let Some(share) = self.filled(instance)
+            {
+                sum += share;
+                count += 1;
+            }
+        }
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
+    /// Whether memory is a reason for one more instance.
+    fn is_full(&self, observation: &Observation) -> bool {
+        let (Some(high), Some(share)) = (self.memory_high, self.mean_filled(observation)) else {
+            return false;
+        };
+        let flows = flows_each(observation);
+        let before = self.state.flows_when_full.unwrap_or_default();
+        share > high && flows > 0.0 && flows >= before
+    }
+
+    /// A reason with the figures of memory, where it counts.
+    fn with_memory(&self, reason: Reason, observation: &Observation) -> Reason {
+        match self.memory_high.zip(self.mean_filled(observation)) {
+            Some((high, share)) => reason.with("memory", share).with(MEMORY_HIGH, high),
+            None => reason,
+        }
+    }
+
     /// What an instance's packets take, in CPUs, or in instances where it has no quota.
     fn need(&self, instance: &InstanceObservation) -> f64 {
         let per_cpu = finite(instance.capacity_pps) / instance.cpu_quota.unwrap_or(1.0).max(1e-6);
@@ -297,7 +389,7 @@ impl InReal {
             }
     }
 
-    /// The size of all instances, in CPUs, that the stable rate needs, or the work of their functions.
+    /// The size of all instances, in CPUs, that the stable rate needs, or the work of their functions, or their memory.
     fn calm_needs(&self, observation: &Observation) -> f64 {
         let per_cpu = self.state.capacity_pps / self.mean_quota(observation);
         let by_rate = match per_cpu > 0.0 {
@@ -310,7 +402,12 @@ impl InReal {
             .filter(|i| serves(i))
             .map(|i| self.work(i))
             .sum();
-        by_rate.max(work)
+        let memory = self.memory_high.map_or(0.0, |high| {
+            let serving = observation.instances.iter().filter(|i| serves(i));
+            let filled: f64 = serving.filter_map(|i| self.filled(i)).sum();
+            filled / high * self.sizes().map_or(1.0, |(_, most)| most)
+        });
+        by_rate.max(work).max(memory)
     }
 
     /// Whether most of the Active instances could not clear their rings in time with their largest quota.
@@ -410,6 +507,13 @@ impl Policy for InReal {
             "Share of its quota that an instance's function may be busy, as it tells it.",
         ),
         Parameter::new(
+            MEMORY_HIGH,
+            "share, above 0 and at most 1",
+            "memory has no effect",
+            "Share of its limit (`memory`) that an instance's memory may take, on average of the instances. For functions whose \
+             memory grows with their flows.",
+        ),
+        Parameter::new(
             "cpus_max",
             "CPUs",
             "its quota when first seen",
@@ -462,15 +566,18 @@ impl Policy for InReal {
                     highest.reserve(PARTS as usize + 2);
                     // It keeps its first quota for the whole time.
                     highest.add(now, instance.cpu_quota.unwrap_or(need));
-                    let (id, asked, part) = (instance.id, None, now);
                     self.state.instances.push(Sized {
-                        id,
-                        asked,
+                        id: instance.id,
+                        asked: None,
                         highest,
-                        part,
+                        part: now,
+                        memory: None,
                     });
                 }
             }
+        }
+        if let Some(high) = self.memory_high {
+            self.state.note_memory(observation, high);
         }
         let needs = self.calm_needs(observation);
         let state = &mut self.state;
@@ -481,8 +588,16 @@ impl Policy for InReal {
     fn judge(&self, observation: &Observation, now: Nanos) -> Decision {
         let current = within_limits(observation.wanted, observation);
         let most = self.sizes().map_or(1.0, |(_, most)| most);
+        let all_work = observation.count(InstanceState::Active) as u32 >= current;
+        let may = now.since(self.state.changed) >= COUNT_AGAIN;
+        let is_full = all_work && may && self.is_full(observation);
         if self.state.capacity_pps <= 0.0 && self.busy_high.is_none() || most <= 0.0 {
-            return Decision::count(current, Reason::new("capacity_unknown"));
+            // Memory is known before a capacity is.
+            let (desired, rule) = match is_full {
+                true => limited(current.saturating_add(1), MEMORY_HIGH, observation),
+                false => (current, "capacity_unknown"),
+            };
+            return Decision::count(desired, self.with_memory(Reason::new(rule), observation));
         }
         let needs = self.needs(observation);
         let highest = self.state.highest.get().map_or(needs, |of| of.max(needs));
@@ -500,14 +615,15 @@ impl Policy for InReal {
             .with("largest_cpus", most)
             .with("current", f64::from(current))
             .with("quotas", quotas.len() as f64);
+        let reason = self.with_memory(reason, observation);
         let up = share::whole(needs / most);
         let down = share::whole(highest / (REST * most));
-        let all_work = observation.count(InstanceState::Active) as u32 >= current;
-        let may = now.since(self.state.changed) >= COUNT_AGAIN;
         let (count, rule) = if up > current {
             (up, "quota_exhausted")
         } else if all_work && may && self.most_stay_behind(observation, most) {
             (current.saturating_add(1), "clears_too_late")
+        } else if is_full {
+            (current.saturating_add(1), MEMORY_HIGH)
         } else if down < current && !in_burst && !lasts {
             (down.max(up), "fewer_suffice")
         } else if quotas.is_empty() {
@@ -515,12 +631,7 @@ impl Policy for InReal {
         } else {
             (current, "quota")
         };
-        let desired = within_limits(count, observation);
-        let rule = match desired {
-            desired if desired < count && desired == current => "at_max",
-            desired if desired > count && desired == current => "at_min",
-            _ => rule,
-        };
+        let (desired, rule) = limited(count, rule, observation);
         Decision {
             quotas,
             relocation: self.state.moves.judge(observation, self.calm(), now),
@@ -538,6 +649,9 @@ impl Policy for InReal {
         self.state.moves.commit(decision.relocation, now);
         if decision.desired != observation.wanted {
             self.state.changed = now;
+        }
+        if decision.reason.rule == MEMORY_HIGH {
+            self.state.flows_when_full = Some(flows_each(observation));
         }
         if self.is_burst(observation) {
             self.state.burst_until = Some(now + self.goal.burst());
@@ -565,6 +679,34 @@ mod span_or_unset {
         struct Span(#[serde(deserialize_with = "span::deserialize")] Nanos);
         Ok(Option::<Span>::deserialize(deserializer)?.map(|of| of.0))
     }
+}
+
+/// The count within the observation's limits, and the rule, or which limit keeps the count as it is.
+fn limited(count: u32, rule: &'static str, observation: &Observation) -> (u32, &'static str) {
+    let current = within_limits(observation.wanted, observation);
+    let desired = within_limits(count, observation);
+    let rule = match desired {
+        desired if desired < count && desired == current => "at_max",
+        desired if desired > count && desired == current => "at_min",
+        _ => rule,
+    };
+    (desired, rule)
+}
+
+/// The share of its limit that an instance's memory takes, if known.
+fn share_of_memory(instance: &InstanceObservation) -> Option<f64> {
+    let share = instance.memory.filter(|share| share.is_finite())?;
+    Some(share.clamp(0.0, 1.0))
+}
+
+/// Flows of an Active instance, on average.
+fn flows_each(observation: &Observation) -> f64 {
+    let active = observation
+        .instances
+        .iter()
+        .filter(|i| i.state == InstanceState::Active);
+    let flows: u64 = active.map(|i| i.signals.live_flows).sum();
+    flows as f64 / observation.count(InstanceState::Active).max(1) as f64
 }
 
 /// Whether the instance's ring is filling up or full.

@@ -75,6 +75,7 @@ mod tests {
             ring_occupancy: 0.0,
             signals: InstanceSignals::default(),
             busy: *busy,
+            memory: None,
             cpu_quota: None,
             place: 0,
         });

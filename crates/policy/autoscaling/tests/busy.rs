@@ -22,6 +22,7 @@ fn observation(at: Nanos, wanted: u32, busy: &[Option<f64>]) -> Observation {
         ring_occupancy: 0.0,
         signals: InstanceSignals::default(),
         busy: *busy,
+        memory: None,
         cpu_quota: None,
         place: 0,
     });

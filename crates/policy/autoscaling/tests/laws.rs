@@ -36,6 +36,7 @@ fn observation(wanted: u32, min: u32, max: u32, offered: f64) -> Observation {
                     ..InstanceSignals::default()
                 },
                 busy: None,
+                memory: None,
                 cpu_quota: None,
                 place: 0,
             })
@@ -205,18 +206,22 @@ proptest! {
     #[test]
     fn every_policy_stays_within_the_limits(
         steps in proptest::collection::vec(
-            (0u32..30, any::<f64>(), any::<f64>(), any::<bool>(), any::<f64>(), 0u64..3_000), 1..50),
+            (0u32..30, any::<f64>(), any::<f64>(), any::<bool>(), any::<f64>(), 0u64..3_000,
+                proptest::option::of(any::<f64>())), 1..50),
         min in 0u32..5, more in 0u32..20,
     ) {
-        for name in Autoscaler::NAMES {
-            let mut scaler = Autoscaler::from_name(name).unwrap();
+        let by_memory = Autoscaler::with_parameters("inreal", serde_json::json!({"memory_high": 0.5})).unwrap();
+        let defaults = Autoscaler::NAMES.iter().map(|name| Autoscaler::from_name(name).unwrap());
+        for mut scaler in defaults.chain([by_memory]) {
+            let name = scaler.name();
             let mut now = Nanos::ZERO;
-            for (wanted, stable, fast, hot, capacity, later_ms) in &steps {
+            for (wanted, stable, fast, hot, capacity, later_ms, memory) in &steps {
                 let mut seen = observation(*wanted, min, min + more, *stable);
                 seen.offered_fast_pps = *fast;
                 seen.hot = *hot;
                 for instance in &mut seen.instances {
                     instance.capacity_pps = *capacity;
+                    instance.memory = *memory;
                 }
                 now = now + Nanos::from_millis(*later_ms);
                 let desired = scaler.step(&seen, now).desired;

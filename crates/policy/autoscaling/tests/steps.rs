@@ -43,6 +43,7 @@ fn instance(id: u32, pps: f64) -> InstanceObservation {
             ..InstanceSignals::default()
         },
         busy: None,
+        memory: None,
         cpu_quota: None,
         place: 0,
     }
@@ -679,9 +680,184 @@ fn inreal_changes_the_count_alone_where_there_are_no_quotas() {
 #[test]
 fn inreal_refuses_sizes_that_are_none() {
     for wrong in [0.0, -1.0] {
-        for key in ["cpus_max", "cpus_min"] {
+        for key in ["cpus_max", "cpus_min", "memory_high"] {
             let refused = Autoscaler::with_parameters("inreal", serde_json::json!({key: wrong})).unwrap_err();
             assert!(refused.to_string().contains("above 0"), "{refused}");
         }
     }
+}
+
+/// A service whose load needs one instance, and whose instances share the flows evenly. What is decided happens at once.
+struct Filling {
+    scaler: Autoscaler,
+    at_ms: u64,
+    capacity_pps: f64,
+    /// When each instance came; the last one leaves first.
+    born_ms: Vec<u64>,
+    decisions: Vec<Decision>,
+}
+
+impl Filling {
+    fn new(parameters: serde_json::Value) -> Filling {
+        Filling {
+            scaler: policy("inreal", parameters),
+            at_ms: 0,
+            capacity_pps: CAPACITY,
+            born_ms: vec![0],
+            decisions: Vec::new(),
+        }
+    }
+
+    /// `flows` of the service, by seconds from now on. `memory` is the share of an instance by its flows and its age in
+    /// seconds. Returns the number of instances at the end.
+    fn go_on(
+        &mut self,
+        seconds: u64,
+        flows: impl Fn(f64) -> f64,
+        memory: impl Fn(f64, f64) -> Option<f64>,
+    ) -> usize {
+        for step in 1..=10 * seconds {
+            self.at_ms += 100;
+            let count = self.born_ms.len();
+            let live = flows(step as f64 / 10.0) as u64 / count as u64;
+            let mut seen = observation(count as u32, 1e5);
+            for (instance, born_ms) in seen.instances.iter_mut().zip(&self.born_ms) {
+                let age_s = (self.at_ms - born_ms) as f64 / 1e3;
+                instance.capacity_pps = self.capacity_pps;
+                instance.signals.live_flows = live;
+                instance.memory = memory(live as f64, age_s);
+            }
+            let decision = self.scaler.step(&seen, Nanos::from_millis(self.at_ms));
+            self.born_ms.resize(decision.desired as usize, self.at_ms);
+            if decision.desired as usize != count {
+                self.decisions.push(decision);
+            }
+        }
+        self.born_ms.len()
+    }
+}
+
+/// Full to 0.9 with 1,000 flows.
+fn by_flows(flows: f64, _age_s: f64) -> Option<f64> {
+    Some(0.1 + 0.0008 * flows)
+}
+
+#[test]
+fn inreal_adds_instances_where_flows_fill_memory_and_removes_them_with_the_flows() {
+    let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
+    let count = service.go_on(400, |s| 20.0 * s, by_flows);
+    assert!((8..=9).contains(&count), "{count} for 8,000 flows");
+    for decision in &service.decisions {
+        assert_eq!(
+            (decision.reason.rule, decision.quotas.len()),
+            ("memory_high", 0),
+            "{}",
+            decision.reason
+        );
+    }
+    let reason = service.decisions[0].reason.to_string();
+    assert!(reason.contains("memory 0.90"), "{reason}");
+    let before = service.decisions.len();
+    assert_eq!(service.go_on(300, |_| 8_000.0, by_flows), count, "neither more nor fewer");
+    assert_eq!(service.decisions.len(), before);
+    // One would be full with 1,500, and two are not.
+    assert_eq!(service.go_on(300, |_| 1_500.0, by_flows), 2);
+    assert!(
+        service.decisions[before..]
+            .iter()
+            .all(|of| of.reason.rule == "fewer_suffice")
+    );
+    assert_eq!(service.go_on(300, |_| 10.0, by_flows), 1);
+    // Never more than `max`.
+    assert_eq!(service.go_on(2_000, |s| 20.0 * s, by_flows), 20);
+}
+
+#[test]
+fn memory_that_is_always_near_its_limit_costs_a_service_one_instance() {
+    let fills = |_: f64, age_s: f64| Some((0.1 + 0.01 * age_s).min(0.95));
+    // A cache that is emptied every two minutes.
+    let is_emptied = |_: f64, age_s: f64| Some((0.1 + 0.015 * (age_s % 120.0)).min(0.95));
+    for memory in [&fills as &dyn Fn(f64, f64) -> Option<f64>, &is_emptied] {
+        let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
+        assert_eq!(service.go_on(3_600, |_| 1_000.0, memory), 2);
+        let rules: Vec<_> = service.decisions.iter().map(|of| of.reason.rule).collect();
+        assert_eq!(rules, ["memory_high"]);
+    }
+    // As many flows each as then: one more. It stays one, however often they come.
+    let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
+    assert_eq!(service.go_on(600, |_| 1_000.0, fills), 2);
+    for _ in 0..5 {
+        assert_eq!(service.go_on(300, |_| 2_000.0, fills), 3);
+        assert_eq!(service.go_on(300, |_| 1_000.0, fills), 3);
+    }
+}
+
+#[test]
+fn memory_that_says_nothing_of_flows_adds_no_instance() {
+    let rises = |s: f64| 100.0 * s;
+    let full = |_: f64, _: f64| Some(0.99);
+    let high = || Filling::new(serde_json::json!({"memory_high": 0.9}));
+    // Full from the first flow on: allocated before, or filled in an earlier run of inco.
+    assert_eq!(high().go_on(100, rises, full), 1);
+    let mut service = high();
+    let loads = |_: f64, age_s: f64| Some((0.1 * age_s).min(0.99));
+    assert_eq!(service.go_on(20, |_| 0.0, loads), 1);
+    assert_eq!(service.go_on(100, rises, loads), 1);
+    assert_eq!(high().go_on(100, rises, |_, _| None), 1);
+    assert_eq!(high().go_on(100, rises, |_, _| Some(f64::NAN)), 1);
+    // Off by default.
+    assert_eq!(Filling::new(serde_json::json!({})).go_on(100, rises, by_flows), 1);
+}
+
+#[test]
+fn memory_that_fell_with_the_flows_may_be_full_with_fewer_of_them() {
+    let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
+    assert_eq!(service.go_on(60, |s| (20.0 * s).min(1_002.0), by_flows), 2);
+    assert_eq!(service.go_on(120, |s| (1_002.0 - 20.0 * s).max(10.0), by_flows), 1);
+    // Each has ten times as much to keep.
+    let heavy = |flows: f64, _: f64| Some(0.1 + 0.008 * flows);
+    assert_eq!(service.go_on(60, |s| (5.0 * s).min(150.0), heavy), 2);
+}
+
+#[test]
+fn memory_counts_before_a_capacity_is_known() {
+    let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
+    service.capacity_pps = 0.0;
+    assert_eq!(service.go_on(150, |s| 20.0 * s, by_flows), 3);
+    assert_eq!(service.decisions[0].reason.rule, "memory_high");
+}
+
+/// Removes these keys, at any depth.
+fn strip(value: &mut serde_json::Value, keys: &[&str]) {
+    match value {
+        serde_json::Value::Object(map) => {
+            map.retain(|key, _| !keys.contains(&key.as_str()));
+            map.values_mut().for_each(|value| strip(value, keys));
+        }
+        serde_json::Value::Array(list) => list.iter_mut().for_each(|value| strip(value, keys)),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_decision_by_memory_is_explained_by_its_case_and_so_is_one_from_before_memory_counted() {
+    let explained = |case: &serde_json::Value| {
+        let answer = autoscaling::explain::explain(&case.to_string()).unwrap();
+        let answer = serde_json::to_value(answer).unwrap();
+        let step = &answer["steps"][0];
+        (step["replicas"].clone(), step["reason"]["rule"].clone())
+    };
+    let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
+    service.go_on(60, |s| 20.0 * s, by_flows);
+    let case = service.decisions[0].case.as_ref().unwrap();
+    assert_eq!(explained(case), (2.into(), "memory_high".into()));
+
+    let mut scaler = policy("inreal", serde_json::json!({}));
+    let decision = scaler.step(&sized(2, 1.0, 2.4e6), Nanos::from_millis(1));
+    let mut case = *decision.case.unwrap();
+    let answer = explained(&case);
+    strip(&mut case, &["memory", "memory_high", "flows_when_full"]);
+    assert!(!case.to_string().contains("memory"), "{case}");
+    assert_eq!(explained(&case), answer);
+    assert_eq!(answer.1, "quota_exhausted");
 }

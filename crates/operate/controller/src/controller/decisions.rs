@@ -31,6 +31,12 @@ struct Tally {
     pooled: u32,
 }
 
+/// Memory in use as a share of its limit, at most 1, if both are known.
+fn share_of_memory(bytes: Option<u64>, limit: Option<u64>) -> Option<f64> {
+    let (bytes, limit) = bytes.zip(limit.filter(|bytes| *bytes > 0))?;
+    Some((bytes as f64 / limit as f64).min(1.0))
+}
+
 impl Controller {
     /// Fills every service's observation and runs its autoscaler, if there are new counters.
     pub(super) fn observe(&mut self, collector: &mut Collector) {
@@ -60,6 +66,8 @@ impl Controller {
                     .iter()
                     .any(|of| of.link_bytes_per_s.is_some());
             }
+            // Instances from before a reload have the limit of then, until they are replaced.
+            let memory_limit = service.settings.container.as_ref().and_then(|of| of.memory_bytes);
             let observation = &mut service.observation;
             observation.wanted = service.wanted;
             let mut count = 0;
@@ -76,6 +84,8 @@ impl Controller {
                     (service.capacity_pps, service.frame_bytes),
                     instance,
                 );
+                let rates = collector.slot(slot).filter(|rates| rates.id == instance.id);
+                let memory = share_of_memory(rates.and_then(|rates| rates.memory_bytes), memory_limit);
                 // Usually these are the instances of the previous step; their counts are filled in below.
                 match observation.instances.get_mut(count) {
                     Some(seen) if seen.id == instance.id => {
@@ -83,6 +93,7 @@ impl Controller {
                         seen.state = instance.state;
                         seen.capacity_pps = capacity_pps;
                         seen.cpu_quota = cpu_quota;
+                        seen.memory = memory;
                         seen.place = instance.place.0;
                     }
                     _ => {
@@ -98,6 +109,7 @@ impl Controller {
                             ring_occupancy: 0.0,
                             signals: InstanceSignals::default(),
                             busy: None,
+                            memory,
                             cpu_quota,
                             place: instance.place.0,
                         });
