@@ -317,7 +317,7 @@ impl InReal {
             .map_or(0.0, |(high, busy)| busy.clamp(0.0, 1.0) / high)
     }
 
-    /// The share of its limit that an instance's memory takes, if it says something of flows: it had room when it first had
+    /// The share of its limit that an instance's memory takes, if it says something of flows: it had room once while it had
     /// some. Otherwise it is full without them, or inco has not seen it fill.
     fn filled(&self, instance: &InstanceObservation) -> Option<f64> {
         let room = REST * self.memory_high?;
