@@ -758,7 +758,11 @@ fn inreal_adds_instances_where_flows_fill_memory_and_removes_them_with_the_flows
     let reason = service.decisions[0].reason.to_string();
     assert!(reason.contains("memory 0.90"), "{reason}");
     let before = service.decisions.len();
-    assert_eq!(service.go_on(300, |_| 8_000.0, by_flows), count, "neither more nor fewer");
+    assert_eq!(
+        service.go_on(300, |_| 8_000.0, by_flows),
+        count,
+        "neither more nor fewer"
+    );
     assert_eq!(service.decisions.len(), before);
     // One would be full with 1,500, and two are not.
     assert_eq!(service.go_on(300, |_| 1_500.0, by_flows), 2);
@@ -813,7 +817,10 @@ fn memory_that_says_nothing_of_flows_adds_no_instance() {
 fn memory_that_fell_with_the_flows_may_be_full_with_fewer_of_them() {
     let mut service = Filling::new(serde_json::json!({"memory_high": 0.9}));
     assert_eq!(service.go_on(60, |s| (20.0 * s).min(1_002.0), by_flows), 2);
-    assert_eq!(service.go_on(120, |s| (1_002.0 - 20.0 * s).max(10.0), by_flows), 1);
+    assert_eq!(
+        service.go_on(120, |s| (1_002.0 - 20.0 * s).max(10.0), by_flows),
+        1
+    );
     // Each has ten times as much to keep.
     let heavy = |flows: f64, _: f64| Some(0.1 + 0.008 * flows);
     assert_eq!(service.go_on(60, |s| (5.0 * s).min(150.0), heavy), 2);

@@ -230,9 +230,17 @@ mod tests {
                 (file.to_owned(), Hybrid.check(of).unwrap_err())
             });
             assert_eq!(key, "switch.hybrid.costs");
-            assert!(wrong.what.contains(&file) && wrong.what.contains(said), "{}", wrong.what);
+            assert!(
+                wrong.what.contains(&file) && wrong.what.contains(said),
+                "{}",
+                wrong.what
+            );
             assert!(!wrong.what.contains('\n'), "{}", wrong.what);
-            assert!(wrong.write.contains("inco bench paths --costs"), "{}", wrong.write);
+            assert!(
+                wrong.write.contains("inco bench paths --costs"),
+                "{}",
+                wrong.write
+            );
         }
     }
 }
