@@ -126,6 +126,15 @@ fn a_move_of_an_actor_is_decided_again() {
         String::from_utf8_lossy(&said.stdout)
             .starts_with("counter to the host: push: the card's messages take 5000")
     );
+    // The case above is one of before the length of mailboxes counted.
+    let mut long = case.clone();
+    long["settings"]["backlog"] = json!(2);
+    long["memory"]["long_since"] = json!(1_000_000_000);
+    let said = run("actors", &["--input", "-"], &long.to_string());
+    assert!(
+        String::from_utf8_lossy(&said.stdout)
+            .starts_with("counter to the host: push: 3 messages wait for this one")
+    );
     for (input, expected) in [
         ("{", "EOF"),
         (r#"{"event":"actor"}"#, "this event has no case"),

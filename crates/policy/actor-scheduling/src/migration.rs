@@ -4,10 +4,12 @@
 //! - **Push**, card to host: the card's messages take longer than [`Settings::overload_us`] on average, or its cores are
 //!   busy for more than [`Settings::busy`] of their time, for [`Settings::patience`]. The actor with the highest load
 //!   goes.
+//! - **Push of a long mailbox** (iPipe's algorithm 2): more than [`Settings::backlog`] messages wait for an actor of the card,
+//!   for [`Settings::patience`]. The actor with the most waiting messages goes, also from a card that is not overloaded.
 //! - **Pull**, host to card: on average over half of [`Settings::settle`], the card's messages take less with a margin, and the
 //!   card would be busy for at most [`Settings::spare`] of its time with the actor of the lowest load. Once this holds for
 //!   [`Settings::settle`], that actor comes back. Between two steps there may be few messages, of which one that waited for a
-//!   CPU says nothing: hence the average.
+//!   CPU says nothing: hence the average. An actor whose mailbox is not below [`Settings::backlog`] with the same margin stays.
 //!
 //! Actors of a [`group`](ActorLoad::group) count as one: they move together. After each move nothing is decided for
 //! [`Settings::pause`], so that its effect shows first.
@@ -25,11 +27,15 @@ pub struct Settings {
     pub overload_us: f64,
     /// The share of its cores' time above which it is overloaded, too.
     pub busy: f64,
+    /// The number of messages that wait for an actor of the card above which it goes: iPipe's Q_thresh. Absent, as in cases
+    /// of before it was a setting: any number may wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backlog: Option<u64>,
     /// The share of the card's time up to which it takes actors back.
     pub spare: f64,
-    /// The margin below `overload_us` at which actors come back, as a share of it: iPipe's α.
+    /// The margin below `overload_us` and `backlog` at which actors come back, as a share of them: iPipe's α.
     pub hysteresis: f64,
-    /// How long the card must be overloaded.
+    /// How long the card must be overloaded, or a mailbox be long.
     pub patience: Nanos,
     /// How long it must have room.
     pub settle: Nanos,
@@ -42,6 +48,8 @@ impl Default for Settings {
         Settings {
             overload_us: 1_000.0,
             busy: 0.9,
+            // Half of what a mailbox holds by default: its actor goes before messages are refused.
+            backlog: Some(512),
             spare: 0.5,
             hysteresis: 0.2,
             patience: Nanos::from_millis(200),
@@ -57,6 +65,8 @@ impl Default for Settings {
 pub struct Memory {
     /// Since when the card is overloaded.
     pub over_since: Option<Nanos>,
+    /// Since when a mailbox of the card is too long.
+    pub long_since: Option<Nanos>,
     /// Since when it has room.
     pub room_since: Option<Nanos>,
     /// When the last move was decided.
@@ -173,6 +183,14 @@ impl Case {
 struct Unit<'a> {
     actors: Vec<&'a ActorLoad>,
     load: f64,
+    /// Messages in its longest mailbox.
+    waiting: u64,
+}
+
+impl Unit<'_> {
+    fn names(&self) -> Vec<String> {
+        self.actors.iter().map(|actor| actor.actor.clone()).collect()
+    }
 }
 
 /// The units on a side that can move as a whole.
@@ -193,6 +211,7 @@ fn units(of: &Observation, side: ActorSide) -> Vec<Unit<'_>> {
     here.filter(|actors| !actors.is_empty() && actors.iter().all(|actor| actor.can_move))
         .map(|actors| Unit {
             load: actors.iter().map(|actor| actor.load).sum(),
+            waiting: actors.iter().map(|actor| actor.waiting).max().unwrap_or(0),
             actors,
         })
         .collect()
@@ -210,8 +229,19 @@ pub fn step(settings: &Settings, memory: Memory, of: &Observation) -> (Memory, O
     let busy = load / cores;
     let is_over = mean_us > settings.overload_us || busy > settings.busy;
     next.over_since = is_over.then(|| memory.over_since.unwrap_or(of.now));
+    let pushable = units(of, ActorSide::Card);
+    let longest = pushable.iter().max_by_key(|unit| unit.waiting);
+    let long = settings
+        .backlog
+        .and_then(|limit| longest.filter(|unit| unit.waiting > limit).zip(Some(limit)));
+    next.long_since = long.is_some().then(|| memory.long_since.unwrap_or(of.now));
+    let is_short = |unit: &Unit<'_>| {
+        let below = |limit: u64| (unit.waiting as f64) < (1.0 - settings.hysteresis) * limit as f64;
+        unit.waiting == 0 || settings.backlog.is_none_or(below)
+    };
     let lightest = units(of, ActorSide::Host)
         .into_iter()
+        .filter(is_short)
         .min_by(|a, b| a.load.total_cmp(&b.load));
     next.usual = lightest.as_ref().map(|unit| {
         let now = Usual {
@@ -231,13 +261,19 @@ pub fn step(settings: &Settings, memory: Memory, of: &Observation) -> (Memory, O
         return (next, None);
     }
     let lasts = |since: Option<Nanos>, least: Nanos| since.is_some_and(|at| of.now.since(at) >= least);
-    let names = |unit: &Unit<'_>| unit.actors.iter().map(|actor| actor.actor.clone()).collect();
-    let decided = if lasts(next.over_since, settings.patience) {
-        let heaviest = units(of, ActorSide::Card)
-            .into_iter()
-            .max_by(|a, b| a.load.total_cmp(&b.load));
+    let decided = if let Some((unit, limit)) = long.filter(|_| lasts(next.long_since, settings.patience)) {
+        Some(Move {
+            actors: unit.names(),
+            to: ActorSide::Host,
+            reason: format!(
+                "push: {} messages wait for this one, the most of the card's actors (limit {limit})",
+                unit.waiting,
+            ),
+        })
+    } else if lasts(next.over_since, settings.patience) {
+        let heaviest = pushable.iter().max_by(|a, b| a.load.total_cmp(&b.load));
         heaviest.map(|unit| Move {
-            actors: names(&unit),
+            actors: unit.names(),
             to: ActorSide::Host,
             reason: format!(
                 "push: the card's messages take {mean_us:.0} µs on average (limit {:.0}) and its cores are busy for \
@@ -250,7 +286,7 @@ pub fn step(settings: &Settings, memory: Memory, of: &Observation) -> (Memory, O
         })
     } else if lasts(next.room_since, settings.settle) {
         lightest.zip(next.usual).map(|(unit, usual)| Move {
-            actors: names(&unit),
+            actors: unit.names(),
             to: ActorSide::Card,
             reason: format!(
                 "pull: the card's messages take {:.0} µs on average (limit {:.0}), and with this one of {:.2} \
@@ -359,6 +395,79 @@ mod tests {
         assert_eq!(run(&calm, 200, 200, &mut memory), None);
         assert_eq!(run(&busy, 250, 400, &mut memory), None);
         assert!(run(&busy, 450, 600, &mut memory).is_some());
+    }
+
+    #[test]
+    fn a_long_mailbox_pushes_its_actor_and_keeps_it_on_the_host() {
+        let mut memory = Memory::default();
+        let mut all = [
+            actor("a", ActorSide::Card, 0.3, 10.0),
+            actor("b", ActorSide::Card, 0.1, 10.0),
+        ];
+        // As many as may wait; then a peak that is too short.
+        all[1].waiting = 512;
+        assert_eq!(run(&all, 0, 1_000, &mut memory), None);
+        all[1].waiting = 513;
+        assert_eq!(run(&all, 1_050, 1_200, &mut memory), None);
+        all[1].waiting = 0;
+        assert_eq!(run(&all, 1_250, 1_250, &mut memory), None);
+        // Not the one with the highest load.
+        all[1].waiting = 513;
+        let (at, of) = run(&all, 1_300, 2_000, &mut memory).unwrap();
+        assert_eq!(
+            (at, of.to, of.actors),
+            (1_500, ActorSide::Host, vec!["b".to_owned()])
+        );
+        assert!(of.reason.starts_with("push: 513 messages wait"), "{}", of.reason);
+        // It returns when its mailbox is shorter by the margin: below 409.6.
+        all[1].side = ActorSide::Host;
+        all[1].waiting = 410;
+        assert_eq!(run(&all, 1_550, 9_000, &mut memory), None);
+        all[1].waiting = 409;
+        let (at, of) = run(&all, 9_050, 20_000, &mut memory).unwrap();
+        assert_eq!(
+            (at, of.to, of.actors),
+            (11_050, ActorSide::Card, vec!["b".to_owned()])
+        );
+        // One that is paused does not go.
+        all[1].side = ActorSide::Card;
+        all[1].waiting = 900;
+        all[1].can_move = false;
+        assert_eq!(run(&all, 20_000, 30_000, &mut memory), None);
+    }
+
+    /// A line of an event log of before the limit was a setting.
+    #[test]
+    fn a_case_without_a_limit_of_mailboxes_is_read_and_has_none() {
+        let mut long = actor("a", ActorSide::Card, 0.1, 10.0);
+        long.waiting = 1 << 40;
+        let case = Case {
+            settings: Settings {
+                backlog: None,
+                ..Settings::default()
+            },
+            memory: Memory {
+                long_since: Some(Nanos(1)),
+                ..Memory::default()
+            },
+            observation: Observation {
+                now: Nanos::from_secs(9),
+                both_run: true,
+                card_cores: 1,
+                actors: vec![long],
+            },
+        };
+        let text = serde_json::to_string(&case).unwrap();
+        assert!(!text.contains("backlog"), "{text}");
+        let read: Case = serde_json::from_str(&text.replace("\"long_since\":1,", "")).unwrap();
+        assert_eq!(read.settings, case.settings);
+        assert_eq!(read.memory, Memory::default());
+        assert_eq!((read.decide().1, case.decide().1), (None, None));
+        let limited = Case {
+            settings: Settings::default(),
+            ..case
+        };
+        assert!(limited.decide().1.is_some());
     }
 
     /// One message in a while waits for a CPU: with few messages, it is the mean of its step.

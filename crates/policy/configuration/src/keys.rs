@@ -775,20 +775,26 @@ tables! {
         busy: share, [= "0.9"], Applies,
             "share, above 0 and at most 1", "0.8",
             "The share of the time of the card's threads above which it goes, too.";
+        // Half of the default of `mailbox`: its actor goes before messages are refused.
+        backlog: number(1, 1 << 20), [= "512"], Applies,
+            "number of messages", "2000",
+            "The number of messages that wait for an actor of the card above which this actor goes to the host, whatever its load \
+             (iPipe's Q_thresh). An actor whose `mailbox` is not greater does not go by it.";
         spare: share, [= "0.5"], Applies,
             "share, above 0 and at most 1", "0.3",
             "The actor with the lowest load on the host comes back if the card's threads would be busy for at most this share.";
         margin: share, [= "0.2"], Applies,
-            "share, above 0 and at most 1", "0.5", "Margin below `overload` at which actors come back.";
+            "share, above 0 and at most 1", "0.5", "Margin below `overload` and `backlog` at which actors come back.";
         patience: span(Nanos::from_millis(10), Nanos::from_secs(600)), [= "\"200ms\""], Applies,
-            "duration, 10 ms to 10m", "\"1s\"", "How long the card must be overloaded before an actor goes.";
+            "duration, 10 ms to 10m", "\"1s\"", "How long the card must be overloaded, or a mailbox be too long, before an actor goes.";
         settle: span(Nanos::from_millis(10), Nanos::from_secs(3600)), [= "\"2s\""], Applies,
             "duration, 10 ms to 1h", "\"10s\"", "How long it must have room before one comes back.";
         pause: span(Nanos::from_millis(10), Nanos::from_secs(600)), [= "\"500ms\""], Applies,
             "duration, 10 ms to 10m", "\"2s\"", "From one move to the next decision.";
     } => {
         let migration = migration::Settings {
-            overload_us: overload.0 as f64 / 1_000.0, busy, spare, hysteresis: margin, patience, settle, pause,
+            overload_us: overload.0 as f64 / 1_000.0, busy, backlog: Some(backlog), spare, hysteresis: margin, patience, settle,
+            pause,
         };
         Sides {
             policy, cores: [card_cores, host_cores], quantum, tail_threshold, hysteresis, rest, budget, entry, moves, migration,

@@ -34,6 +34,7 @@ region = "64KiB"
 entry = "filter"
 host_cores = 2
 overload = "250us"
+backlog = "2k"
 moves = "manual"
 "#;
 
@@ -80,6 +81,13 @@ fn a_service_of_actors_is_two_services_of_the_switch() {
     assert_eq!(
         (of.sides.migration.overload_us, of.sides.budget),
         (250.0, Nanos::from_secs(5))
+    );
+    assert_eq!(of.sides.migration.backlog, Some(2_000));
+    let unsaid = good(&FILE.replace("backlog = \"2k\"\n", ""));
+    let of = &unsaid.services[1].part.as_ref().unwrap().of;
+    assert_eq!(
+        of.sides.migration.backlog,
+        actor_scheduling::migration::Settings::default().backlog
     );
     // Without places both sides are where all instances are.
     let plain = FILE.replace("[[place]]\nname = \"host\"\n[[place]]\nname = \"card\"\n", "");
