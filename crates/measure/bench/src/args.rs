@@ -487,7 +487,12 @@ pub struct FunctionArgs {
 
 /// Arguments of `inco bench actors`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco bench actors ring\n  inco bench actors scheduler --json")]
+#[command(after_help = concat!(
+    "Examples:\n",
+    "  inco bench actors ring\n",
+    "  inco bench actors scheduler --json\n",
+    "  inco bench actors characterisation",
+))]
 pub struct ActorsArgs {
     /// The experiment
     #[arg(value_enum, value_name = "EXPERIMENT")]
@@ -520,6 +525,8 @@ pub enum ActorsExperiment {
     Cores,
     /// The workloads of iPipe's Table 3 as actors: the time of a request of each
     Table3,
+    /// MODEL: cores that cards need for line rate, and their computing headroom, by packet size
+    Characterisation,
 }
 
 /// Arguments of `inco bench openflow`.

@@ -4,6 +4,7 @@
 //!
 //! A new experiment gets a file here with a function `measure`, a word in [`ActorsExperiment`], and a line in [`run`].
 
+mod characterisation;
 mod cores;
 mod crash;
 mod dispatch;
@@ -128,6 +129,7 @@ pub(super) fn run(args: &ActorsArgs) -> Result<()> {
         ActorsExperiment::Crash => ("crash", crash::measure()?),
         ActorsExperiment::Cores => ("cores", cores::measure()?),
         ActorsExperiment::Table3 => ("table3", table3::measure()?),
+        ActorsExperiment::Characterisation => ("characterisation", characterisation::measure()),
     };
     let mut rows = outcome.rows;
     for row in &mut rows {
