@@ -1,6 +1,9 @@
 //! Modules as actors in the runtime: their state, its moves, their limits, and what is refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+// UNSAFETY: the example in Rust has the exports of a module, and a test calls them as inco does.
+
+use std::cell::RefCell;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -346,4 +349,73 @@ fn what_cannot_move_or_run_is_refused() {
         why.contains("room for 0 bytes of memory; the module begins with 65536"),
         "{why}"
     );
+}
+
+/// The example in Rust, compiled for this processor instead of as a module.
+#[path = "../../../../examples/actor.rs"]
+#[expect(unsafe_code, reason = "it has the imports and exports of a module")]
+mod in_rust;
+
+/// What calls the exports of the example, and is called by it, as inco and a module do.
+#[expect(unsafe_code, reason = "see above")]
+mod native {
+    use super::RefCell;
+
+    unsafe extern "C" {
+        fn inbox() -> *const u8;
+        fn inbox_bytes() -> usize;
+        fn exec(kind: i32, outside: i32, from: i64, bytes: usize) -> i32;
+    }
+
+    /// To whom, outside or not; the kind; the body.
+    pub(crate) type Sent = (i32, i64, i32, Vec<u8>);
+
+    thread_local! {
+        static SENT: RefCell<Vec<Sent>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The example's import. It has the name of a function of the C library, which nothing in this test uses.
+    #[unsafe(no_mangle)]
+    extern "C" fn send(outside: i32, to: i64, kind: i32, at: *const u8, bytes: usize) {
+        // SAFETY: the example sends a part of its memory.
+        let body = unsafe { std::slice::from_raw_parts(at, bytes) }.to_vec();
+        SENT.with_borrow_mut(|sent| sent.push((outside, to, kind, body)));
+    }
+
+    /// Gives the example a message. What it returned, and what it sent.
+    pub(crate) fn ask(kind: i32, outside: i32, from: i64, body: &[u8]) -> (i32, Vec<Sent>) {
+        // SAFETY: the inbox has room for the bytes that are copied, and the example runs in one thread: one test calls it.
+        let ended = unsafe {
+            let fits = body.len().min(inbox_bytes());
+            inbox().cast_mut().copy_from_nonoverlapping(body.as_ptr(), fits);
+            exec(kind, outside, from, body.len())
+        };
+        (ended, SENT.take())
+    }
+}
+
+#[test]
+fn the_example_in_rust_answers_as_the_one_in_text() {
+    let module = Module::compile(include_bytes!("../../../../examples/actor.wat")).unwrap();
+    let mut bed = Bed::of(&module, Objects::create(LIMITS).unwrap().1);
+    for (count, body) in [&b"hello"[..], b"", &[5; 2048], &[6; 5000]]
+        .into_iter()
+        .enumerate()
+    {
+        let kind = count as u32;
+        let answer = bed.ask(kind, body);
+        let mut expected = body[..body.len().min(2048)].to_vec();
+        expected.extend((count as u64 + 1).to_le_bytes());
+        assert_eq!(answer, expected);
+        let (ended, sent) = native::ask(kind as i32, 1, -7, body);
+        assert_eq!((ended, sent), (0, vec![(1, -7, kind as i32, expected)]));
+    }
+}
+
+#[test]
+fn the_page_has_the_example_in_rust() {
+    let page = include_str!("../../../../docs/tasks/own-actor.md");
+    let (_, block) = page.split_once("```rust\n").unwrap();
+    let (block, _) = block.split_once("```").unwrap();
+    assert_eq!(block, include_str!("../../../../examples/actor.rs"));
 }
