@@ -81,19 +81,6 @@ impl Keys {
         true
     }
 
-    /// Gives a key that is there another place.
-    #[inline]
-    pub(crate) fn set(&mut self, key: u64, place: u32) {
-        let mut at = self.home(key);
-        while self.entries[at].place != EMPTY {
-            if self.entries[at].key == key {
-                self.entries[at].place = place;
-                return;
-            }
-            at = (at + 1) & self.mask;
-        }
-    }
-
     /// Removes a key, if it is there.
     pub(crate) fn remove(&mut self, key: u64) {
         let mut at = self.home(key);

@@ -93,7 +93,7 @@ impl State {
         let rank = |of: &Ranked| (std::cmp::Reverse(of.count), of.key);
         let sorted = &mut self.sorted;
         sorted.clear();
-        sorted.extend(self.keys.all().iter().map(|of| Ranked {
+        sorted.extend(self.keys.all().map(|of| Ranked {
             key: of.key,
             count: of.count,
             error: of.error,
@@ -218,7 +218,7 @@ impl Function for Ranker {
     fn summary(&self) -> Summary {
         Summary {
             entries: 0,
-            flows: self.state.keys.all().len() as u64,
+            flows: self.state.keys.len() as u64,
             flows_limit: self.state.settings.keys_limit as u64,
         }
     }

@@ -216,7 +216,7 @@ impl Exporter {
 impl Monitor {
     /// At most `count` of the heaviest flows by bytes, heaviest first.
     pub fn heaviest(&self, count: usize) -> Vec<Heaviest> {
-        let mut all: Vec<_> = self.state.heavy.all().iter().collect();
+        let mut all: Vec<_> = self.state.heavy.all().collect();
         all.sort_by_key(|of| std::cmp::Reverse(of.count));
         let all = all.into_iter().take(count).map(|of| Heaviest {
             id: of.key,
@@ -380,7 +380,6 @@ impl Function for Monitor {
             self.state
                 .heavy
                 .all()
-                .iter()
                 .map(|of| of.count)
                 .max()
                 .unwrap_or(0),
