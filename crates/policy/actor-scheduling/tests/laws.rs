@@ -32,6 +32,7 @@ struct Runtime {
     running: Vec<Option<(Message, Group, u64)>>,
     ends: Vec<u64>,
     ended: Vec<usize>,
+    decided: Vec<Decision>,
 }
 
 impl Runtime {
@@ -51,6 +52,7 @@ impl Runtime {
             running: vec![None; usize::from(cores)],
             ends: vec![u64::MAX; usize::from(cores)],
             ended: Vec::new(),
+            decided: Vec::new(),
         }
     }
 
@@ -129,6 +131,7 @@ impl Runtime {
     }
 
     fn follow(&mut self, decision: Decision) {
+        self.decided.push(decision);
         match decision {
             Decision::Actor(actor, Group::Drr) => {
                 let (its, kept) = self.line.drain(..).partition(|message| message.actor == actor);
@@ -151,6 +154,11 @@ impl Runtime {
 
     /// Plays messages that come with these gaps; returns the order of their ends.
     fn play(mut self, messages: &[(u32, u64, u64)]) -> (Vec<usize>, Scheduler) {
+        self.run(messages);
+        (self.ended, self.scheduler)
+    }
+
+    fn run(&mut self, messages: &[(u32, u64, u64)]) {
         let mut comes = 0;
         let mut next = messages.iter().enumerate().map(|(id, &(actor, gap, work))| {
             comes += gap;
@@ -178,7 +186,6 @@ impl Runtime {
             }
         }
         assert!(self.line.is_empty() && self.mailboxes.iter().all(VecDeque::is_empty));
-        (self.ended, self.scheduler)
     }
 }
 
@@ -245,6 +252,33 @@ fn the_hybrid_parts_what_stands_out_and_nothing_else() {
     let round = (0..4).filter(|core| helps(*core)).count();
     // A core of 2 ms in each 2 ms, and 40 us more often: one is too few, all would leave none to the line.
     assert!((1..4).contains(&round), "{round} cores serve the round");
+}
+
+#[test]
+fn an_actor_whose_messages_are_short_again_returns_to_the_line_with_the_cores_of_the_round() {
+    // Then all take 20 us, on a quarter of the time of four cores.
+    let alike = (0..40_000).map(|n| (n % ACTORS, 20_000, 20_000));
+    let messages: Vec<_> = dispersed().into_iter().chain(alike).collect();
+    let mut runtime = Runtime::new(PolicyName::Hybrid, 4);
+    runtime.run(&messages);
+    let (actors, cores): (Vec<Decision>, Vec<Decision>) =
+        (runtime.decided.iter()).partition(|decision| matches!(decision, Decision::Actor(..)));
+    let (goes, returns) = (
+        Decision::Actor(ActorId(0), Group::Drr),
+        Decision::Actor(ActorId(0), Group::Fcfs),
+    );
+    assert_eq!(actors, [goes, returns]);
+    // The last core has served the round, and none does any more.
+    assert_eq!(cores.first(), Some(&Decision::Core(CoreId(3), Group::Drr)));
+    assert!((0..4).all(|core| runtime.scheduler.serves(CoreId(core)) == [Group::Fcfs]));
+    // Cores go back as the actor does, not before.
+    let last = runtime.decided.iter().rposition(|of| *of == returns).unwrap();
+    let after = &runtime.decided[last + 1..];
+    assert!(
+        after.contains(&Decision::Core(CoreId(3), Group::Fcfs)),
+        "{:?}",
+        runtime.decided
+    );
 }
 
 #[test]
