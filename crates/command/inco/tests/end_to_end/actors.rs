@@ -324,6 +324,56 @@ fn changes(inco: &Inco, name: &str) -> Vec<ActorChange> {
     change.collect()
 }
 
+/// The value of a metric of the service, as text for Prometheus.
+fn metric(text: &str, name: &str, label: (&str, &str)) -> f64 {
+    let (service, label) = ("service=\"kv\"", format!("{}=\"{}\"", label.0, label.1));
+    let line = text.lines().find(|line| {
+        line.strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with('{') && rest.contains(service) && rest.contains(&label))
+    });
+    let line = line.unwrap_or_else(|| panic!("there is no {name} of {label} in\n{text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Metrics of actors and sides lie between what is said before and after they are read.
+fn metrics_are_what_is_said(place: &Place, inco: &Inco) {
+    let before = kv(inco);
+    let text = place.ask("/metrics");
+    let after = kv(inco);
+    let lies = |name: &str, label: (&str, &str), least: u64, most: u64| {
+        let value = metric(&text, name, label);
+        assert!(
+            least as f64 <= value && value <= most as f64,
+            "{name} of {label:?} is {value}, and not from {least} to {most}"
+        );
+    };
+    for (least, most) in before.actors.iter().zip(&after.actors) {
+        let label = ("actor", least.actor.as_str());
+        lies("inco_actor_messages_total", label, least.served, most.served);
+        lies(
+            "inco_actor_migrations_total",
+            label,
+            least.migrations,
+            most.migrations,
+        );
+        // Nothing moves meanwhile.
+        assert_eq!(least.side, most.side);
+        let on_host = u64::from(least.side == Some(ActorSide::Host));
+        lies("inco_actor_on_host", label, on_host, on_host);
+        lies("inco_actor_runs", label, 1, 1);
+        lies("inco_actor_objects", label, least.objects, most.objects);
+    }
+    for (least, most) in before.sides.iter().zip(&after.sides) {
+        let label = ("side", least.side.name());
+        lies("inco_actor_side_runs", label, 1, 1);
+        lies("inco_actor_side_starts_total", label, least.starts, most.starts);
+        lies("inco_actor_side_requests", label, least.requests, most.requests);
+        lies("inco_actor_side_answers", label, least.answers, most.answers);
+    }
+    let count = after.actors.iter().find(|of| of.actor == "count").unwrap();
+    assert!(count.served > 0 && count.migrations == 3, "{count:#?}");
+}
+
 /// Kills the process of a side, and waits until another one has taken its place.
 fn kill_side(inco: &Inco, side: ActorSide) {
     let row = both_run(inco);
@@ -381,6 +431,7 @@ fn inco_runs_a_service_of_actors_moves_them_under_load_and_survives_the_end_of_e
     );
     let moves = [ActorChange::MoveBegun, ActorChange::MoveEnded];
     assert_eq!(changes(&inco, "count"), moves.repeat(3));
+    metrics_are_what_is_said(&place, &inco);
 
     // The other actor has a port of its own.
     let other = network.as_client(|| UdpSocket::bind("10.0.0.2:0").unwrap());

@@ -287,17 +287,6 @@ fn schemathesis_finds_no_answer_outside_the_description() {
 const REQUESTS_PER_S: u32 = 100;
 const STREAMS: usize = 10;
 
-/// One request over the unix socket, and its answer.
-fn ask(place: &Place, path: &str) -> String {
-    let mut stream = UnixStream::connect(place.run_dir().join("api.sock")).unwrap();
-    stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
 /// Counts the snapshots of a stream until the end.
 fn watch(place: &Place, ends: &AtomicBool) -> u64 {
     let mut stream = UnixStream::connect(place.run_dir().join("api.sock")).unwrap();
@@ -337,7 +326,7 @@ fn while_many_ask_and_watch<T>(place: &Place, lasts: Duration, work: impl FnOnce
             let began = Instant::now();
             let mut asked = 0;
             while !ends.load(Ordering::Relaxed) {
-                let answer = ask(place, paths[asked as usize % paths.len()]);
+                let answer = place.ask(paths[asked as usize % paths.len()]);
                 assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
                 asked += 1;
                 let due = began + Duration::from_secs(1) * asked / REQUESTS_PER_S;

@@ -11,7 +11,8 @@ mod requests;
 mod systemd;
 mod turn;
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -383,6 +384,17 @@ impl Place {
     }
 
     /// `inco traffic` with that profile, in the background.
+    /// One request to the API over its unix socket, and the answer.
+    pub(crate) fn ask(&self, path: &str) -> String {
+        let mut stream = UnixStream::connect(self.run_dir().join("api.sock")).unwrap();
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
     pub(crate) fn traffic(&self, profile: &str) -> Traffic {
         self.traffic_by(profile, &["--uplink", "memif:wan.sock"])
     }
