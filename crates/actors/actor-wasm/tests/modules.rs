@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use actor_objects::{Import, Limits, Objects};
 use actor_runtime::{
-    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Registration, Runtime, Settings,
+    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Refusal, Registration, Runtime, Settings,
 };
 use actor_wasm::{Module, ModuleError, WasmActor};
 use model::Nanos;
@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
     objects: 16,
 };
 
-/// Answers with its count and what it was sent; the count is at 8. Kinds 1 to 6 do something else.
+/// Answers with its count and what it was sent; the count is at 8. Kinds 1 to 7 do something else.
 const COUNTS: &str = r#"
 (module
   (import "inco" "send" (func $send (param i32 i64 i32 i32 i32)))
@@ -59,6 +59,7 @@ const COUNTS: &str = r#"
         (return (i32.const 0))))
     (if (i32.eq (local.get $kind) (i32.const 6))
       (then (call $send (i32.const 1) (i64.const 1) (i32.const 0) (i32.const 65530) (i32.const 100))))
+    (if (i32.eq (local.get $kind) (i32.const 7)) (then (unreachable)))
     ;; The count, the number of calls, memory pages, its number, then the body.
     (i64.store (i32.const 1000) (i64.load (i32.const 8)))
     (i64.store (i32.const 1008) (global.get $calls))
@@ -80,6 +81,18 @@ impl Outside for Leaving {
     }
 }
 
+fn settings(cores: u16, idle: Idle) -> Settings {
+    Settings {
+        policy: PolicyName::Hybrid,
+        cores,
+        actors_limit: 8,
+        quantum: Nanos::from_micros(20),
+        tail_threshold: Nanos::from_micros(200),
+        hysteresis: 0.1,
+        idle,
+    }
+}
+
 /// A runtime with one core, turned by hand.
 struct Bed {
     runtime: Runtime,
@@ -89,17 +102,8 @@ struct Bed {
 
 impl Bed {
     fn new() -> Bed {
-        let settings = Settings {
-            policy: PolicyName::Hybrid,
-            cores: 1,
-            actors_limit: 8,
-            quantum: Nanos::from_micros(20),
-            tail_threshold: Nanos::from_micros(200),
-            hysteresis: 0.1,
-            idle: Idle::Poll,
-        };
         let left = Leaving::default();
-        let runtime = Runtime::new(&settings, Box::new(left.clone()));
+        let runtime = Runtime::new(&settings(1, Idle::Poll), Box::new(left.clone()));
         let core = runtime.core(CoreId(0));
         Bed { runtime, core, left }
     }
@@ -113,14 +117,7 @@ impl Bed {
     }
 
     fn send(&self, kind: u32, body: &[u8]) {
-        let message = Message::new(
-            Address::Actor(ACTOR),
-            PEER,
-            kind,
-            body.to_vec(),
-            clock::monotonic(),
-        );
-        self.runtime.deliver(message).unwrap();
+        self.runtime.deliver(message(ACTOR, kind, body)).unwrap();
     }
 
     /// What left after all messages have ended.
@@ -151,6 +148,10 @@ impl Bed {
             .map(|stopped| stopped.reason)
             .collect()
     }
+}
+
+fn message(to: ActorId, kind: u32, body: &[u8]) -> Message {
+    Message::new(Address::Actor(to), PEER, kind, body.to_vec(), clock::monotonic())
 }
 
 fn registration(module: &Module, objects: Objects) -> Registration {
@@ -255,6 +256,60 @@ fn a_loop_is_stopped_after_its_budget() {
     assert!(took >= BUDGET && took < Duration::from_secs(20), "{took:?}");
     let why = bed.why_stopped();
     assert!(why[0].contains("interrupt"), "{why:?}");
+}
+
+/// Waits until a runtime of threads has come so far.
+fn until<T>(what: &str, mut of: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(value) = of() {
+            return value;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "not in time: {what}");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+#[test]
+fn a_trap_or_a_loop_of_one_module_leaves_the_other_one_answering() {
+    const OTHER: ActorId = ActorId(4);
+    let module = Module::compile(COUNTS.as_bytes()).unwrap();
+    for (kind, reason) in [(1, "interrupt"), (2, "out of bounds"), (7, "unreachable")] {
+        let left = Leaving::default();
+        let settings = settings(2, Idle::Sleep(Duration::from_millis(10)));
+        let runtime = Runtime::new(&settings, Box::new(left.clone()));
+        for actor in [ACTOR, OTHER] {
+            // A loop has to last until the other one has answered.
+            let of = Box::new(WasmActor::new(module.clone(), Duration::from_secs(1)));
+            let of = Registration::new("wasm", of).objects(Objects::create(LIMITS).unwrap().1);
+            runtime.register(actor, of).unwrap();
+        }
+        let threads = runtime.start(|_| ()).unwrap();
+        let mut count = 0;
+        let mut asked = |times: u64| {
+            for _ in 0..times {
+                count += 1;
+                runtime.deliver(message(OTHER, 0, b"on")).unwrap();
+                let answer = until("an answer", || left.0.lock().unwrap().pop());
+                assert_eq!(told(&answer.body), (100 + count, count, 1, OTHER.0));
+            }
+        };
+        asked(10);
+        runtime.deliver(message(ACTOR, kind, b"")).unwrap();
+        if kind == 1 {
+            let runs = || runtime.running().iter().any(|of| of.actor == ACTOR);
+            until("it loops", || runs().then_some(()));
+            asked(10);
+            assert!(runs(), "it loops while the other one answers");
+        }
+        let stopped = until("it is stopped", || runtime.take_stopped().pop());
+        assert_eq!(stopped.actor, ACTOR);
+        assert!(stopped.reason.contains(reason), "{stopped:?}");
+        asked(10);
+        assert_eq!(runtime.deliver(message(ACTOR, 0, b"")), Err(Refusal::NoSuchActor));
+        drop(threads);
+        assert!(left.0.lock().unwrap().is_empty(), "each was answered once");
+    }
 }
 
 #[test]
