@@ -1,11 +1,15 @@
 //! Experiment 26 (iPipe, section 3.4): actors that loop, write where they may not, or are flooded, and what their
 //! neighbours notice. Native actors, in processes by group: the offender with a mate in one, a neighbour in another.
+//!
+//! Response times are compared before the offence and after it. In between, messages wait while a new process starts: how
+//! long, at most, is a figure of its own. "After" begins when none of them waits any more, and after the same warm-up as
+//! "before".
 
 use std::collections::VecDeque;
 use std::process::Command;
 
 use actor_processes::{Event, Group, Member, Why, offence};
-use actor_runtime::{Actor, ActorId, Address, Context, Message, Progress};
+use actor_runtime::{Actor, ActorId, Address, Context, Message, Progress, Refusal};
 use anyhow::{Context as _, Result, bail, ensure};
 use model::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -22,13 +26,13 @@ const KIND: &str = "counts";
 const OFFENDER: ActorId = ActorId(1);
 const MATE: ActorId = ActorId(2);
 const NEIGHBOUR: ActorId = ActorId(3);
-const BUDGET: Nanos = Nanos::from_millis(20);
+pub(super) const BUDGET: Nanos = Nanos::from_millis(20);
 /// Between two messages of an actor, and the work of each.
 const GAP: Nanos = Nanos::from_micros(500);
 const WORK: Nanos = Nanos::from_micros(20);
 /// How long response times are taken, before the offence and after it.
-const SPAN: Nanos = Nanos::from_millis(700);
-const ROUNDS: usize = 5;
+pub(super) const SPAN: Nanos = Nanos::from_millis(700);
+pub(super) const ROUNDS: usize = 5;
 const MAILBOX_LIMIT: usize = 64;
 /// Of the others: more than come while a new process starts.
 const OTHERS_LIMIT: usize = 4_096;
@@ -74,7 +78,7 @@ impl Actor for Counts {
     }
 }
 
-fn number(bytes: &[u8]) -> u64 {
+pub(super) fn number(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
@@ -98,14 +102,21 @@ enum Offence {
     Flood,
 }
 
+/// What another actor noticed of an offence.
+pub(super) struct Noticed {
+    /// The 99th percentile of its response times, after ÷ before.
+    pub(super) ratio: f64,
+    /// Its longest response time from the offence until nothing waited any more.
+    pub(super) longest_ms: f64,
+}
+
 /// What one showed.
 struct Shown {
     /// From the offence to the stop of the actor; nothing where it is not stopped.
     stopped_ms: Option<f64>,
     why: Option<Why>,
-    /// The 99th percentile after ÷ before, of the mate and of the neighbour.
-    mate: f64,
-    neighbour: f64,
+    mate: Noticed,
+    neighbour: Noticed,
     /// Messages of the two that were not answered exactly once, in order.
     lost: u64,
     /// Messages that waited for the offender, at most.
@@ -144,12 +155,13 @@ pub(super) fn measure() -> Result<Outcome> {
                 rows.push(row.at_most(MAILBOX_LIMIT as f64));
             }
         }
-        let ratio = |who: &str, of: fn(&Shown) -> f64| {
-            let case = format!("{name}: {who}, p99 after / before");
-            Row::plain(case, median(shown.iter().map(of)), "ratio").at_most(LIMIT)
-        };
-        rows.push(ratio("neighbour in another process", |of| of.neighbour));
-        rows.push(ratio("mate in its process", |of| of.mate));
+        let neighbour: Vec<&Noticed> = shown.iter().map(|of| &of.neighbour).collect();
+        let mate: Vec<&Noticed> = shown.iter().map(|of| &of.mate).collect();
+        rows.extend(noticed(
+            &format!("{name}: neighbour in another process"),
+            &neighbour,
+        ));
+        rows.extend(noticed(&format!("{name}: mate in its process"), &mate));
         let lost = shown.iter().map(|of| of.lost).sum::<u64>() as f64;
         rows.push(
             Row::plain(
@@ -160,6 +172,8 @@ pub(super) fn measure() -> Result<Outcome> {
             .at_most(0.0),
         );
     }
+    #[cfg(feature = "wasm")]
+    rows.extend(super::modules::measure()?);
     let is_root = rustix::process::geteuid().is_root();
     let more = if is_root {
         rows.extend(super::neighbours::measure()?);
@@ -173,20 +187,33 @@ pub(super) fn measure() -> Result<Outcome> {
     })
 }
 
+/// The rows of what another actor noticed, by round.
+pub(super) fn noticed(who: &str, rounds: &[&Noticed]) -> [Row; 2] {
+    let of = |figure: fn(&Noticed) -> f64| rounds.iter().map(|of| figure(of)).collect::<Vec<_>>();
+    [
+        Row::rounds(format!("{who}, p99 after / before"), &of(|of| of.ratio), "ratio").at_most(LIMIT),
+        Row::rounds(
+            format!("{who}, longest response in between"),
+            &of(|of| of.longest_ms),
+            "ms",
+        ),
+    ]
+}
+
 /// An actor that gets messages at equal intervals.
-struct Client {
+pub(super) struct Client {
     actor: ActorId,
-    due: Nanos,
+    pub(super) due: Nanos,
     sent: u64,
     /// When the messages without an answer were sent.
-    waiting: VecDeque<Nanos>,
-    answered: u64,
+    pub(super) waiting: VecDeque<Nanos>,
+    pub(super) answered: u64,
     wrong: u64,
     responses: Vec<Nanos>,
 }
 
 impl Client {
-    fn new(actor: ActorId, now: Nanos) -> Client {
+    pub(super) fn new(actor: ActorId, now: Nanos) -> Client {
         Client {
             actor,
             due: now,
@@ -199,9 +226,13 @@ impl Client {
     }
 
     /// Sends what is due. What finds no room is late, which its response time shows.
-    fn send(&mut self, group: &mut Group, now: Nanos) -> Result<()> {
+    pub(super) fn send(
+        &mut self,
+        now: Nanos,
+        mut deliver: impl FnMut(Message) -> Result<(), Refusal>,
+    ) -> Result<()> {
         while self.due <= now && self.waiting.len() < OTHERS_LIMIT {
-            group.deliver(message(self.actor, COUNT, Vec::new(), self.due))?;
+            deliver(message(self.actor, COUNT, Vec::new(), self.due))?;
             self.waiting.push_back(self.due);
             self.sent += 1;
             self.due = self.due + GAP;
@@ -209,7 +240,7 @@ impl Client {
         Ok(())
     }
 
-    fn hear(&mut self, answer: &Message, now: Nanos) {
+    pub(super) fn hear(&mut self, answer: &Message, now: Nanos) {
         if answer.from != Address::Actor(self.actor) {
             return;
         }
@@ -220,8 +251,19 @@ impl Client {
         }
     }
 
+    /// Response times begin anew; the longest of those so far, in milliseconds.
+    pub(super) fn forget(&mut self) -> f64 {
+        let longest = self.responses.drain(..).max();
+        longest.unwrap_or(Nanos::ZERO).0 as f64 / 1e6
+    }
+
+    /// Messages that were not answered exactly once, in order.
+    pub(super) fn lost(&self) -> u64 {
+        self.sent.abs_diff(self.answered) + self.wrong
+    }
+
     /// The 99th percentile of the response times so far, which begin anew.
-    fn p99(&mut self) -> Result<f64> {
+    pub(super) fn p99(&mut self) -> Result<f64> {
         let mut responses = std::mem::take(&mut self.responses);
         responses.sort_unstable();
         let at = responses.len() * 99 / 100;
@@ -232,7 +274,7 @@ impl Client {
     }
 }
 
-fn message(actor: ActorId, kind: u32, body: Vec<u8>, now: Nanos) -> Message {
+pub(super) fn message(actor: ActorId, kind: u32, body: Vec<u8>, now: Nanos) -> Message {
     Message::new(Address::Actor(actor), Address::Outside(0), kind, body, now)
 }
 
@@ -250,8 +292,8 @@ impl Bed {
     /// Sends and hears, once; then sleeps until something is due or is said.
     fn turn(&mut self) -> Result<()> {
         let now = clock::monotonic();
-        self.mate.send(&mut self.offenders, now)?;
-        self.neighbour.send(&mut self.others, now)?;
+        self.mate.send(now, |message| self.offenders.deliver(message))?;
+        self.neighbour.send(now, |message| self.others.deliver(message))?;
         let mut answers = Vec::new();
         self.events.extend(self.offenders.turn(now, &mut answers)?);
         let others = self.others.turn(now, &mut answers)?;
@@ -277,10 +319,24 @@ impl Bed {
         Ok(())
     }
 
-    /// Response times begin anew.
-    fn forget(&mut self) {
-        self.mate.responses.clear();
-        self.neighbour.responses.clear();
+    /// Response times begin anew; the longest ones of mate and neighbour so far, in milliseconds.
+    fn forget(&mut self) -> (f64, f64) {
+        (self.mate.forget(), self.neighbour.forget())
+    }
+
+    /// Turns until no message of the two waits.
+    fn until_answered(&mut self) -> Result<()> {
+        self.until("all is answered", |bed| {
+            bed.mate.waiting.is_empty() && bed.neighbour.waiting.is_empty()
+        })
+    }
+
+    /// The 99th percentiles of mate and neighbour in a span, after a warm-up.
+    fn p99(&mut self, span: Nanos) -> Result<(f64, f64)> {
+        self.turn_for(Nanos(span.0 / 5))?;
+        self.forget();
+        self.turn_for(span)?;
+        Ok((self.mate.p99()?, self.neighbour.p99()?))
     }
 
     fn turn_for(&mut self, span: Nanos) -> Result<()> {
@@ -332,10 +388,7 @@ fn offend(command: fn() -> Command, offence: Offence, (budget, span): (Nanos, Na
     bed.until("the groups serve", |bed| {
         bed.mate.answered > 0 && bed.neighbour.answered > 0
     })?;
-    bed.turn_for(Nanos(span.0 / 5))?;
-    bed.forget();
-    bed.turn_for(span)?;
-    let before = (bed.mate.p99()?, bed.neighbour.p99()?);
+    let before = bed.p99(span)?;
     let began = clock::monotonic();
     let mut stopped = None;
     match offence {
@@ -350,9 +403,6 @@ fn offend(command: fn() -> Command, offence: Offence, (budget, span): (Nanos, Na
             bed.offenders.deliver(message(OFFENDER, kind, body, began))?;
             bed.until("the offender is stopped", |bed| !bed.events.is_empty())?;
             stopped = Some(clock::monotonic().since(began).0 as f64 / 1e6);
-            // The mate's messages that waited for the new process are not after it.
-            let sent = bed.mate.sent;
-            bed.until("the mate goes on", |bed| bed.mate.answered > sent)?;
         }
         Offence::Flood => {
             let refused = (0..FLOOD)
@@ -369,15 +419,12 @@ fn offend(command: fn() -> Command, offence: Offence, (budget, span): (Nanos, Na
             bed.until("the flood is served", |bed| bed.offenders.waiting(OFFENDER) == 0)?;
         }
     }
-    bed.forget();
-    bed.turn_for(span)?;
-    let after = (bed.mate.p99()?, bed.neighbour.p99()?);
+    bed.until_answered()?;
+    let longest_ms = bed.forget();
+    let after = bed.p99(span)?;
     // No further messages; all are answered.
     (bed.mate.due, bed.neighbour.due) = (Nanos::MAX, Nanos::MAX);
-    bed.until("all is answered", |bed| {
-        bed.mate.waiting.is_empty() && bed.neighbour.waiting.is_empty()
-    })?;
-    let lost = |client: &Client| client.sent.abs_diff(client.answered) + client.wrong;
+    bed.until_answered()?;
     let why = bed.events.iter().find_map(|event| match event {
         Event::Stopped(OFFENDER, why, _) => Some(*why),
         _ => None,
@@ -390,9 +437,15 @@ fn offend(command: fn() -> Command, offence: Offence, (budget, span): (Nanos, Na
     Ok(Shown {
         stopped_ms: stopped,
         why,
-        mate: after.0 / before.0,
-        neighbour: after.1 / before.1,
-        lost: lost(&bed.mate) + lost(&bed.neighbour),
+        mate: Noticed {
+            ratio: after.0 / before.0,
+            longest_ms: longest_ms.0,
+        },
+        neighbour: Noticed {
+            ratio: after.1 / before.1,
+            longest_ms: longest_ms.1,
+        },
+        lost: bed.mate.lost() + bed.neighbour.lost(),
         waited: bed.waited,
     })
 }
@@ -439,6 +492,11 @@ mod tests {
             assert_eq!(shown.why.is_some(), is_stopped, "{offence:?}");
             assert_eq!(shown.why == Some(Why::Signal(11)), offence == Offence::Write);
             assert!(shown.waited <= MAILBOX_LIMIT, "{}", shown.waited);
+            // The mate's next message comes one gap later at the latest, and waits for the new process.
+            if let Some(ms) = shown.stopped_ms {
+                let least = ms - GAP.0 as f64 / 1e6;
+                assert!(shown.mate.longest_ms > least, "{offence:?}");
+            }
         }
     }
 }

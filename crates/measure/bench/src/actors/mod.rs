@@ -10,6 +10,8 @@ mod crash;
 mod dispatch;
 mod isolation;
 mod migrate;
+#[cfg(feature = "wasm")]
+mod modules;
 mod neighbours;
 mod overhead;
 mod ring;

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use actor_load::{Heard, Load, Pace, Workload};
+use actor_load::{Heard, Load, Pace, Times, Workload};
 use anyhow::{Context as _, Result, bail, ensure};
 use images::EngineName;
 use model::{ActorSide, Random};
@@ -13,7 +13,7 @@ use testbed::network::Namespace;
 use testbed::{Environment, Interrupt, SwitchName};
 
 use super::Row;
-use super::isolation::region_of;
+use super::isolation::{Noticed, noticed, region_of};
 use super::store::sides;
 
 pub(super) const NOTE: &str = "In containers: a service of actors behind inco's switch. Clients over UDP ask the neighbour 1,000 \
@@ -28,9 +28,6 @@ const RATE: f64 = 1_000.0;
 const SPAN: Duration = Duration::from_millis(700);
 /// From an offence to the end of its process, at most.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Of the neighbour's 99th percentile after an offence, to that before.
-const LIMIT: f64 = 1.10;
-
 /// Requests to a counter: it answers with the request and its count.
 #[derive(Default)]
 struct Counting {
@@ -99,21 +96,24 @@ pub(super) fn measure() -> Result<Vec<Row>> {
         addresses: addresses.clone(),
     };
     ensure!(bed.load.wait(TIMEOUT)?, "the neighbour does not answer");
-    bed.run(SPAN)?;
     let mut rows = Vec::new();
     let mut offender = 0;
     for (offence, name) in [
         (Offence::Loop, "endless loop"),
         (Offence::Write, "write into the side's memory"),
     ] {
-        let (mut stopped, mut ratios) = (Vec::new(), Vec::new());
+        let (mut stopped, mut rounds) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             interrupt.check()?;
             offender += 1;
-            let before = bed.run(SPAN)?;
-            stopped.push(bed.offend(offence, offender)?);
-            let after = bed.run(SPAN)?;
-            ratios.push(after / before.max(1e-9));
+            let before = bed.p99_ms()?;
+            let (stopped_ms, meanwhile) = bed.offend(offence, offender)?;
+            stopped.push(stopped_ms);
+            let after = bed.p99_ms()?;
+            rounds.push(Noticed {
+                ratio: after / before.max(1e-9),
+                longest_ms: meanwhile.percentile_ms(1.0),
+            });
         }
         let case = |what: &str| format!("in containers, {name}: {what}");
         let row = Row::rounds(case("its process ends after"), &stopped, "ms");
@@ -121,8 +121,8 @@ pub(super) fn measure() -> Result<Vec<Row>> {
             Offence::Loop => row.at_most(2.0 * BUDGET_MS as f64),
             Offence::Write => row,
         });
-        let row = Row::rounds(case("neighbour, p99 after / before"), &ratios, "ratio");
-        rows.push(row.at_most(LIMIT));
+        let rounds: Vec<&Noticed> = rounds.iter().collect();
+        rows.extend(noticed(&case("neighbour"), &rounds));
     }
     bed.load.settle()?;
     rows.push(bed.unharmed()?);
@@ -131,13 +131,19 @@ pub(super) fn measure() -> Result<Vec<Row>> {
 }
 
 impl Bed<'_> {
-    /// The 99th percentile of requests to the neighbour.
-    fn run(&mut self, lasts: Duration) -> Result<f64> {
+    /// Requests to the neighbour.
+    fn run(&mut self, lasts: Duration) -> Result<Times> {
         let pace = Pace {
             rate: Some(RATE),
             lasts,
         };
-        Ok(self.load.run(pace, || true)?.percentile_ms(0.99))
+        self.load.run(pace, || true)
+    }
+
+    /// The 99th percentile of requests to the neighbour, after a warm-up.
+    fn p99_ms(&mut self) -> Result<f64> {
+        self.run(SPAN / 5)?;
+        Ok(self.run(SPAN)?.percentile_ms(0.99))
     }
 
     fn state(&self, offender: u16) -> Result<String> {
@@ -147,8 +153,9 @@ impl Bed<'_> {
         Ok(of.with_context(|| format!("there is no {name}"))?.state)
     }
 
-    /// Has an actor offend, while the neighbour is asked: after how many milliseconds it is stopped.
-    fn offend(&mut self, offence: Offence, offender: u16) -> Result<f64> {
+    /// Has an actor offend, while the neighbour is asked: after how many milliseconds it is stopped, and how long the
+    /// requests of that time took. None of them waits any more.
+    fn offend(&mut self, offence: Offence, offender: u16) -> Result<(f64, Times)> {
         let message = match offence {
             Offence::Loop => b"loop".to_vec(),
             Offence::Write => {
@@ -162,14 +169,16 @@ impl Bed<'_> {
             self.addresses[usize::from(offender)],
             &message,
         )?;
-        let began = Instant::now();
+        let (began, mut meanwhile) = (Instant::now(), Times::default());
         while self.state(offender)? != "stopped" {
             if began.elapsed() > TIMEOUT {
                 bail!("offender{offender} is not stopped");
             }
-            self.run(Duration::from_millis(1))?;
+            meanwhile.add(self.run(Duration::from_millis(1))?);
         }
-        Ok(began.elapsed().as_secs_f64() * 1e3)
+        let stopped_ms = began.elapsed().as_secs_f64() * 1e3;
+        meanwhile.add(self.load.settle()?);
+        Ok((stopped_ms, meanwhile))
     }
 
     /// Messages of the neighbour that were lost, or changed its state twice.
