@@ -25,7 +25,7 @@ mod message;
 
 pub use connection::{Connection, Error, InOfInco, InOfSide, Listener, Received};
 pub use message::{
-    ACTORS_LIMIT, Begin, Command, Counts, Declaration, EVENTS_LIMIT, FromSide, Group, Happening, Line,
-    MESSAGE_BYTES, Nonsense, Noted, Phase, REASON_BYTES, ROUTES_LIMIT, ROWS_LIMIT, RUNNING_TOLD_NS, Said,
-    Settings, Side, ToSide, VERSION, WORD_BYTES, What, Why, read, reason, write,
+    ACTORS_LIMIT, Begin, CORES_LIMIT, Command, Counts, Declaration, EVENTS_LIMIT, FromSide, Group, Happening,
+    Line, MESSAGE_BYTES, Nonsense, Noted, Phase, REASON_BYTES, ROUTES_LIMIT, ROWS_LIMIT, RUNNING_TOLD_NS,
+    Said, Settings, Side, ToSide, VERSION, WORD_BYTES, What, Why, read, reason, write,
 };

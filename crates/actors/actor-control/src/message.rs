@@ -3,7 +3,8 @@
 use std::fmt;
 
 use actor_migration::Record;
-use actor_scheduling::PolicyName;
+use actor_scheduling::groups::{Case, Decided};
+use actor_scheduling::{Decision, PolicyName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,8 @@ pub const MESSAGE_BYTES: usize = 64 << 10;
 pub const RUNNING_TOLD_NS: u64 = 10_000_000;
 /// Actors of a service, at most. Their numbers are below it.
 pub const ACTORS_LIMIT: u32 = 256;
+/// Cores of a side, at most.
+pub const CORES_LIMIT: u16 = 64;
 /// Rows of a report, at most; others follow in the next one.
 pub const ROWS_LIMIT: usize = 64;
 /// Events of a report, at most; others follow in the next one.
@@ -83,7 +86,7 @@ impl std::str::FromStr for Side {
 pub struct Settings {
     /// Which core runs which actor next.
     pub policy: PolicyName,
-    /// Cores; 1 to 64.
+    /// Cores; 1 to [`CORES_LIMIT`].
     pub cores: u16,
     /// As in `actor-scheduling`, in ns.
     pub quantum_ns: u64,
@@ -242,6 +245,10 @@ pub enum FromSide {
         events: Vec<Happening>,
         /// Totals.
         counts: Counts,
+        /// What was decided about groups of actors and cores. A report that has it has neither rows nor events, since
+        /// it may be long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decided: Option<Box<Decided>>,
     },
 }
 
@@ -454,6 +461,22 @@ fn check_records(records: &[Noted]) -> Result<(), Nonsense> {
     records.iter().try_for_each(|noted| check_actor(noted.actor))
 }
 
+fn check_decided(of: &Decided) -> Result<(), Nonsense> {
+    let Case { cores, actors, .. } = &of.case;
+    within((1..=CORES_LIMIT).contains(cores), "the count of cores is")?;
+    within(actors.len() <= ACTORS_LIMIT as usize, "the count of actors is")?;
+    for seen in actors {
+        check_actor(seen.actor.0)?;
+        within(seen.name.is_none(), "the name of an actor is")?;
+    }
+    let count = of.decisions.len();
+    within(count <= usize::from(CORES_LIMIT) + 1, "the count of decisions is")?;
+    of.decisions.iter().try_for_each(|decision| match decision {
+        Decision::Actor(actor, _) => check_actor(actor.0),
+        Decision::Core(core, _) => within(core.0 < *cores, "the number of a core is"),
+    })
+}
+
 fn check_reason(reason: &str) -> Result<(), Nonsense> {
     within(reason.len() <= REASON_BYTES, "a reason is")
 }
@@ -462,7 +485,10 @@ impl Said for ToSide {
     fn check(&self) -> Result<(), Nonsense> {
         match self {
             ToSide::Settings(settings) => {
-                within((1..=64).contains(&settings.cores), "the count of cores is")?;
+                within(
+                    (1..=CORES_LIMIT).contains(&settings.cores),
+                    "the count of cores is",
+                )?;
                 within(settings.routes.len() <= ROUTES_LIMIT, "the count of ports is")?;
                 settings
                     .routes
@@ -491,7 +517,19 @@ impl Said for FromSide {
             FromSide::Refused { reason } => check_reason(reason),
             FromSide::Heard { records } => check_records(records),
             FromSide::Answer { error, .. } => error.as_deref().map_or(Ok(()), check_reason),
-            FromSide::Report { rows, events, .. } => {
+            FromSide::Report {
+                rows,
+                events,
+                decided,
+                ..
+            } => {
+                if let Some(decided) = decided {
+                    within(
+                        rows.is_empty() && events.is_empty(),
+                        "what a decision comes with is",
+                    )?;
+                    check_decided(decided)?;
+                }
                 within(rows.len() <= ROWS_LIMIT, "the count of rows is")?;
                 rows.iter().try_for_each(|row| check_actor(row.actor))?;
                 within(events.len() <= EVENTS_LIMIT, "the count of events is")?;
@@ -554,6 +592,9 @@ pub fn write<T: Said>(said: &T) -> Result<Vec<u8>, Nonsense> {
 
 #[cfg(test)]
 mod tests {
+    use actor_scheduling::groups::Seen;
+    use actor_scheduling::{ActorId, CoreId};
+    use model::Nanos;
     use proptest::prelude::*;
 
     use super::*;
@@ -597,6 +638,44 @@ mod tests {
         ]
     }
 
+    fn group() -> impl Strategy<Value = actor_scheduling::Group> {
+        prop_oneof![
+            Just(actor_scheduling::Group::Fcfs),
+            Just(actor_scheduling::Group::Drr)
+        ]
+    }
+
+    /// A decision about as many actors and cores as there may be, with the longest figures.
+    fn decided() -> impl Strategy<Value = Decided> {
+        let seen = (0..ACTORS_LIMIT, group(), any::<[u64; 4]>()).prop_map(|(actor, group, of)| Seen {
+            actor: ActorId(actor),
+            name: None,
+            group,
+            samples: of[0],
+            response_tail_ns: of[1],
+            service_tail_ns: of[2],
+            load_ppm: of[3],
+        });
+        let decision = prop_oneof![
+            (0..ACTORS_LIMIT, group()).prop_map(|(actor, group)| Decision::Actor(ActorId(actor), group)),
+            (0..CORES_LIMIT, group()).prop_map(|(core, group)| Decision::Core(CoreId(core), group)),
+        ];
+        let actors = proptest::collection::vec(seen, 0..=ACTORS_LIMIT as usize);
+        let decisions = proptest::collection::vec(decision, 0..=usize::from(CORES_LIMIT) + 1);
+        (any::<[u64; 4]>(), actors, decisions).prop_map(|(of, actors, decisions)| Decided {
+            at: Nanos(of[0]),
+            case: Case {
+                tail_threshold_ns: of[1],
+                returns_below_ns: of[2],
+                line_tail_ns: of[3],
+                cores: CORES_LIMIT,
+                round_cores: 1,
+                actors,
+            },
+            decisions,
+        })
+    }
+
     fn from_side() -> impl Strategy<Value = FromSide> {
         let rows = proptest::collection::vec(line(), 0..=ROWS_LIMIT);
         let event = (0..ACTORS_LIMIT, any::<u64>(), what()).prop_map(|(actor, at_ns, what)| Happening {
@@ -624,6 +703,13 @@ mod tests {
                     requests,
                     ..Counts::default()
                 },
+                decided: None,
+            }),
+            decided().prop_map(|decided| FromSide::Report {
+                rows: Vec::new(),
+                events: Vec::new(),
+                counts: Counts::default(),
+                decided: Some(Box::new(decided)),
             }),
         ]
     }
@@ -709,8 +795,35 @@ mod tests {
             rows,
             events: Vec::new(),
             counts: Counts::default(),
+            decided: None,
         };
+        let decided = |more: fn(&mut Decided)| {
+            let mut decided = Decided {
+                at: Nanos(1),
+                case: Case {
+                    tail_threshold_ns: 0,
+                    returns_below_ns: 0,
+                    line_tail_ns: 0,
+                    cores: 2,
+                    round_cores: 0,
+                    actors: Vec::new(),
+                },
+                decisions: vec![Decision::Core(CoreId(1), actor_scheduling::Group::Drr)],
+            };
+            more(&mut decided);
+            FromSide::Report {
+                rows: Vec::new(),
+                events: Vec::new(),
+                counts: Counts::default(),
+                decided: Some(Box::new(decided)),
+            }
+        };
+        decided(|_| ()).check().unwrap();
         let refused = [
+            decided(|of| of.case.cores = 0),
+            decided(|of| of.case.cores = CORES_LIMIT + 1),
+            decided(|of| of.decisions = of.decisions.repeat(usize::from(CORES_LIMIT) + 2)),
+            decided(|of| of.decisions = vec![Decision::Core(CoreId(2), actor_scheduling::Group::Drr)]),
             report(vec![row(ACTORS_LIMIT)]),
             report(vec![row(0); ROWS_LIMIT + 1]),
             FromSide::Refused {
@@ -770,6 +883,7 @@ mod tests {
             rows: vec![line; ROWS_LIMIT],
             events: vec![event; EVENTS_LIMIT],
             counts: Counts::default(),
+            decided: None,
         };
         write(&report).unwrap();
     }

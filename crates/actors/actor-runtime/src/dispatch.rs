@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use actor_scheduling::groups::Decided;
 use actor_scheduling::{ActorId, ActorStatistics, CoreId, Decision, Ended, Group, Round, Scheduler, Served};
 use model::Nanos;
 
@@ -23,6 +24,9 @@ pub const BATCH_TIME: Nanos = Nanos::from_micros(5);
 
 /// Messages for actors that are elsewhere, which nobody has fetched yet, at most.
 pub const DIVERTED_LIMIT: usize = 1 << 16;
+
+/// Decisions about groups that nobody has taken, at most: the oldest go.
+pub const DECIDED_LIMIT: usize = 64;
 
 /// Runs of an actor before what they took counts.
 const RUNS_ENOUGH: u64 = 8;
@@ -157,6 +161,8 @@ pub(crate) struct Dispatch {
     /// Messages for nobody, too long ones, and diverted ones beyond the limit.
     pub(crate) undeliverable: u64,
     pub(crate) stopped: Vec<Stopped>,
+    /// What was decided about groups, oldest first.
+    pub(crate) decided: VecDeque<Decided>,
 }
 
 impl Dispatch {
@@ -170,6 +176,7 @@ impl Dispatch {
             decisions: Vec::new(),
             undeliverable: 0,
             stopped: Vec::new(),
+            decided: VecDeque::new(),
             scheduler: Scheduler::new(settings),
         }
     }
@@ -532,6 +539,16 @@ impl Dispatch {
         }
         self.decisions.clear();
         self.decisions.extend_from_slice(decisions);
+        if let Some(case) = self.scheduler.case() {
+            if self.decided.len() >= DECIDED_LIMIT {
+                self.decided.pop_front();
+            }
+            self.decided.push_back(Decided {
+                at,
+                case: case.clone(),
+                decisions: self.decisions.clone(),
+            });
+        }
         for place in 0..self.decisions.len() {
             if let Decision::Actor(actor, group) = self.decisions[place] {
                 self.change_group(actor, group);
@@ -762,6 +779,58 @@ mod tests {
         end(&mut dispatch, 0, &mut batch, Nanos(100));
         send(&mut dispatch, 0);
         assert_eq!(take(&mut dispatch, 1, &mut other), [(2, 1), (0, 1)]);
+    }
+
+    /// An actor has messages of 2 ms, and later of 20 us, beside others of 20 us.
+    #[test]
+    fn decisions_are_told_with_what_they_depend_on() {
+        let (mut dispatch, mut batch) = (dispatch(PolicyName::Hybrid, 2), Batch::default());
+        let mut now = Nanos::from_millis(1);
+        let mut serve = |actor: u32, each: Nanos, count: u32| {
+            for _ in 0..count {
+                let to = Address::Actor(ActorId(actor));
+                let message = Message::new(to, Address::Outside(0), 0, Vec::new(), now);
+                dispatch.accept(message).unwrap();
+                // The last core serves both groups.
+                dispatch.take(CoreId(1), &mut batch);
+                now = now + each;
+                for run in &mut batch.runs {
+                    (run.ended, run.ran, run.at) = (run.messages.len(), each, now);
+                }
+                dispatch.finish(CoreId(1), &mut batch);
+            }
+            std::mem::take(&mut dispatch.decided)
+        };
+        let short = Nanos::from_micros(20);
+        assert!(serve(1, short, 200).is_empty());
+        let goes = serve(0, Nanos::from_millis(2), 500);
+        // The line forgets how long those were.
+        assert!(serve(2, short, 8_000).is_empty());
+        let returns = serve(0, short, 4_000);
+        for (decided, group) in [(&goes, Group::Drr), (&returns, Group::Fcfs)] {
+            assert_eq!(decided.len(), 1, "{decided:#?}");
+            let Decided { case, decisions, .. } = &decided[0];
+            assert_eq!(
+                decisions,
+                &[
+                    Decision::Actor(ActorId(0), group),
+                    Decision::Core(CoreId(1), group)
+                ]
+            );
+            assert_eq!(&case.decide(), decisions);
+            let limits = (case.tail_threshold_ns, case.returns_below_ns, case.cores);
+            assert_eq!(limits, (200_000, 180_000, 2));
+        }
+        let (of_line, of_actor) = (goes[0].case.line_tail_ns, &goes[0].case.actors[0]);
+        assert!(
+            of_line > 200_000 && of_actor.service_tail_ns >= 2_000_000,
+            "{goes:#?}"
+        );
+        let back = &returns[0].case.actors[0];
+        assert!(
+            back.response_tail_ns < 180_000 && back.service_tail_ns < 30_000,
+            "{returns:#?}"
+        );
     }
 
     #[test]

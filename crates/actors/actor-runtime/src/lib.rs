@@ -26,8 +26,9 @@ mod registration;
 mod runtime;
 
 pub use actor::{Actor, Context, Progress};
+pub use actor_scheduling::groups::Decided;
 pub use actor_scheduling::{ActorId, CoreId, Group, PolicyName};
-pub use dispatch::{BATCH_MESSAGES, BATCH_TIME, Counts, DIVERTED_LIMIT, Row, Stopped};
+pub use dispatch::{BATCH_MESSAGES, BATCH_TIME, Counts, DECIDED_LIMIT, DIVERTED_LIMIT, Row, Stopped};
 pub use error::Error;
 pub use message::{Address, BODY_BYTES_LIMIT, Message, Refusal};
 pub use registration::{MAILBOX_LIMIT, Registration};

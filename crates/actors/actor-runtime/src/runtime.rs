@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use actor_scheduling::groups::Decided;
 use actor_scheduling::{ActorId, CoreId, PolicyName};
 use model::Nanos;
 
@@ -309,6 +310,12 @@ impl Runtime {
     /// The actors that have failed since the last call.
     pub fn take_stopped(&self) -> Vec<Stopped> {
         std::mem::take(&mut lock(&self.shared.dispatch).stopped)
+    }
+
+    /// What was decided about groups since the last call, oldest first: the last
+    /// [`DECIDED_LIMIT`](crate::DECIDED_LIMIT).
+    pub fn take_decided(&self) -> Vec<Decided> {
+        lock(&self.shared.dispatch).decided.drain(..).collect()
     }
 
     /// Messages for nobody, too long ones, and diverted ones beyond the limit.

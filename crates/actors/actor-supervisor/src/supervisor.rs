@@ -10,6 +10,8 @@ use actor_control::{
     Side, ToSide, VERSION, What,
 };
 use actor_migration::Record;
+use actor_scheduling::Decision;
+use actor_scheduling::groups::Decided;
 use keeper::Entry;
 use model::Nanos;
 
@@ -114,6 +116,8 @@ pub enum EventKind {
     },
     /// Something of an actor, by the word of the side.
     Actor(Happening),
+    /// The side has changed groups of actors or cores.
+    Decided(Box<Decided>),
 }
 
 /// An actor and how things stand, by the word of both sides.
@@ -507,8 +511,19 @@ impl Supervisor {
                 self.commands.remove(&id);
                 push(&mut self.answers, Answer { id, error });
             }
-            (Stage::Ready | Stage::Running, FromSide::Report { rows, events, counts }) => {
-                self.report(side, rows, events, counts)
+            (
+                Stage::Ready | Stage::Running,
+                FromSide::Report {
+                    rows,
+                    events,
+                    counts,
+                    decided,
+                },
+            ) => {
+                self.report(side, rows, events, counts);
+                if let Some(decided) = decided {
+                    self.hear_decision(side, decided);
+                }
             }
             // A side that is ended says what it likes.
             (Stage::Broken | Stage::Gone, _) => {}
@@ -532,10 +547,26 @@ impl Supervisor {
         }
     }
 
+    fn is_known(&self, actor: u32) -> bool {
+        self.owned.iter().any(|of| of.of.declaration.actor == actor)
+    }
+
+    fn hear_decision(&mut self, side: Side, decided: Box<Decided>) {
+        let seen = decided.case.actors.iter().map(|of| of.actor.0);
+        let changed = decided.decisions.iter().filter_map(|of| match of {
+            Decision::Actor(actor, _) => Some(actor.0),
+            Decision::Core(..) => None,
+        });
+        if !seen.chain(changed).all(|actor| self.is_known(actor)) {
+            return self.break_side(side, "it decides about an actor that it does not have");
+        }
+        let kind = EventKind::Decided(decided);
+        push(&mut self.events, Event { side, kind });
+    }
+
     fn report(&mut self, side: Side, rows: Vec<Line>, events: Vec<Happening>, counts: Counts) {
-        let is_known = |actor: u32| self.owned.iter().any(|of| of.of.declaration.actor == actor);
         let mut all = rows.iter().map(|row| row.actor);
-        if !all.all(is_known) || !events.iter().all(|event| is_known(event.actor)) {
+        if !all.all(|actor| self.is_known(actor)) || !events.iter().all(|event| self.is_known(event.actor)) {
             return self.break_side(side, "it reports an actor that it does not have");
         }
         let process = self.process_mut(side);

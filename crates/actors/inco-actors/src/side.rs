@@ -11,7 +11,7 @@ use actor_control::{
 };
 use actor_migration::{Outcome, Phase, Stayed};
 use actor_objects::Objects;
-use actor_runtime::{ActorId, Address, Idle, Message, Threads};
+use actor_runtime::{ActorId, Address, DECIDED_LIMIT, Decided, Idle, Message, Threads};
 use actor_side::{ActorSide, EventKind, Member};
 use anyhow::{Context as _, Result, anyhow, bail};
 use model::Nanos;
@@ -133,6 +133,8 @@ impl Declarations {
             told: BTreeMap::new(),
             told_counts: Counts::default(),
             events: VecDeque::new(),
+            decided: VecDeque::new(),
+            has_told_decision: false,
             moves: BTreeMap::new(),
             next: 0,
         })
@@ -155,6 +157,9 @@ pub(crate) struct Running {
     told: BTreeMap<u32, Line>,
     told_counts: Counts,
     events: VecDeque<Happening>,
+    /// Decisions that inco has not been told, oldest first, and whether the last report had one.
+    decided: VecDeque<Decided>,
+    has_told_decision: bool,
     /// Moves away from here that can be cancelled, and since when they take.
     moves: BTreeMap<ActorId, Nanos>,
     /// The actor with which the next report begins, if all do not fit into one.
@@ -247,6 +252,9 @@ impl Running {
             };
             self.note(stopped.actor.0, now, what);
         }
+        self.decided.extend(self.actors.runtime().take_decided());
+        let too_many = self.decided.len().saturating_sub(DECIDED_LIMIT);
+        self.decided.drain(..too_many);
         let is_over = |since: &Nanos| now.since(*since) > MOVE_LIMIT;
         let late: Vec<ActorId> = (self.moves.iter().filter(|(_, since)| is_over(since)))
             .map(|(actor, _)| *actor)
@@ -349,6 +357,23 @@ impl Running {
 
     /// What inco has not been told, if there is something. `say` gives whether inco takes it.
     pub(crate) fn report(&mut self, network: &Network, say: impl FnOnce(FromSide) -> bool) {
+        // In turns with the others, which many decisions would hold up.
+        let is_its_turn = !std::mem::take(&mut self.has_told_decision);
+        if is_its_turn && let Some(decided) = self.decided.front().cloned() {
+            let counts = self.counts(network);
+            let report = FromSide::Report {
+                rows: Vec::new(),
+                events: Vec::new(),
+                counts,
+                decided: Some(Box::new(decided)),
+            };
+            if say(report) {
+                self.told_counts = counts;
+                self.decided.pop_front();
+                self.has_told_decision = true;
+            }
+            return;
+        }
         let (lines, counts) = (self.lines(), self.counts(network));
         let is_new = |line: &&Line| self.told.get(&line.actor) != Some(*line);
         // From where the last report ended, around.
@@ -365,7 +390,13 @@ impl Running {
         let events: Vec<Happening> = self.events.iter().take(EVENTS_LIMIT).cloned().collect();
         let (told, next) = (rows.clone(), rows.last().map_or(0, |last| last.actor + 1));
         let count = events.len();
-        if say(FromSide::Report { rows, events, counts }) {
+        let report = FromSide::Report {
+            rows,
+            events,
+            counts,
+            decided: None,
+        };
+        if say(report) {
             self.told.extend(told.into_iter().map(|line| (line.actor, line)));
             self.told_counts = counts;
             self.events.drain(..count);

@@ -591,7 +591,7 @@ pub(crate) enum ExplainCommand {
         )
     )]
     Autoscaler(ExplainInput),
-    /// Show whether actors move, by what their sides have reported
+    /// Show what is decided about actors and cores, by what their sides have reported
     #[command(after_help = concat!(
         "Examples:\n",
         "  inco events --json | jq -c 'select(.event == \"actor\" and .case)' | tail -1 | inco explain actors --input -\n",

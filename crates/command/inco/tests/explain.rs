@@ -151,6 +151,53 @@ fn a_move_of_an_actor_is_decided_again() {
 }
 
 #[test]
+fn a_change_of_groups_is_decided_again() {
+    let seen = |actor: u32, name: &str, tails_us: [u64; 2], load_ppm: u64| {
+        json!({"actor": actor, "name": name, "group": "fcfs", "samples": 100, "response_tail_ns": tails_us[0] * 1000,
+               "service_tail_ns": tails_us[1] * 1000, "load_ppm": load_ppm})
+    };
+    let actors = [
+        seen(0, "ranker", [4000, 2000], 500_000),
+        seen(1, "counter", [900, 20], 200_000),
+    ];
+    let case = json!({"tail_threshold_ns": 200_000, "returns_below_ns": 180_000, "line_tail_ns": 900_000, "cores": 2,
+                      "round_cores": 0, "actors": actors});
+    let event = json!({"sequence": 1, "at": 0, "unix_ms": 0, "service": "kv", "event": "actor_side", "side": "card",
+                       "change": "core_to_round", "reason": "", "case": case});
+    for input in [&case, &event] {
+        let output = run("actors", &["--input", "-", "--json"], &input.to_string());
+        assert!(output.status.success(), "{output:?}");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let changes = said["changes"].as_array().unwrap();
+        assert_eq!(changes.len(), 2, "{said:#}");
+        assert_eq!(
+            (&changes[0]["actor"], &changes[0]["group"]),
+            (&json!("ranker"), &json!("drr"))
+        );
+        assert_eq!(
+            (&changes[1]["core"], &changes[1]["group"]),
+            (&json!(1), &json!("drr"))
+        );
+    }
+    let said = String::from_utf8(run("actors", &["--input", "-"], &case.to_string()).stdout).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines.len() == 2
+            && lines[0]
+                .starts_with("ranker is served in turns: response times of the line have a tail of 900")
+            && lines[1].starts_with("core 1 serves in turns: the 1 actors served in turns need 0.50 cores"),
+        "{said}"
+    );
+    let mut calm = case.clone();
+    calm["line_tail_ns"] = json!(100_000);
+    let said = run("actors", &["--input", "-"], &calm.to_string());
+    assert_eq!(
+        String::from_utf8_lossy(&said.stdout),
+        "no actor and no core changes\n"
+    );
+}
+
+#[test]
 fn a_line_of_the_event_log_gives_the_load_of_its_decision() {
     let event = json!({"sequence": 1, "at": 0, "unix_ms": 0, "service": "forward", "event": "relocated",
                        "from_place": "card", "to_place": "host", "policy": "inreal", "reason": "",

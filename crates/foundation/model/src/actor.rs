@@ -40,7 +40,7 @@ crate::words! {
         Lost = "lost",
     }
 
-    /// What happened to a side of a service of actors.
+    /// What happened to a side of a service of actors, or was decided there.
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -51,6 +51,10 @@ crate::words! {
         Ended = "ended",
         /// It has broken the rules or does not answer. inco ends its process.
         Broken = "broken",
+        /// One of its cores serves mailboxes in turns from now on, by deficit round-robin.
+        CoreToRound = "core_to_round",
+        /// One of its cores serves first come, first served again.
+        CoreToLine = "core_to_line",
     }
 }
 

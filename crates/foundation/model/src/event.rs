@@ -247,6 +247,9 @@ kinds! {
         change: SideChange,
         /// What is known about it.
         reason: String,
+        /// For a core: the inputs of the decision, as `inco explain actors` takes them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        case: Option<Box<serde_json::Value>>,
     },
     /// An uplink's peer connected or disconnected.
     Uplink = "uplink" {

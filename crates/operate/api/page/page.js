@@ -105,7 +105,10 @@ function sentence(event) {
       return about + `actor ${event.actor} ${changes[event.change] || event.change}${took}${lost} (${event.reason})`;
     }
     case "actor_side": {
-      const changes = { started: "runs", ended: "has ended", broken: "is ended by inco" };
+      const changes = {
+        started: "runs", ended: "has ended", broken: "is ended by inco",
+        core_to_round: "has one more core that serves in turns", core_to_line: "has one core less that serves in turns",
+      };
       return about + `the ${event.side} ${changes[event.change] || event.change} (${event.reason})`;
     }
     case "uplink": return about + `uplink ${event.uplink} is ${event.up ? "up" : "down"}: ${event.detail}`;

@@ -170,11 +170,15 @@ pub fn event_sentence(event: &Event) -> String {
             }
             format!("actor {actor} {what} ({reason})")
         }
-        EventKind::ActorSide { side, change, reason } => {
+        EventKind::ActorSide {
+            side, change, reason, ..
+        } => {
             let what = match change {
                 SideChange::Started => "runs",
                 SideChange::Ended => "has ended",
                 SideChange::Broken => "is ended by inco",
+                SideChange::CoreToRound => "has one more core that serves in turns",
+                SideChange::CoreToLine => "has one core less that serves in turns",
             };
             format!("the {} {what} ({reason})", side.name())
         }
@@ -306,6 +310,7 @@ mod tests {
             side: ActorSide::Host,
             change: SideChange::Ended,
             reason: "no message was under way".to_owned(),
+            case: None,
         };
         assert_eq!(sentence(side), "the host has ended (no message was under way)");
         assert_eq!(sentence(started(0, 0)), "inco started");

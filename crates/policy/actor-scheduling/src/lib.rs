@@ -11,7 +11,8 @@
 //! 1. A free core asks [`Scheduler::serves`] what it may serve. It takes a message of the line, or of the mailbox
 //!    that [`Round::next`] names. If [`Scheduler::slice`] returns a time, the message runs for that time at most.
 //! 2. When the message has run, the core calls [`Scheduler::step`], which returns decisions: an actor changes its
-//!    group, together with its waiting messages, or a core changes its group.
+//!    group, together with its waiting messages, or a core changes its group. [`Scheduler::case`] has what they depend
+//!    on.
 //!
 //! Which actor moves to the other side of a service is a step of its own: [`migration`].
 //!
@@ -21,6 +22,7 @@
 
 mod drr;
 mod fcfs;
+pub mod groups;
 mod hybrid;
 pub mod migration;
 mod preemptive;
@@ -32,11 +34,12 @@ use std::fmt;
 use model::Nanos;
 use serde::{Deserialize, Serialize};
 
+use groups::Case;
 pub use round::{Round, Turn};
 pub use statistics::{ActorStatistics, Moments};
 
 /// An actor: its place in the scheduler's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ActorId(pub u32);
 
 impl ActorId {
@@ -53,7 +56,7 @@ impl fmt::Display for ActorId {
 }
 
 /// A core of the scheduler, counted from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CoreId(pub u16);
 
 impl CoreId {
@@ -64,7 +67,8 @@ impl CoreId {
 }
 
 /// How messages are served: of actors and of cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Group {
     /// First come, first served, from one line.
     Fcfs,
@@ -150,7 +154,8 @@ pub struct Ended {
 }
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// The actor's messages go to this group from now on, also those that wait.
     Actor(ActorId, Group),
@@ -169,9 +174,10 @@ trait Policy: fmt::Debug {
         None
     }
 
-    /// Hears what a core has done; adds decisions.
-    fn step(&mut self, view: &View<'_>, served: &Served, now: Nanos, decisions: &mut Vec<Decision>) {
-        let _ = (view, served, now, decisions);
+    /// Hears what a core has done. Gives what is to be decided on, from time to time.
+    fn step(&mut self, view: &View<'_>, served: &Served, now: Nanos) -> Option<Case> {
+        let _ = (view, served, now);
+        None
     }
 }
 
@@ -187,11 +193,6 @@ impl View<'_> {
     fn cores(&self, group: Group) -> usize {
         self.core_groups.iter().filter(|of| **of == group).count()
     }
-
-    fn actors(&self, group: Group) -> impl Iterator<Item = (ActorId, &ActorStatistics)> {
-        let all = (0..).map(ActorId).zip(self.actors).zip(self.actor_groups);
-        all.filter_map(move |(actor, of)| (*of == group).then_some(actor))
-    }
 }
 
 /// The scheduler of one side.
@@ -205,6 +206,8 @@ pub struct Scheduler {
     /// By core: how long it helps with the line before it serves the round again, in nanoseconds.
     owed: Vec<u64>,
     decisions: Vec<Decision>,
+    /// On what they were decided.
+    case: Option<Case>,
 }
 
 impl Scheduler {
@@ -218,6 +221,7 @@ impl Scheduler {
             core_groups: vec![initial; usize::from(settings.cores)],
             owed: vec![0; usize::from(settings.cores)],
             decisions: Vec::new(),
+            case: None,
             policy,
             settings,
         }
@@ -264,9 +268,15 @@ impl Scheduler {
         self.actors.get(actor.index())
     }
 
+    /// What the decisions of the last step depend on; nothing if there were none.
+    pub fn case(&self) -> Option<&Case> {
+        self.case.as_ref()
+    }
+
     /// Hears what a core has done; returns what follows from it, in order.
     pub fn step(&mut self, served: &Served, now: Nanos) -> &[Decision] {
         self.decisions.clear();
+        self.case = None;
         let Some(actor) = self.actors.get_mut(served.actor.index()) else {
             return &[];
         };
@@ -285,7 +295,13 @@ impl Scheduler {
             actor_groups: &self.actor_groups,
             core_groups: &self.core_groups,
         };
-        self.policy.step(&view, served, now, &mut self.decisions);
+        let Some(case) = self.policy.step(&view, served, now) else {
+            return &[];
+        };
+        self.decisions = case.decide();
+        if !self.decisions.is_empty() {
+            self.case = Some(case);
+        }
         for decision in &self.decisions {
             match *decision {
                 Decision::Actor(actor, group) => self.actor_groups[actor.index()] = group,

@@ -43,6 +43,7 @@ fn a_side_that_breaks_the_rules_is_to_be_ended() {
         rows: Vec::new(),
         events: Vec::new(),
         counts: Default::default(),
+        decided: None,
     };
     let heard = FromSide::Heard { records: Vec::new() };
     let answer = FromSide::Answer { id: 1, error: None };

@@ -8,6 +8,7 @@ use actor_processes::offence;
 use actor_runtime::{Actor, ActorId, Address, Context, Message, Progress};
 use actor_supervisor::EventKind;
 
+use crate::groups;
 use crate::world::{WAIT, World};
 
 /// What a message asks for.
@@ -18,11 +19,13 @@ const ABORT: u8 = 3;
 /// Where the actor's object lies in the memory of its process.
 const PLACE: u8 = 4;
 
-/// The kinds of this test, and those that come with inco.
+/// The kinds of these tests, and those that come with inco.
 pub(crate) fn make(kind: &str, number: u32) -> Option<Box<dyn Actor>> {
     match kind.split(' ').next() {
         Some("relay") => Some(Box::new(Relay)),
         Some("tested") => Some(Box::new(Tested)),
+        Some("forwards") => Some(Box::new(groups::Forwards)),
+        Some("works") => Some(Box::new(groups::Works)),
         _ => inco_actors::kinds::make(kind, number),
     }
 }

@@ -3,6 +3,7 @@
 //! once. The processes are this test itself, with one test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+mod groups;
 mod hostile;
 mod isolated;
 mod memif_port;

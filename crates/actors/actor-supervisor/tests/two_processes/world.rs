@@ -57,7 +57,11 @@ impl World {
 
     /// The same with another network of the card: what its options are, by the free address and the folder.
     pub(crate) fn with_network(kinds: &[&str], network: fn(SocketAddr, &Path) -> String) -> World {
-        let service = Service::new(kinds.iter().copied(), region());
+        World::of(Service::new(kinds.iter().copied(), region()), network)
+    }
+
+    /// A service, with a network of the card.
+    pub(crate) fn of(service: Service, network: fn(SocketAddr, &Path) -> String) -> World {
         let mut world = World {
             folder: tempfile::tempdir().unwrap(),
             address: free_address(),

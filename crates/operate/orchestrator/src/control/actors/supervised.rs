@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use actor_control::{Group, Happening, Phase, What, Why};
+use actor_scheduling::Decision;
+use actor_scheduling::groups::Decided;
 use actor_scheduling::migration::{Case, Memory, Move, Observation};
 use actor_supervisor::{DeclaredActor, Error, EventKind as Told, Row, Runs, Supervisor, Wish, entry_names};
 use api::types::{ActorRow, ActorSideRow, ActorsRow, Outcome, Refusal};
@@ -81,7 +83,6 @@ pub(super) struct Supervised {
     moving: BTreeMap<u32, Moving>,
     because: BTreeMap<u32, Because>,
     moved: BTreeMap<u32, (u64, String)>,
-    groups: BTreeMap<u32, Group>,
     /// Actors that have ended: they end again where their side begins again.
     stopped: BTreeSet<u32>,
     /// Those of a side that has begun again.
@@ -177,7 +178,6 @@ impl Supervised {
             moving: BTreeMap::new(),
             because: BTreeMap::new(),
             moved: BTreeMap::new(),
-            groups: BTreeMap::new(),
             stopped: BTreeSet::new(),
             to_stop: BTreeSet::new(),
             looped: BTreeSet::new(),
@@ -305,7 +305,6 @@ impl Supervised {
         }
         let rows = self.supervisor.rows();
         self.looks.take(&rows, now);
-        self.note_groups(&rows);
         self.stop_again(&rows);
         self.look_for_loops(&rows);
         self.decide(&rows, now);
@@ -361,11 +360,17 @@ impl Supervised {
             }
             Told::Broken { reason } => self.tell_side(side, SideChange::Broken, reason),
             Told::Actor(happening) => self.hear_of_actor(side, happening),
+            Told::Decided(decided) => self.hear_of_groups(side, *decided),
         }
     }
 
     fn tell_side(&self, side: ActorSide, change: SideChange, reason: String) {
-        self.tell(EventKind::ActorSide { side, change, reason });
+        self.tell(EventKind::ActorSide {
+            side,
+            change,
+            reason,
+            case: None,
+        });
     }
 
     fn hear_of_actor(&mut self, side: ActorSide, of: Happening) {
@@ -442,30 +447,32 @@ impl Supervised {
         (texts.join(", "), ended_ns.saturating_sub(began) / 1_000)
     }
 
-    /// Tells of actors that are served in another way than before.
-    fn note_groups(&mut self, rows: &[Row]) {
-        for row in rows {
-            let Some(side) = row.side else {
-                // It begins anew where it comes to.
-                self.groups.remove(&row.actor);
-                continue;
-            };
-            let before = self.groups.insert(row.actor, row.line.group);
-            if before.is_none_or(|group| group == row.line.group) {
-                continue;
+    /// A side has changed groups of actors or cores.
+    fn hear_of_groups(&self, side: ActorSide, mut decided: Decided) {
+        for seen in &mut decided.case.actors {
+            seen.name = Some(self.name(seen.actor.0));
+        }
+        let case = serde_json::to_value(&decided.case).ok().map(Box::new);
+        for decision in &decided.decisions {
+            let (reason, case) = (decided.case.reason(*decision), case.clone());
+            match decision {
+                Decision::Actor(actor, group) => {
+                    let change = match group {
+                        actor_scheduling::Group::Drr => ActorChange::Downgraded,
+                        actor_scheduling::Group::Fcfs => ActorChange::Upgraded,
+                    };
+                    self.tell_of(actor.0, side, change, Because { reason, case }, None);
+                }
+                Decision::Core(_, group) => self.tell(EventKind::ActorSide {
+                    side,
+                    change: match group {
+                        actor_scheduling::Group::Drr => SideChange::CoreToRound,
+                        actor_scheduling::Group::Fcfs => SideChange::CoreToLine,
+                    },
+                    reason,
+                    case,
+                }),
             }
-            let change = match row.line.group {
-                Group::Drr => ActorChange::Downgraded,
-                Group::Fcfs => ActorChange::Upgraded,
-            };
-            let reason = format!(
-                "its response times: mean {:.0} µs, tail {:.0} µs; the threshold is {:.0} µs",
-                row.line.mean_ns as f64 / 1e3,
-                row.line.tail_ns as f64 / 1e3,
-                self.sides.tail_threshold.0 as f64 / 1e3,
-            );
-            let because = Because { reason, case: None };
-            self.tell_of(row.actor, side_of(side), change, because, None);
         }
     }
 
