@@ -11,6 +11,31 @@ use configuration::ActorMember;
 
 /// Time over which rates are shown.
 const WINDOW: Nanos = Nanos::from_secs(1);
+/// Decisions of a side about groups that become events, at most, in a second: each has all that it depends on.
+const DECISIONS_A_SECOND: u32 = 32;
+
+/// How many decisions of a side may still become events.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Decisions {
+    since: Nanos,
+    told: u32,
+    left_out: u64,
+}
+
+impl Decisions {
+    /// Whether one more may: then how many were left out before it, that nobody was told of.
+    pub(super) fn next(&mut self, now: Nanos) -> Option<u64> {
+        if now.since(self.since) >= Nanos::from_secs(1) {
+            (self.since, self.told) = (now, 0);
+        }
+        if self.told >= DECISIONS_A_SECOND {
+            self.left_out += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
 
 /// One actor over time. A side counts anew when the actor comes to it, or its process begins.
 #[derive(Clone, Debug, Default)]
@@ -175,5 +200,18 @@ mod tests {
         // Its process was replaced.
         looks.take(&[row(Card, 1, 5)], second(4));
         assert_eq!((looks.shown(0).served, looks.shown(0).rate), (38, 1.0));
+    }
+
+    #[test]
+    fn decisions_beyond_those_of_a_second_are_counted() {
+        let mut decisions = Decisions::default();
+        let begins = Nanos::from_secs(5);
+        for _ in 0..DECISIONS_A_SECOND {
+            assert_eq!(decisions.next(begins), Some(0));
+        }
+        let soon = begins + Nanos::from_millis(999);
+        assert_eq!([decisions.next(soon), decisions.next(soon)], [None, None]);
+        let later = begins + Nanos::from_secs(1);
+        assert_eq!([decisions.next(later), decisions.next(later)], [Some(2), Some(0)]);
     }
 }

@@ -17,7 +17,7 @@ use configuration::{ActorMember, Actors, Moves, Sides};
 use keeper::{Entry, Keeper};
 use model::{Action, ActorChange, ActorSide, EventKind, Nanos, SideChange};
 
-use super::look::{Looks, control_side, side_of};
+use super::look::{Decisions, Looks, control_side, side_of};
 use super::{Order, Shared, lock};
 use crate::control::journal::new_event;
 use crate::control::request::Asked;
@@ -83,6 +83,8 @@ pub(super) struct Supervised {
     moving: BTreeMap<u32, Moving>,
     because: BTreeMap<u32, Because>,
     moved: BTreeMap<u32, (u64, String)>,
+    /// By side: how many decisions about groups may be told.
+    decisions: [Decisions; 2],
     /// Actors that have ended: they end again where their side begins again.
     stopped: BTreeSet<u32>,
     /// Those of a side that has begun again.
@@ -178,6 +180,7 @@ impl Supervised {
             moving: BTreeMap::new(),
             because: BTreeMap::new(),
             moved: BTreeMap::new(),
+            decisions: Default::default(),
             stopped: BTreeSet::new(),
             to_stop: BTreeSet::new(),
             looped: BTreeSet::new(),
@@ -448,13 +451,19 @@ impl Supervised {
     }
 
     /// A side has changed groups of actors or cores.
-    fn hear_of_groups(&self, side: ActorSide, mut decided: Decided) {
+    fn hear_of_groups(&mut self, side: ActorSide, mut decided: Decided) {
         for seen in &mut decided.case.actors {
             seen.name = Some(self.name(seen.actor.0));
         }
         let case = serde_json::to_value(&decided.case).ok().map(Box::new);
         for decision in &decided.decisions {
-            let (reason, case) = (decided.case.reason(*decision), case.clone());
+            let Some(left_out) = self.decisions[side.index()].next(monotonic()) else {
+                continue;
+            };
+            let (mut reason, case) = (decided.case.reason(*decision), case.clone());
+            if left_out > 0 {
+                reason.push_str(&format!("; {left_out} decisions before this one were not told"));
+            }
             match decision {
                 Decision::Actor(actor, group) => {
                     let change = match group {
