@@ -1,6 +1,6 @@
-//! Requests are sent at given times, whatever became of those before: times of answers count from there. So a server that
-//! is silent for a while shows in the times of all requests that were due meanwhile, also of those for which no client was
-//! free.
+//! Requests are sent at given times, whatever became of those before: times of answers count from there. So a server
+//! that is silent for a while shows in the times of all requests that were due meanwhile, also of those for which no
+//! client was free.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::net::UdpSocket;
@@ -92,7 +92,7 @@ fn times_count_from_when_requests_were_due_and_each_is_sent() {
         "{} requests of {scheduled:?}",
         times.count()
     );
-    // 30 were due in the silence, 25 of them more than 50 ms before its end. No more than one of each client was under way.
+    // 30 were due in the silence, 25 of them more than 50 ms before its end. One of each client was under way at most.
     let long = longer_than(&times, 50.0);
     assert!(long >= 20, "{long} of {} took more than 50 ms", times.count());
 }

@@ -1,9 +1,9 @@
 //! Experiment 26 (iPipe, section 3.4): actors that loop, write where they may not, or are flooded, and what their
 //! neighbours notice. Native actors, in processes by group: the offender with a mate in one, a neighbour in another.
 //!
-//! Response times are compared before the offence and after it. In between, messages wait while a new process starts: how
-//! long, at most, is a figure of its own. "After" begins when none of them waits any more, and after the same warm-up as
-//! "before".
+//! Response times are compared before the offence and after it. In between, messages wait while a new process starts:
+//! how long, at most, is a figure of its own. "After" begins when none of them waits any more, and after the same
+//! warm-up as "before".
 
 use std::collections::VecDeque;
 use std::process::Command;
