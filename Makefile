@@ -85,7 +85,11 @@ LONG += soak::a_minute swarm:: the_checkers_pass_over the_end_of_the_side openfl
     a_kill_9_while_a_launcher a_place_that_is_lost what_systemd_stops_goes_on what_systemd_stops_waits_and \
     eight_instances_translate the_dns_example clients_through_a_translator replaced_by_a_server \
     what_is_not_configured an_instance_waits_for_a_port
-OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET),$(SUITES))
+# The longest of what is left. They run beside the rest, but for floods, which take all that there is.
+LONGEST := driver switch
+# What one of the two runs filters, the other one has: nothing is left out.
+ALL_OF_IT := | sed 's/; [0-9]* filtered out//'
+OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET) $(LONGEST),$(SUITES))
 named = $(addprefix --test ,$(1))
 TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
 
@@ -125,9 +129,14 @@ computing-tests:
 	exit $$failed
 
 other-tests:
-	@failed=0; \
+	@failed=0; log=$$(mktemp); set -o pipefail; \
+	{ $(TEST) $(WITH_DPDK) $(call named,$(LONGEST)) -- --skip flood:: 2>&1 $(ALL_OF_IT) >$$log; } & longest=$$!; \
+	trap "kill $$longest 2>/dev/null; rm -f $$log" EXIT; \
+	trap 'exit 130' INT TERM; \
 	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) $(if $(LONG),-- --skip swarm::) || failed=1; \
 	INCO_REQUIRE= INCO_SKIPPED= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
+	wait $$longest || failed=1; \
+	cat $$log; \
 	exit $$failed
 
 # Most of its threads wait for their turn.
@@ -135,8 +144,9 @@ waiting-tests:
 	RUST_TEST_THREADS=32 $(TEST) $(WITH_DPDK) $(call named,$(WAITING)) -- $(addprefix --skip ,$(LONG))
 
 quiet-tests:
-	@failed=0; \
+	@failed=0; set -o pipefail; \
 	$(TEST) $(WITH_DPDK) $(call named,$(QUIET)) || failed=1; \
+	$(TEST) $(WITH_DPDK) $(call named,$(LONGEST)) -- flood:: 2>&1 $(ALL_OF_IT) || failed=1; \
 	INCO_REQUIRE= INCO_SKIPPED= $(TEST) $(call named,$(QUIET_WITHOUT_DPDK)) || failed=1; \
 	exit $$failed
 
