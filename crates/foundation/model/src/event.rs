@@ -101,7 +101,7 @@ kinds! {
         from: InstanceState,
         /// The new state.
         to: InstanceState,
-        /// Why, in a sentence.
+        /// Why, in a sentence; when a new instance runs, also why it is at its place if it could be at another one.
         reason: String,
     },
     /// The autoscaler decided.

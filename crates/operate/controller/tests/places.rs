@@ -229,9 +229,12 @@ fn auto_fills_the_card_first_and_leaves_the_host_first() {
         .map(|of| of.labels[LABEL_PLACE].clone())
         .collect();
     assert_eq!(labels, ["host"; 3]);
-    assert!(
-        bed.reasons(InstanceState::Starting)
-            .contains(&"its program runs at host")
+    // What is there before the new one, and why the card does not get it.
+    let first = |have| format!("its program runs at card; the first place has room (card {have} of 2)");
+    let host = "its program runs at host; the first place with room: card has 2 of 2 instances";
+    assert_eq!(
+        bed.reasons(InstanceState::Starting),
+        [first(0).as_str(), first(1).as_str(), host, host, host]
     );
     bed.scale(2);
     bed.settles((2, 0));
@@ -324,6 +327,8 @@ fn a_place_takes_packets_up_to_its_limit() {
     bed.settles((2, 2));
     let rooms: Vec<f64> = bed.controller.place_statuses().map(|of| of.room.pps).collect();
     assert_eq!(rooms, [2000.0, 2000.0]);
+    let host = "its program runs at host; the first place with room: card has 2000 of 2500 packets/s";
+    assert_eq!(bed.reasons(InstanceState::Starting)[2..], [host, host]);
 }
 
 #[test]
@@ -335,6 +340,14 @@ fn split_spreads_by_the_limits_in_both_directions() {
     );
     bed.scale(3);
     bed.settles((1, 2));
+    // The host would be a quarter full with the first one, the card half; with the third one, half and all.
+    let least = |at, card, host| {
+        format!("its program runs at {at}; the least full place with it (card {card} of 2; host {host} of 4)")
+    };
+    assert_eq!(
+        bed.reasons(InstanceState::Starting),
+        [least("host", 0, 0), least("card", 0, 1), least("host", 1, 1)]
+    );
     bed.scale(6);
     bed.settles((2, 4));
     bed.scale(3);
@@ -370,6 +383,11 @@ fn a_service_stays_at_its_place() {
     );
     bed.scale(3);
     bed.settles((0, 3));
+    // It could be nowhere else.
+    assert_eq!(
+        bed.reasons(InstanceState::Starting),
+        ["its program runs at host"; 3]
+    );
 }
 
 #[test]

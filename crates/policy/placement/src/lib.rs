@@ -113,18 +113,32 @@ impl Room {
         self.share * self.core_pps.map_or(needs.pps, |pps| pps * needs.cpus)
     }
 
-    /// Whether there is room for one more instance. The first one on a link may be able to process more than it carries.
-    pub fn fits(&self, needs: Needs) -> bool {
+    /// What it lacks for one more instance; [`None`] if there is room. The first one on a link may be able to process more
+    /// than it carries.
+    pub fn lacks(&self, needs: Needs) -> Option<Lack> {
         let has_pps = self
             .pps_limit
             .is_none_or(|limit| self.pps < limit && self.pps + self.pps_of(needs) <= limit);
         let link = self.link_bytes_per_s + self.pps_of(needs) * needs.wire_bytes;
-        self.instance_limit.is_none_or(|limit| self.instances < limit)
-            && has_pps
-            && self
-                .link_limit
-                .is_none_or(|limit| self.link_bytes_per_s <= 0.0 || link <= limit)
-            && (needs.cores == 0 || self.free_cores.is_some_and(|free| free >= needs.cores))
+        let has_link = self
+            .link_limit
+            .is_none_or(|limit| self.link_bytes_per_s <= 0.0 || link <= limit);
+        if self.instance_limit.is_some_and(|limit| self.instances >= limit) {
+            Some(Lack::Instances)
+        } else if !has_pps {
+            Some(Lack::Capacity)
+        } else if !has_link {
+            Some(Lack::Link)
+        } else if needs.cores > 0 && self.free_cores.is_none_or(|free| free < needs.cores) {
+            Some(Lack::Cores)
+        } else {
+            None
+        }
+    }
+
+    /// Whether there is room for one more instance.
+    pub fn fits(&self, needs: Needs) -> bool {
+        self.lacks(needs).is_none()
     }
 
     /// How full it is with one more instance, or with as many as now if `needs` is [`None`]: 1 is at its limit. 0 where
@@ -142,6 +156,19 @@ impl Room {
         let all = [of_instances, of_pps, of_link];
         all.into_iter().flatten().fold(0.0, f64::max)
     }
+}
+
+/// What a place lacks for one more instance. Of several, the first of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// It has as many instances as it may have.
+    Instances,
+    /// Its instances would process more packets per second than it may have.
+    Capacity,
+    /// Its link would carry more than it can.
+    Link,
+    /// Too few of its cores are free.
+    Cores,
 }
 
 /// Why no place takes one more instance.
@@ -426,6 +453,34 @@ mod tests {
         let rooms = [cores(Some(1)), cores(None)];
         assert_eq!(Placement::Auto.choose(&rooms, needs), Err(NoRoom::Cores));
         assert_eq!(Placement::Auto.choose(&rooms, one()), Ok(CARD));
+    }
+
+    #[test]
+    fn what_a_place_lacks_is_the_first_of_its_limits() {
+        let mut room = Room {
+            pps: 9.0,
+            pps_limit: Some(10.0),
+            link_bytes_per_s: 900.0,
+            link_limit: Some(1_000.0),
+            free_cores: Some(0),
+            ..limited(2, 2)
+        };
+        let needs = Needs {
+            pps: 2.0,
+            cpus: 1.0,
+            cores: 1,
+            wire_bytes: 100.0,
+        };
+        assert_eq!(room.lacks(needs), Some(Lack::Instances));
+        room.instances = 1;
+        assert_eq!(room.lacks(needs), Some(Lack::Capacity));
+        room.pps = 8.0;
+        assert_eq!(room.lacks(needs), Some(Lack::Link));
+        room.link_bytes_per_s = 800.0;
+        assert_eq!(room.lacks(needs), Some(Lack::Cores));
+        room.free_cores = Some(1);
+        assert_eq!(room.lacks(needs), None);
+        assert!(room.fits(needs));
     }
 
     #[test]

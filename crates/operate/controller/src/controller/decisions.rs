@@ -526,7 +526,9 @@ impl Controller {
         };
         self.services[index].no_slot_told = false;
         self.next_id = self.next_id.saturating_add(1);
+        let why_there = self.why_there(index, place);
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
+        instance.reason = why_there.unwrap_or_default();
         (instance.block, instance.place) = (block, place);
         (instance.back_end, instance.has_served) = (back_end.as_ref().map(|of| of.at), has_served);
         (instance.back_end_id, instance.back_end_name) =

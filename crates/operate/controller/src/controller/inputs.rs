@@ -31,7 +31,12 @@ impl Controller {
                     instance.started = self.now;
                     let place = instance.place;
                     if instance.state == InstanceState::Creating {
-                        let reason = self.at_place("its program runs", place);
+                        // Why it is there, where it could be elsewhere.
+                        let why = std::mem::take(&mut instance.reason);
+                        let mut reason = self.at_place("its program runs", place);
+                        if !why.is_empty() {
+                            reason = format!("{reason}; {why}");
+                        }
                         self.transition(index, InstanceStep::Started, reason);
                     }
                 }

@@ -4,7 +4,7 @@ use autoscaling::{Autoscaler, Decision, Relocation};
 use engine::CpuQuota;
 use model::{EventKind, InstanceState, Nanos, PlaceObservation, ServiceId};
 use placement::estimate::WIRE_BYTES;
-use placement::{Costs, Goal, Needs, NoRoom, PlaceId, Placement, Room, order};
+use placement::{Costs, Goal, Lack, Needs, NoRoom, PlaceId, Placement, Room, order};
 
 use super::{Controller, scaler_name};
 use crate::instance::Instance;
@@ -271,17 +271,55 @@ impl Controller {
         Some(near.or_else(|| free.next())?.cpu)
     }
 
+    /// Why a new instance of the service goes to that place, with what is there before it; [`None`] where it can have no
+    /// other one.
+    pub(super) fn why_there(&self, index: usize, chosen: PlaceId) -> Option<String> {
+        let service = self.services.get(index)?;
+        if self.settings.places.len() < 2 || service.settings.container.is_none() {
+            return None;
+        }
+        if self.relocation_target(service.id) == Some(chosen) {
+            return Some("it replaces an instance that is relocated there".to_owned());
+        }
+        let placement = service.settings.placement;
+        let rooms = self.rooms_for(index);
+        let rooms = rooms.as_slice();
+        match placement {
+            Placement::At(_) => None,
+            Placement::Split => Some(format!(
+                "the least full place with it ({})",
+                self.fill_text(rooms)
+            )),
+            Placement::Auto => {
+                let rank = |index: usize| placement.rank(rooms, PlaceId(index as u8));
+                let own = rank(chosen.index());
+                let all = self.settings.places.iter().zip(rooms).enumerate();
+                let mut passed: Vec<_> = all.filter(|(index, _)| rank(*index) < own).collect();
+                passed.sort_by_key(|(index, _)| rank(*index));
+                let needs = self.needs(index);
+                let lacks = passed
+                    .iter()
+                    .filter_map(|(_, (place, room))| lack_text(place, room, needs));
+                let lacks = lacks.collect::<Vec<_>>().join("; ");
+                let there = self
+                    .settings
+                    .places
+                    .get(chosen.index())
+                    .zip(rooms.get(chosen.index()));
+                Some(match there {
+                    Some((place, room)) if lacks.is_empty() => {
+                        format!("the first place has room ({})", place_text(place, room))
+                    }
+                    _ => format!("the first place with room: {lacks}"),
+                })
+            }
+        }
+    }
+
     /// What is at each place, as `card 2 of 2; host 1`.
     fn fill_text(&self, rooms: &[Room]) -> String {
         let places = self.settings.places.iter().zip(rooms);
-        let text = places.map(|(place, room)| {
-            let limit = room.instance_limit.map(|limit| format!(" of {limit}"));
-            let cores = room
-                .free_cores
-                .map(|free| format!(", {free} of {} cores free", place.cores.len()));
-            let [limit, cores] = [limit, cores].map(Option::unwrap_or_default);
-            format!("{} {}{limit}{cores}", place.name, room.instances)
-        });
+        let text = places.map(|(place, room)| place_text(place, room));
         text.collect::<Vec<_>>().join("; ")
     }
 
@@ -412,6 +450,39 @@ impl Controller {
             }
         }
     }
+}
+
+/// What is at a place, as `card 2 of 2`.
+fn place_text(place: &Place, room: &Room) -> String {
+    let limit = room.instance_limit.map(|limit| format!(" of {limit}"));
+    let cores = room
+        .free_cores
+        .map(|free| format!(", {free} of {} cores free", place.cores.len()));
+    let [limit, cores] = [limit, cores].map(Option::unwrap_or_default);
+    format!("{} {}{limit}{cores}", place.name, room.instances)
+}
+
+/// Why a place gets no new instance, in words; [`None`] if it can have one.
+fn lack_text(place: &Place, room: &Room, needs: Needs) -> Option<String> {
+    let name = &place.name;
+    if room.is_down {
+        return Some(format!("the engine of {name} does not answer"));
+    }
+    Some(match room.lacks(needs)? {
+        Lack::Instances => {
+            let limit = room.instance_limit.unwrap_or_default();
+            format!("{name} has {} of {limit} instances", room.instances)
+        }
+        Lack::Capacity => {
+            let limit = room.pps_limit.unwrap_or_default();
+            format!("{name} has {:.0} of {limit:.0} packets/s", room.pps)
+        }
+        Lack::Link => format!("the link of {name} is full"),
+        Lack::Cores => {
+            let free = room.free_cores.unwrap_or_default();
+            format!("{name} has {free} of {} cores free", place.cores.len())
+        }
+    })
 }
 
 /// What the places of a service with that autoscaler are to be good for.
