@@ -91,7 +91,9 @@ impl Goal {
 ///   its need exceeds its quota.
 /// - **How, growing.** Quota first: it helps flows that are pinned, at once. More instances if the needs of all
 ///   together exceed the instances' largest size, or if most of them could not clear their rings within `clear` even with
-///   it.
+///   it, and would clear them sooner with one instance more. That one takes flows as soon as it has started: at once where
+///   one stands by, else after as long as the last new one took. From then on it is assumed to have an equal part of all
+///   arrivals, as with short flows; what waits in a ring stays there, because its flows are pinned.
 /// - **Memory.** With `memory_high`, one more instance where the memory of instances is fuller than that on average. A quota
 ///   would not help. The new instance takes no memory from the others; it takes new flows. So the next one comes only when
 ///   instances have at least as many flows each as then: one whose memory is full without flows would be full again.
@@ -159,6 +161,12 @@ pub struct State {
     /// Flows of an Active instance, on average, when memory added one last.
     #[serde(default)]
     flows_when_full: Option<f64>,
+    /// Instances that are being created, and since when.
+    #[serde(default)]
+    creating: Vec<(InstanceId, Nanos)>,
+    /// How long the last new instance took until it was ready.
+    #[serde(default)]
+    start: Option<Nanos>,
 }
 
 impl State {
@@ -185,6 +193,70 @@ impl State {
                 self.flows_when_full = None;
             }
         }
+    }
+
+    /// Measures how long new instances take.
+    fn note_starts(&mut self, observation: &Observation, now: Nanos) {
+        for instance in &observation.instances {
+            let known = self.creating.iter().position(|(id, _)| *id == instance.id);
+            match (instance.state, known) {
+                (InstanceState::Creating, None) => self.creating.push((instance.id, now)),
+                (InstanceState::Standby | InstanceState::Active, Some(at)) => {
+                    let (_, since) = self.creating.swap_remove(at);
+                    self.start = Some(now.since(since));
+                }
+                _ => {}
+            }
+        }
+        let is_there = |id: InstanceId| observation.instances.iter().any(|of| of.id == id);
+        self.creating.retain(|(id, _)| is_there(*id));
+    }
+}
+
+/// In how many seconds an instance empties its ring with its largest quota, and with one instance more beside it; infinity
+/// for never.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Clears {
+    by_quota_s: f64,
+    with_one_more_s: f64,
+}
+
+impl Clears {
+    /// Of a ring with so many `packets`, to which `arrivals_pps` come and from which `most_pps` can leave, where `active`
+    /// instances are used and a further one takes flows after `start_s`.
+    fn predict(packets: f64, (arrivals_pps, most_pps): (f64, f64), active: usize, start_s: f64) -> Clears {
+        let empty_s = |packets: f64, spare_pps: f64| match spare_pps > 0.0 {
+            true => packets / spare_pps,
+            false => f64::INFINITY,
+        };
+        let spare_pps = most_pps - arrivals_pps;
+        let by_quota_s = empty_s(packets, spare_pps);
+        let rest = packets - spare_pps * start_s;
+        let share = active as f64 / (active as f64 + 1.0);
+        let with_one_more_s = match rest > 0.0 {
+            true => start_s + empty_s(rest, most_pps - share * arrivals_pps),
+            false => by_quota_s,
+        };
+        Clears {
+            by_quota_s,
+            with_one_more_s,
+        }
+    }
+
+    /// Whether one more instance is better: it never ends without, or sooner with it.
+    fn wants_one_more(self) -> bool {
+        self.by_quota_s.is_infinite() || self.with_one_more_s < self.by_quota_s
+    }
+
+    /// The reason with these figures; without those that are infinite.
+    fn told(self, reason: Reason, start_s: f64) -> Reason {
+        let figures = [
+            ("clears_ms", self.by_quota_s),
+            ("clears_with_one_more_ms", self.with_one_more_s),
+            ("start_ms", start_s),
+        ];
+        let finite = figures.into_iter().filter(|(_, seconds)| seconds.is_finite());
+        finite.fold(reason, |reason, (name, seconds)| reason.with(name, 1e3 * seconds))
     }
 }
 
@@ -410,22 +482,39 @@ impl InReal {
         by_rate.max(work).max(memory)
     }
 
-    /// Whether most of the Active instances could not clear their rings in time with their largest quota.
-    fn most_stay_behind(&self, observation: &Observation, most: f64) -> bool {
-        let stays = |instance: &&InstanceObservation| {
-            let waiting = instance.signals.ring_packets as f64;
+    /// In how many seconds one more instance takes flows, as far as is known: at once before any start was seen.
+    fn start_s(&self, observation: &Observation) -> f64 {
+        match self.state.start {
+            Some(start) if observation.count(InstanceState::Standby) == 0 => start.as_secs_f64(),
+            _ => 0.0,
+        }
+    }
+
+    /// Of the slowest ring, if most of the Active instances could not clear theirs in time with their largest quota, and would
+    /// sooner with one instance more.
+    fn stays_behind(&self, observation: &Observation, most: f64) -> Option<Clears> {
+        let count = observation.count(InstanceState::Active);
+        let start_s = self.start_s(observation);
+        let clears = |instance: &InstanceObservation| {
             let per_cpu = finite(instance.capacity_pps) / instance.cpu_quota.unwrap_or(1.0).max(1e-6);
-            let spare = per_cpu * most - finite(instance.arrivals_fast_pps);
-            waiting > 0.0 && waiting > spare * self.clear.as_secs_f64()
+            let rates = (finite(instance.arrivals_fast_pps), per_cpu * most);
+            Clears::predict(instance.signals.ring_packets as f64, rates, count, start_s)
         };
-        let active = || {
-            observation
-                .instances
-                .iter()
-                .filter(|i| i.state == InstanceState::Active)
-        };
-        let behind = active().filter(stays).count();
-        behind > 0 && 2 * behind >= active().count()
+        let active = observation
+            .instances
+            .iter()
+            .filter(|i| i.state == InstanceState::Active && i.signals.ring_packets > 0);
+        let behind = active
+            .map(clears)
+            .filter(|of| of.by_quota_s > self.clear.as_secs_f64() && of.wants_one_more());
+        let (mut behind_count, mut slowest) = (0, None);
+        for of in behind {
+            behind_count += 1;
+            slowest = slowest
+                .filter(|slowest: &Clears| slowest.by_quota_s >= of.by_quota_s)
+                .or(Some(of));
+        }
+        slowest.filter(|_| 2 * behind_count >= count)
     }
 
     /// The quotas that are too small, and those of which a part is not needed. In a burst all get the largest.
@@ -581,6 +670,7 @@ impl Policy for InReal {
         }
         let needs = self.calm_needs(observation);
         let state = &mut self.state;
+        state.note_starts(observation, now);
         state.moves.note(observation, now);
         note_highest(&mut state.highest, &mut state.part, needs, calm, now);
     }
@@ -618,9 +708,12 @@ impl Policy for InReal {
         let reason = self.with_memory(reason, observation);
         let up = share::whole(needs / most);
         let down = share::whole(highest / (REST * most));
+        let behind = (all_work && may && up <= current)
+            .then(|| self.stays_behind(observation, most))
+            .flatten();
         let (count, rule) = if up > current {
             (up, "quota_exhausted")
-        } else if all_work && may && self.most_stay_behind(observation, most) {
+        } else if behind.is_some() {
             (current.saturating_add(1), "clears_too_late")
         } else if is_full {
             (current.saturating_add(1), MEMORY_HIGH)
@@ -630,6 +723,10 @@ impl Policy for InReal {
             (current, "calm")
         } else {
             (current, "quota")
+        };
+        let reason = match behind {
+            Some(clears) => clears.told(reason, self.start_s(observation)),
+            None => reason,
         };
         let (desired, rule) = limited(count, rule, observation);
         Decision {
@@ -726,4 +823,44 @@ fn note_highest(highest: &mut Highest<f64>, part: &mut Nanos, value: f64, window
 /// Whether it receives packets.
 fn serves(instance: &InstanceObservation) -> bool {
     matches!(instance.state, InstanceState::Active | InstanceState::Draining)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1,000 packets wait, 0.9 million come in a second and a million can leave: 10 ms. With a second instance it is 0.45
+    /// million that come, and 550 packets go in a millisecond.
+    #[test]
+    fn one_more_instance_clears_a_ring_sooner_if_it_starts_in_time() {
+        let clears = |start_s| Clears::predict(1_000.0, (0.9e6, 1e6), 1, start_s);
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        near(clears(0.0).by_quota_s, 0.010);
+        near(clears(0.0).with_one_more_s, 0.001 / 0.55);
+        // After 4.5 ms 550 packets wait.
+        near(clears(0.0045).with_one_more_s, 0.0055);
+        assert!(clears(0.0045).wants_one_more());
+        // It comes when the ring is empty.
+        assert_eq!(clears(0.010), clears(1.0));
+        near(clears(1.0).with_one_more_s, 0.010);
+        assert!(!clears(1.0).wants_one_more());
+    }
+
+    #[test]
+    fn a_ring_that_never_clears_wants_one_more() {
+        // 100 packets more wait after each millisecond. Then 0.55 million come in a second, and 450 go in a millisecond.
+        let clears = Clears::predict(100.0, (1.1e6, 1e6), 1, 0.001);
+        assert!(clears.by_quota_s.is_infinite() && clears.wants_one_more());
+        assert!((clears.with_one_more_s - (0.001 + 200.0 / 0.45e6)).abs() < 1e-9);
+        // One is too few, and still better than none.
+        let clears = Clears::predict(100.0, (2.1e6, 1e6), 1, 0.001);
+        assert!(clears.with_one_more_s.is_infinite() && clears.wants_one_more());
+    }
+
+    #[test]
+    fn what_is_pinned_does_not_leave_for_a_new_instance() {
+        let clears = Clears::predict(1_000.0, (0.0, 1e6), 1, 0.0);
+        assert_eq!(clears.by_quota_s, clears.with_one_more_s);
+        assert!(!clears.wants_one_more(), "nothing comes that it could take");
+    }
 }

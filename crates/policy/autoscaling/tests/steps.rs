@@ -628,6 +628,42 @@ fn inreal_adds_an_instance_where_rings_would_be_cleared_too_late() {
     assert_eq!(decision.desired, 3, "the third one is on its way");
 }
 
+/// 600 packets leave in 12 ms, beside what comes. An instance that is ready after that is of no use, one that stands by is.
+#[test]
+fn inreal_adds_no_instance_that_comes_when_the_ring_is_clear() {
+    let decide = |start_ms: u64, has_standby: bool| {
+        let parameters = serde_json::json!({"cpus_max": 1.0, "target": 1.0, "clear": "10ms"});
+        let mut scaler = policy("inreal", parameters);
+        let mut seen = sized(2, 1.0, 1.9e6);
+        // The second instance is seen from its creation on.
+        seen.instances[1].state = InstanceState::Creating;
+        scaler.step(&seen, Nanos::from_millis(1));
+        seen.instances[1].state = InstanceState::Active;
+        scaler.step(&seen, Nanos::from_millis(1 + start_ms));
+        if has_standby {
+            let mut third = seen.instances[1].clone();
+            (third.id, third.state) = (InstanceId(3), InstanceState::Standby);
+            (third.arrivals_fast_pps, third.arrivals_stable_pps) = (0.0, 0.0);
+            seen.instances.push(third);
+        }
+        seen.instances[0].signals.ring_packets = 600;
+        let decision = scaler.step(&seen, Nanos::from_millis(500));
+        (decision.desired, decision.reason.to_string())
+    };
+    let (desired, reason) = decide(11, false);
+    assert_eq!(desired, 3, "{reason}");
+    // 50 packets are left after 11 ms, and with a third of the arrivals gone 367 leave in a millisecond.
+    let figures = "clears_ms 12, clears_with_one_more_ms 11.136, start_ms 11";
+    assert!(
+        reason.starts_with("clears_too_late") && reason.ends_with(figures),
+        "{reason}"
+    );
+    let (desired, reason) = decide(13, false);
+    assert_eq!(desired, 2, "{reason}");
+    let (desired, reason) = decide(13, true);
+    assert_eq!(desired, 3, "{reason}");
+}
+
 #[test]
 fn inreal_removes_instances_first_and_then_lowers_quotas() {
     let parameters = serde_json::json!({"goal": "cpu", "target": 0.8, "calm": "2s", "cpus_min": 0.05});
