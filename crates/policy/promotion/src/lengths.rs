@@ -1,8 +1,8 @@
 //! How long flows of a kind are, and which threshold would have cost least.
 //!
-//! A length is the CPU time that the fast path would have saved for all packets of the flow. With the threshold `k`, a flow
-//! of length `v > k` saves `v − k` and costs a rule; a shorter one saves and costs nothing. The sum over all flows is the gain
-//! of `k`.
+//! A length is the CPU time that the fast path would have saved for all packets of the flow in its first window, in which it has
+//! to have saved the threshold. With the threshold `k`, a flow of length `v > k` saves `v − k` and costs a rule; a shorter one
+//! saves and costs nothing. The sum over all flows is the gain of `k`.
 
 /// Thresholds, in rules. The greatest one bounds what can be lost by flows that end just above it.
 const THRESHOLDS: [f64; 12] = [0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
@@ -38,7 +38,7 @@ impl Lengths {
         }
     }
 
-    /// A flow is over.
+    /// A flow was counted.
     pub(crate) fn add(&mut self, saved_ns: f64) {
         let length = saved_ns.max(0.0);
         let above = THRESHOLDS.iter().rposition(|rules| length > rules * self.rule_ns);

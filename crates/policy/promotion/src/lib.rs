@@ -8,7 +8,7 @@
 //! 1. The slow path draws one packet of each burst, so flows are drawn as often as they are heavy. Each drawn flow goes to
 //!    [`Promotion::note`] with its counters. New flows go there too while [`Promotion::wants_new`].
 //! 2. A flow is promoted when the time that the fast path would have saved reaches a threshold. The threshold is learned from
-//!    the lengths of flows that are over ([`Promotion::ended`]): the one that would have cost least. Waiting for a threshold
+//!    what flows bring in their first window ([`Promotion::brought`]): the one that would have cost least. Waiting for a threshold
 //!    is the ski rental of Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy caching", Algorithmica 3 (1988); choosing
 //!    it by the distribution is its average case (Karlin, Manasse, McGeoch and Owicki, "Competitive randomized algorithms
 //!    for nonuniform problems", Algorithmica 11 (1994)).

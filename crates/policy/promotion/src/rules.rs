@@ -106,8 +106,6 @@ struct Rule {
     looked_at: Nanos,
     packets: u64,
     bytes: u64,
-    /// What it has saved, in nanoseconds.
-    saved_ns: f64,
     /// What it saves: nanoseconds of CPU time in a second. [`None`] before the first look at it.
     worth: Option<u64>,
     /// Which entry of the queue is its own.
@@ -170,7 +168,8 @@ impl<F: Copy + Ord> Promotion<F> {
         lengths.map_or(f64::INFINITY, Lengths::threshold_ns)
     }
 
-    /// Whether flows of a kind are worth a rule from their first packet on and there is one, so that new flows are to be noted.
+    /// Whether flows of a kind are worth a rule from their first packet on and there is one, so that new flows are to be noted
+    /// before they are drawn.
     #[must_use]
     pub fn wants_new(&self, kind: Kind) -> bool {
         self.threshold_ns(kind) <= 0.0
@@ -238,7 +237,6 @@ impl<F: Copy + Ord> Promotion<F> {
             looked_at: now,
             packets: seen.packets,
             bytes: seen.bytes,
-            saved_ns: saved,
             worth: None,
             serial: self.serial,
         };
@@ -246,13 +244,19 @@ impl<F: Copy + Ord> Promotion<F> {
         displaced.map_or(Verdict::Promote, Verdict::Replace)
     }
 
-    /// A flow is over, with these counters of both paths. Its rule, if it has one, is gone.
-    pub fn ended(&mut self, flow: F, kind: Kind, packets: u64, bytes: u64) {
-        self.withdraw(flow);
-        let saved_ns = self.prices.of(kind).saved_ns(packets, bytes);
+    /// A flow of a kind has brought so much in its first [`Settings::window`], on both paths: the threshold is learned from that.
+    /// Told of flows with and without a rule alike, and of as few as one likes.
+    pub fn brought(&mut self, kind: Kind, packets: u64, bytes: u64) {
+        if self.prices.of(kind).saved_ns(1, 64) <= 0.0 && self.prices.of(kind).saved_ns(packets, bytes) <= 0.0
+        {
+            return;
+        }
         // Its first packet is on the slow path in any case.
         let rest = packets.saturating_sub(1) as f64 / packets.max(1) as f64;
-        self.learn(kind, saved_ns * rest);
+        let saved_ns = self.prices.of(kind).saved_ns(packets, bytes) * rest;
+        if let Some(lengths) = self.lengths.get_mut(kind.index()) {
+            lengths.add(saved_ns);
+        }
     }
 
     /// The rule of a flow is gone, for a reason that has nothing to do with its worth. Whether there was one.
@@ -291,18 +295,15 @@ impl<F: Copy + Ord> Promotion<F> {
             .of(rule.kind)
             .saved_ns(came, bytes.saturating_sub(rule.bytes));
         let span = now.since(rule.looked_at).max(Nanos(1));
-        rule.saved_ns += saved.max(0.0);
         let in_window = saved * self.settings.window.0 as f64 / span.0 as f64;
         let why = match came {
             0 => Some(Why::Idle),
             _ if in_window < self.settings.keep_at * self.prices.rule_ns => Some(Why::NotWorth),
             _ => None,
         };
-        let (kind, saved_ns, before) = (rule.kind, rule.saved_ns, rule.worth);
+        let before = rule.worth;
         if why.is_some() {
             self.withdraw(flow);
-            // What follows after a pause is worth a rule, or not, by itself.
-            self.learn(kind, saved_ns);
             return why;
         }
         self.serial += 1;
@@ -322,15 +323,6 @@ impl<F: Copy + Ord> Promotion<F> {
     #[must_use]
     pub fn age(&self, now: Nanos, flow: F) -> Option<Nanos> {
         self.rules.get(&flow).map(|rule| now.since(rule.since))
-    }
-
-    fn learn(&mut self, kind: Kind, saved_ns: f64) {
-        if self.prices.of(kind).saved_ns(1, 64) <= 0.0 && saved_ns <= 0.0 {
-            return;
-        }
-        if let Some(lengths) = self.lengths.get_mut(kind.index()) {
-            lengths.add(saved_ns);
-        }
     }
 
     fn promotion_cost(&self) -> Nanos {
@@ -451,7 +443,7 @@ mod tests {
             }
             assert!(!policy.wants_new(*kind));
         }
-        (0..10_000).for_each(|flow| policy.ended(flow, ENCRYPTED, 9, 900));
+        (0..10_000).for_each(|_| policy.brought(ENCRYPTED, 9, 900));
         assert!(!policy.wants_new(ENCRYPTED));
     }
 
@@ -482,7 +474,7 @@ mod tests {
             Verdict::Stay(Stay::BelowThreshold)
         );
         assert!(!policy.wants_new(LOCAL));
-        (0..100).for_each(|flow| policy.ended(100 + flow, LOCAL, 12, 1_200));
+        (0..100).for_each(|_| policy.brought(LOCAL, 12, 1_200));
         assert!(policy.wants_new(LOCAL));
         let new = Seen {
             is_new: true,
@@ -490,7 +482,7 @@ mod tests {
         };
         assert_eq!(policy.note(at(0), &new, false), Verdict::Promote);
         // Shorter ones are not, and heavy ones still are.
-        (0..20_000).for_each(|flow| policy.ended(100 + flow, LOCAL, 8, 800));
+        (0..20_000).for_each(|_| policy.brought(LOCAL, 8, 800));
         assert!(!policy.wants_new(LOCAL));
         assert_eq!(
             promote(&mut policy, 3, at(10), 319),

@@ -84,8 +84,8 @@ proptest! {
                 }
                 Step::Ends(name) => {
                     if let Some(packets) = flows.remove(&name) {
-                        policy.ended(name, kind(name), packets, packets * 100);
-                        rules.remove(&name);
+                        prop_assert_eq!(policy.withdraw(name), rules.remove(&name));
+                        policy.brought(kind(name), packets, packets * 100);
                     }
                 }
                 Step::Withdraw(name) => prop_assert_eq!(policy.withdraw(name), rules.remove(&name)),
@@ -165,7 +165,7 @@ proptest! {
                 }
             }
             if step > 0 && step.is_multiple_of(10) {
-                policy.ended(step, kind, 1, 64);
+                policy.brought(kind, 1, 64);
             }
         }
         prop_assert!(promoted >= 1, "the heavy flow has no rule");

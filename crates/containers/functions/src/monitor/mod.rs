@@ -377,12 +377,7 @@ impl Function for Monitor {
             self.unrecorded,
             self.messages,
             self.messages_lost,
-            self.state
-                .heavy
-                .all()
-                .map(|of| of.count)
-                .max()
-                .unwrap_or(0),
+            self.state.heavy.all().map(|of| of.count).max().unwrap_or(0),
         ];
         for (value, of) in values.iter_mut().zip(all) {
             *value = of;

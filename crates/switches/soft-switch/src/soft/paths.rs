@@ -42,6 +42,8 @@ const NEIGHBOUR_INTERVAL: Nanos = Nanos::from_millis(100);
 const PROGRAMS: &str = "the fast path";
 /// How long a worker sleeps at most that has flows.
 const LONGEST_TURN: Nanos = Nanos::from_millis(4);
+/// What flows are: clients are behind an uplink, and nothing is encrypted.
+const KIND: Kind = Kind::new(path_costs::Scope::Across, false);
 /// Rules that are looked at in a step.
 const REVIEWS: usize = 1024;
 
@@ -141,6 +143,7 @@ impl Paths {
             ifindex: (0..entrances).map(|_| AtomicU32::new(0)).collect(),
         });
         let stop = Arc::new(AtomicBool::new(false));
+        let wants_new = Arc::new(AtomicBool::new(false));
         let mut writer = Writer {
             fast: Arc::clone(&fast),
             doors: Arc::clone(&doors),
@@ -153,6 +156,7 @@ impl Paths {
             removed: Vec::new(),
             settled_at: Nanos::ZERO,
             compared_at: Nanos::ZERO,
+            wants_new: Arc::clone(&wants_new),
             orders,
             notes,
         };
@@ -177,6 +181,8 @@ impl Paths {
             fast: Arc::clone(&fast),
             rules: pairs,
             flood,
+            window: config.settings.window,
+            wants_new,
             orders: worker_orders,
             notes: worker_notes,
         };
@@ -233,6 +239,8 @@ struct Writer {
     removed: Vec<u16>,
     settled_at: Nanos,
     compared_at: Nanos,
+    /// Whether the worker is to ask about new flows.
+    wants_new: Arc<AtomicBool>,
     orders: Producer<Order>,
     notes: Consumer<Note>,
 }
@@ -245,6 +253,7 @@ impl Writer {
             is_busy = true;
             match note {
                 Note::Drawn(drawn) => self.consider(now, &drawn),
+                Note::Brought { packets, bytes } => self.promotion.brought(KIND, packets, bytes),
                 Note::Shut(pair) => self.remove(pair),
                 Note::Closed(pair) => {
                     if let Some(place) = self.pairs.get_mut(usize::from(pair)) {
@@ -255,6 +264,8 @@ impl Writer {
             }
         }
         self.review(now);
+        let wants_new = !self.free.is_empty() && self.promotion.wants_new(KIND);
+        self.wants_new.store(wants_new, Ordering::Relaxed);
         if now >= self.compared_at + NEIGHBOUR_INTERVAL {
             self.compared_at = now;
             self.compare_neighbours();
@@ -304,10 +315,10 @@ impl Writer {
         let seen = Seen {
             flow: drawn.key,
             hash: drawn.hash,
-            kind: Kind::new(promotion_scope(), false),
+            kind: KIND,
             packets: drawn.packets,
             bytes: drawn.bytes,
-            is_new: false,
+            is_new: drawn.is_new,
             is_open: drawn.is_open,
         };
         match self.promotion.note(now, &seen, drawn.is_flooded) {
@@ -490,9 +501,4 @@ fn at_interface(interface: &str) -> String {
 pub(super) fn age(reading: &SwitchReading) -> Nanos {
     let rules: u64 = reading.workers.iter().map(|of| of.fast_rules).sum();
     Nanos(LONGEST_TURN.0 * rules.div_ceil(RULES_PER_PERIOD as u64))
-}
-
-/// Clients are behind an uplink.
-fn promotion_scope() -> path_costs::Scope {
-    path_costs::Scope::Across
 }

@@ -31,6 +31,7 @@ mod ingress;
 mod looks;
 mod lookup;
 mod moves;
+mod new_flows;
 pub(crate) mod outbox;
 mod parse;
 pub(crate) mod paths;

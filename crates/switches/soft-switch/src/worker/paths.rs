@@ -6,6 +6,7 @@
 //! Markers leave through the ring of an uplink, behind the packets of the turn.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flow_table::{FlowTable, TcpState};
 use model::{Direction, FlowKey, Nanos, Slot, UplinkId, protocol};
@@ -18,6 +19,7 @@ use crate::port::Port;
 use crate::table_memory::TableMemory;
 use crate::worker::context::Ports;
 use crate::worker::egress::Egress;
+use crate::worker::new_flows::{Begun, Look, NewFlows};
 use crate::worker::rules::{
     ByFlow, Drawn, Note, Order, PathContext, Rule, entrances, is_pinned, passages_of,
 };
@@ -28,6 +30,8 @@ const PERIOD: Nanos = Nanos::from_millis(1);
 pub(crate) const RULES_PER_PERIOD: usize = 128;
 /// Orders that are carried out in a turn.
 const ORDERS_PER_TURN: usize = 32;
+/// New flows that are looked at in a turn, and flows that are counted: about 2 µs.
+const NEW_PER_TURN: usize = 16;
 /// How often a marker may need a system call of its own.
 const MARKER_INTERVAL: Nanos = Nanos::from_micros(100);
 
@@ -38,6 +42,10 @@ pub(crate) struct PathParts {
     pub(crate) rules: usize,
     /// From how many half-open connections of a service on there is a flood.
     pub(crate) flood: u32,
+    /// After which time a new flow is counted, so that the writer learns what flows bring.
+    pub(crate) window: Nanos,
+    /// Whether the writer is to be asked about new flows.
+    pub(crate) wants_new: Arc<AtomicBool>,
     pub(crate) orders: Consumer<Order>,
     pub(crate) notes: Producer<Note>,
 }
@@ -71,6 +79,7 @@ pub(crate) struct Paths {
     /// Pairs that are there.
     there: Vec<u16>,
     by_flow: ByFlow,
+    new_flows: NewFlows,
     marks: Vec<Mark>,
     /// Entrances with rules.
     marked: Vec<u32>,
@@ -97,6 +106,7 @@ impl Paths {
             held: (0..rules).map(|_| None).collect(),
             there: Vec::with_capacity(rules),
             by_flow: ByFlow::new(rules),
+            new_flows: NewFlows::new(parts.window),
             marks: (0..entrances).map(|_| mark()).collect(),
             marked: Vec::with_capacity(entrances),
             due: Nanos::ZERO,
@@ -125,16 +135,40 @@ impl Paths {
         table: &FlowTable<TableMemory>,
         cx: &PathContext<'_, M>,
     ) {
-        // Shut rules and closed pairs have room in any case.
-        let room = self.parts.notes.slots();
-        if room <= 2 * self.held.len() || self.by_flow.find(key, hash).is_some() {
-            return;
+        if self.has_room() && self.by_flow.find(key, hash).is_none() && is_plain(key) {
+            self.ask((key, hash), uplink, table, cx, false);
         }
-        let tuple = key.tuple(Direction::Forward);
-        // No kernel with VLANs has tried the programs: flows with a tag stay here.
-        if !matches!(tuple.protocol, protocol::TCP | protocol::UDP) || tuple.vlan != 0 {
-            return;
+    }
+
+    /// A flow has begun with a packet that came in on that uplink.
+    #[cold]
+    pub(crate) fn begins(&mut self, key: &FlowKey, hash: u64, uplink: UplinkId, now: Nanos) {
+        if is_plain(key) {
+            let begun = Begun {
+                key: *key,
+                hash,
+                uplink,
+                at: now,
+            };
+            let is_wanted = self.parts.wants_new.load(Ordering::Relaxed);
+            self.new_flows.begins(begun, is_wanted);
         }
+    }
+
+    /// Whether a flow may be asked about: shut rules and closed pairs have room in any case.
+    fn has_room(&self) -> bool {
+        self.parts.notes.slots() > 2 * self.held.len()
+    }
+
+    /// Asks the writer about a flow, if it may have a rule.
+    fn ask<M: FrameMemory>(
+        &mut self,
+        (key, hash): (&FlowKey, u64),
+        uplink: UplinkId,
+        table: &FlowTable<TableMemory>,
+        cx: &PathContext<'_, M>,
+        is_new: bool,
+    ) {
         let Some(row) = table.get(key, cx.now) else { return };
         let slot = row.pins[0];
         let inward = row.opener;
@@ -164,10 +198,40 @@ impl Paths {
             uplink,
             packets: row.packets.iter().sum(),
             bytes: row.bytes.iter().sum(),
+            is_new,
             is_open,
             is_flooded: table.half_open_of_service(row.service) >= self.parts.flood,
         };
         let _full = self.parts.notes.push(Note::Drawn(drawn));
+    }
+
+    /// Asks about flows that have just begun, and tells what earlier ones have brought.
+    fn look_at_new<M: FrameMemory>(&mut self, table: &FlowTable<TableMemory>, cx: &PathContext<'_, M>) {
+        for _ in 0..NEW_PER_TURN.min(self.new_flows.waiting()) {
+            let Some(of) = self.new_flows.next() else { break };
+            let Begun {
+                key, hash, uplink, ..
+            } = of.begun;
+            let look = Look::at(table.get(&key, cx.now).as_ref());
+            let asks = self.new_flows.looked(of, look, cx.now);
+            if asks && self.has_room() && self.by_flow.find(&key, hash).is_none() {
+                self.ask((&key, hash), uplink, table, cx, true);
+            }
+        }
+        for _ in 0..NEW_PER_TURN {
+            let Some(of) = self.new_flows.due(cx.now) else {
+                break;
+            };
+            let Some(row) = table.get(&of.key, cx.now) else {
+                continue;
+            };
+            // What was never answered is no flow to learn from, and neither is one that can have no rule.
+            let is_one = row.tcp != TcpState::Handshake && cx.eligible(row.pins[0], of.uplink).is_some();
+            if is_one && self.has_room() {
+                let (packets, bytes) = (row.packets.iter().sum(), row.bytes.iter().sum());
+                let _full = self.parts.notes.push(Note::Brought { packets, bytes });
+            }
+        }
     }
 
     /// Carries orders out, and counts what rules have taken.
@@ -184,6 +248,7 @@ impl Paths {
                 Order::Close(pair) => self.close(pair, table, cx),
             }
         }
+        self.look_at_new(table, cx);
         if cx.now < self.due || self.there.is_empty() {
             return;
         }
@@ -478,6 +543,11 @@ impl Paths {
             }
         }
     }
+}
+
+/// Whether a flow may have a rule by its key. No kernel with VLANs has tried the programs: flows with a tag stay here.
+fn is_plain(key: &FlowKey) -> bool {
+    matches!(key.protocol(), protocol::TCP | protocol::UDP) && key.tuple(Direction::Forward).vlan == 0
 }
 
 /// Looks at one number after the other, as far as it goes.

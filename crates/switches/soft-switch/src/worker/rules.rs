@@ -49,7 +49,7 @@ pub(crate) enum Order {
     Close(u16),
 }
 
-/// A flow that was drawn.
+/// A flow that was drawn, or has begun.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drawn {
     pub(crate) key: FlowKey,
@@ -61,6 +61,8 @@ pub(crate) struct Drawn {
     /// Of both directions.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
+    /// It has just begun.
+    pub(crate) is_new: bool,
     pub(crate) is_open: bool,
     pub(crate) is_flooded: bool,
 }
@@ -70,6 +72,8 @@ pub(crate) struct Drawn {
 pub(crate) enum Note {
     /// A flow without a rule that may have one.
     Drawn(Drawn),
+    /// What a flow has brought a while after it began, in both directions and on both paths.
+    Brought { packets: u64, bytes: u64 },
     /// A rule is shut: it is to be removed.
     Shut(u16),
     /// The pair is free.

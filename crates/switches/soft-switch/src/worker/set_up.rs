@@ -480,6 +480,8 @@ impl SetUp {
         }
         if moved {
             counters.slots[slot].expected_moves.add(1);
+        } else if let Some(paths) = cx.paths.as_deref_mut() {
+            paths.begins(key, hash, opening.uplink, cx.now);
         }
         if is_over {
             counters.services[service_id].overcommitted.add(1);
