@@ -474,9 +474,10 @@ impl InReal {
             .filter(|i| serves(i))
             .map(|i| self.work(i))
             .sum();
+        // Whether or not it is a reason for more: what is there must fit the others.
         let memory = self.memory_high.map_or(0.0, |high| {
             let serving = observation.instances.iter().filter(|i| serves(i));
-            let filled: f64 = serving.filter_map(|i| self.filled(i)).sum();
+            let filled: f64 = serving.filter_map(share_of_memory).sum();
             filled / high * self.sizes().map_or(1.0, |(_, most)| most)
         });
         by_rate.max(work).max(memory)
