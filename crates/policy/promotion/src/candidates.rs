@@ -46,21 +46,14 @@ impl<F: Copy + PartialEq> Candidates<F> {
     }
 
     /// A flow was drawn with these counters. What it has brought since it was drawn first; [`None`] where that was now, and
-    /// where another flow has the bucket. A new flow's packets all count.
-    pub(crate) fn draw(
-        &mut self,
-        flow: F,
-        hash: u64,
-        now: Nanos,
-        counted: (u64, u64),
-        is_new: bool,
-    ) -> Option<Brought> {
+    /// where another flow has the bucket.
+    pub(crate) fn draw(&mut self, flow: F, hash: u64, now: Nanos, counted: (u64, u64)) -> Option<Brought> {
         let (packets, bytes) = counted;
         let fresh = Candidate {
             flow,
             since: now,
-            packets: if is_new { 0 } else { packets },
-            bytes: if is_new { 0 } else { bytes },
+            packets,
+            bytes,
             votes: 1,
         };
         let bucket = self.bucket(hash)?;
@@ -75,9 +68,7 @@ impl<F: Copy + PartialEq> Candidates<F> {
             }
             _ => {
                 *bucket = Some(fresh);
-                if !is_new {
-                    return None;
-                }
+                return None;
             }
         }
         bucket.as_ref().map(|known| Brought {
@@ -115,41 +106,34 @@ mod tests {
     #[test]
     fn a_flow_brings_what_came_since_it_was_drawn() {
         let mut all = Candidates::new(1);
-        assert_eq!(all.draw(1, 7, NOW, (10, 100), false), None);
+        assert_eq!(all.draw(1, 7, NOW, (10, 100)), None);
         let later = NOW + Nanos(5);
-        let brought = all.draw(1, 7, later, (14, 300), false);
+        let brought = all.draw(1, 7, later, (14, 300));
         let expected = Brought {
             packets: 4,
             bytes: 200,
             span: Nanos(5),
         };
         assert_eq!(brought, Some(expected));
-        // A new flow brings all that it has.
-        all.remove(1, 7);
-        let brought = all.draw(2, 7, later, (1, 60), true);
-        assert_eq!(brought.map(|of| (of.packets, of.span)), Some((1, Nanos(0))));
         // Counters that go back are a new beginning.
-        all.restart(2, 7, later, (1, 60));
-        assert_eq!(all.draw(2, 7, later, (0, 0), false), None);
+        all.restart(1, 7, later, (1, 60));
+        assert_eq!(all.draw(1, 7, later, (0, 0)), None);
     }
 
     #[test]
     fn a_heavy_flow_outlives_flows_that_come_once() {
         let mut all = Candidates::new(1);
         for round in 0..1_000_u64 {
-            let brought = all.draw(0, 0, NOW, (round, round), false);
+            let brought = all.draw(0, 0, NOW, (round, round));
             assert_eq!(brought.map(|of| of.packets), (round > 0).then_some(round));
-            all.draw(0, 0, NOW, (round, round), false);
-            assert_eq!(all.draw(1 + round, 0, NOW, (1, 1), false), None);
+            all.draw(0, 0, NOW, (round, round));
+            assert_eq!(all.draw(1 + round, 0, NOW, (1, 1)), None);
         }
         // A flow that comes no more makes room.
         for round in 0..u64::from(VOTES_LIMIT) {
-            all.draw(5_000 + round, 0, NOW, (1, 1), false);
+            all.draw(5_000 + round, 0, NOW, (1, 1));
         }
-        assert_eq!(all.draw(9_999, 0, NOW, (1, 1), false), None);
-        assert_eq!(
-            all.draw(9_999, 0, NOW, (3, 3), false).map(|of| of.packets),
-            Some(2)
-        );
+        assert_eq!(all.draw(9_999, 0, NOW, (1, 1)), None);
+        assert_eq!(all.draw(9_999, 0, NOW, (3, 3)).map(|of| of.packets), Some(2));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use model::Nanos;
 
-use crate::candidates::Candidates;
+use crate::candidates::{Brought, Candidates};
 use crate::lengths::Lengths;
 use crate::prices::{KINDS, Kind, Prices};
 
@@ -191,10 +191,16 @@ impl<F: Copy + Ord> Promotion<F> {
         if is_flooded && !seen.is_open {
             return Verdict::Stay(Stay::Flooded);
         }
-        let Some(brought) = self
-            .candidates
-            .draw(seen.flow, seen.hash, now, counted, seen.is_new)
-        else {
+        let brought = match seen.is_new {
+            // All of its packets count, and it needs no place among the candidates.
+            true => Some(Brought {
+                packets: seen.packets,
+                bytes: seen.bytes,
+                span: Nanos::ZERO,
+            }),
+            false => self.candidates.draw(seen.flow, seen.hash, now, counted),
+        };
+        let Some(brought) = brought else {
             return Verdict::Stay(Stay::BelowThreshold);
         };
         let window = self.settings.window;
