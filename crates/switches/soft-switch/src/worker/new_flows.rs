@@ -48,7 +48,8 @@ impl Look {
     /// At the row of the flow table.
     pub(crate) fn at(row: Option<&FlowRow>) -> Look {
         match row.map(|row| (row.tcp, row.packets)) {
-            Some((TcpState::None, [1.., 1..]) | (TcpState::Established, _)) => Look::Open,
+            Some((TcpState::None, [forward, reverse])) if forward > 0 && reverse > 0 => Look::Open,
+            Some((TcpState::Established, _)) => Look::Open,
             Some((TcpState::None | TcpState::Handshake, _)) => Look::Unanswered,
             _ => Look::Over,
         }
