@@ -118,7 +118,7 @@ pub(crate) fn state_dir() -> &'static Path {
         if nf_missing().is_none() {
             // Both names in the store: the examples use the usual one.
             for name in [IMAGE, "inco/forward"] {
-                let made = inco(&state, &state)
+                let made = inco(&program(), &state, &state)
                     .args(["image", "build", "forward", "--name", name])
                     .output()
                     .unwrap();
