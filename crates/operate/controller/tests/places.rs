@@ -203,12 +203,18 @@ impl Bed {
         failures.collect()
     }
 
+    /// Sorted: containers are made at the same time.
     fn reasons(&self, state: InstanceState) -> Vec<&str> {
-        let reasons = self.events.iter().filter_map(|kind| match kind {
-            EventKind::State { to, reason, .. } if *to == state => Some(reason.as_str()),
-            _ => None,
-        });
-        reasons.collect()
+        let mut reasons: Vec<&str> = self
+            .events
+            .iter()
+            .filter_map(|kind| match kind {
+                EventKind::State { to, reason, .. } if *to == state => Some(reason.as_str()),
+                _ => None,
+            })
+            .collect();
+        reasons.sort_unstable();
+        reasons
     }
 }
 
@@ -346,7 +352,7 @@ fn split_spreads_by_the_limits_in_both_directions() {
     };
     assert_eq!(
         bed.reasons(InstanceState::Starting),
-        [least("host", 0, 0), least("card", 0, 1), least("host", 1, 1)]
+        [least("card", 0, 1), least("host", 0, 0), least("host", 1, 1)]
     );
     bed.scale(6);
     bed.settles((2, 4));
