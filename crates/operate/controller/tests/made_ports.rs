@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{
-    Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, MadePort, Outputs, ServiceSettings,
-    Settings,
+    CommandId, Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, MadePort, Outputs,
+    ServiceSettings, Settings,
 };
 use engine::{Container, ContainerSpec, ContainerState, Request};
-use model::{EventKind, InstanceState, Mount, Nanos, Ready, Slot};
+use model::{Action, EventKind, InstanceState, Mount, Nanos, Ready, Slot};
 use switch::{Resumed, SwitchEvent, SwitchReading};
 
 /// A service with `instances` instances and the slots 4 and 5.
@@ -42,16 +42,20 @@ fn step(controller: &mut Controller, at: Nanos) -> Outputs {
 
 /// The same after events of the switch.
 fn step_with(controller: &mut Controller, switch: &[SwitchEvent], at: Nanos) -> Outputs {
+    let inputs = Inputs {
+        switch,
+        ..Inputs::default()
+    };
+    step_by(controller, inputs, at)
+}
+
+fn step_by(controller: &mut Controller, inputs: Inputs<'_>, at: Nanos) -> Outputs {
     let mut collector = Collector::new();
     collector.add_service(Nanos::from_secs(1));
     let mut raw = SwitchReading::new(1, 0, 0);
     raw.at = at;
     collector.sample(&raw);
     let mut out = Outputs::default();
-    let inputs = Inputs {
-        switch,
-        ..Inputs::default()
-    };
     controller.step(inputs, &mut collector, at, &mut out);
     out
 }
@@ -262,4 +266,55 @@ fn an_adopted_container_with_flows_serves_as_soon_as_its_ports_are_up() {
         _ => None,
     });
     assert_eq!((asked.next(), asked.next()), (Some("inco-nf-4"), None));
+}
+
+/// An operator asks for fewer before the ports of those that flows wait for are up: they drain, and are not removed.
+#[test]
+fn an_adopted_container_with_flows_drains_where_fewer_are_wanted() {
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        min: 1,
+        max: 3,
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let resumed = Resumed {
+        live: BTreeMap::from([(Slot(0), 10), (Slot(1), 5)]),
+        ..Resumed::default()
+    };
+    let containers = [container(3, 0), container(4, 1), container(5, 2)];
+    controller.adopt(&containers, &resumed, Nanos::ZERO);
+    let fewer = Action::Scale {
+        service: "nf".to_owned(),
+        instances: Some(1),
+    };
+    let commands = [(CommandId(1), fewer.into())];
+    let inputs = Inputs {
+        commands: &commands,
+        ..Inputs::default()
+    };
+    step_by(&mut controller, inputs, Nanos::from_millis(1));
+    let states = |controller: &Controller| -> Vec<(u32, InstanceState)> {
+        let all = controller.instances().iter();
+        all.map(|i| (i.id().0, i.state())).collect()
+    };
+    assert_eq!(
+        states(&controller),
+        [
+            (3, InstanceState::Starting),
+            (4, InstanceState::Starting),
+            (5, InstanceState::Stopping)
+        ]
+    );
+    let attached = [0, 1].map(|slot| SwitchEvent::Attached {
+        slot: Slot(slot),
+        peer: String::new(),
+    });
+    step_with(&mut controller, &attached, Nanos::from_millis(2));
+    step(&mut controller, Nanos::from_millis(3));
+    let now = states(&controller);
+    assert_eq!(
+        now[..2],
+        [(3, InstanceState::Active), (4, InstanceState::Draining)]
+    );
 }

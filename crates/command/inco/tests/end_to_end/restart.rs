@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::time::Instant;
 
 use api::types::FlowFilter;
-use model::{EventKind, InstanceId};
+use model::{EventKind, InstanceId, InstanceState};
 
 use crate::support::{
     Engine, IMAGE, Inco, Ovs, PATIENCE, Place, Systemd, assert_clean, eventually, launcher_of, program,
@@ -156,8 +156,10 @@ fn what_was_set_by_hand_holds_after_a_crash_and_until_a_stop() {
     inco.settled(2, 1);
     let row = |inco: &Inco| inco.client().services().unwrap().remove(0);
     let quotas = |inco: &Inco| {
+        // One on standby gets its quota when it becomes active.
         let rows = inco.instances().into_iter();
-        rows.map(|row| row.cpu_quota).collect::<Vec<_>>()
+        let active = rows.filter(|row| row.state == InstanceState::Active);
+        active.map(|row| row.cpu_quota).collect::<Vec<_>>()
     };
     let of_the_file = (row(&inco).scheduler, quotas(&inco));
     place.must(&["policy", "dns", "--scheduler", "least-connections"]);

@@ -415,13 +415,16 @@ impl Controller {
         self.create(index, true)
     }
 
-    /// Gives up the youngest instance on its way to Active: it goes to the pool if there is room, else it is stopped.
+    /// Gives up the youngest instance on its way to Active: it goes to the pool if there is room, else it is stopped. Not one
+    /// that has flows of an earlier run: it becomes Active, and drains then.
     pub(super) fn give_up_one(&mut self, id: ServiceId, pool: u32) -> bool {
         let pooled = self.count(id, Instance::is_for_pool);
-        let first = self.leaves_first(id, Instance::is_on_its_way);
-        let youngest = self.instances.iter().rposition(|i| {
-            i.service == id && i.is_on_its_way() && first.is_none_or(|place| i.place == place)
-        });
+        let candidate = |i: &Instance| i.is_on_its_way() && !i.has_served;
+        let first = self.leaves_first(id, candidate);
+        let youngest = self
+            .instances
+            .iter()
+            .rposition(|i| i.service == id && candidate(i) && first.is_none_or(|place| i.place == place));
         let Some(at) = youngest else { return false };
         if pooled < pool {
             let instance = &mut self.instances[at];
