@@ -221,6 +221,7 @@ impl Bed {
         self.turn_for(Nanos(span.0 / 5))?;
         self.neighbour.forget();
         self.turn_for(span)?;
+        self.until("the module answers", |bed| bed.neighbour.has_responses())?;
         self.neighbour.p99()
     }
 }
