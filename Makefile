@@ -11,7 +11,6 @@ SEED ?=
 
 CARGO := scripts/cargo
 TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
-HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell uname -m)-unknown-linux-gnu)
 # DPDK uplinks if DPDK is installed. Evaluated when a recipe runs: the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
@@ -32,9 +31,7 @@ build: ## release binaries: target/release/inco and, static, inco-nf and inco-ac
 # The rest of `build`: a make of its own, so that it sees what the set-up installed.
 .PHONY: binaries
 binaries:
-	$(CARGO) build --release -p inco $(WITH_DPDK)
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release -p inco-nf -p inco-actors --target $(HOST)
-	@install -m 755 $(TARGET_DIR)/$(HOST)/release/inco-nf $(TARGET_DIR)/$(HOST)/release/inco-actors $(TARGET_DIR)/release
+	$(CARGO) build --release -p inco -p inco-nf -p inco-actors $(WITH_DPDK)
 	@echo "built: inco, inco-nf and inco-actors in $(TARGET_DIR)/release"
 
 test: ## install what is missing, start what must run, and run the tests, one of each kind
@@ -46,11 +43,11 @@ test: ## install what is missing, start what must run, and run the tests, one of
 test-all: ## make test, with every variant, bench and scenario
 	@$(MAKE) --no-print-directory test LONG= LONG_SUITES=
 
-# The binary that the tests' containers run: static, in the development profile. It is in the folder of its target
-# triple, so that it does not replace the one that cargo builds for the tests of inco-nf. Beside it, what an author of a
-# function builds: the example in Rust, and the library for functions in C; and the program of actors.
+# What the tests' containers run, in the development profile (scripts/rustc links it statically): the runner of functions,
+# the program of actors, and what an author of a function builds: the example in Rust, and the library for functions in C.
+# With a test, cargo gives libraries the features that they have in tests, and builds them once.
 nf:
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf -p inco-actors -p inco-nf-c -p function-rust --target $(HOST)
+	$(CARGO) build --workspace $(WITH_DPDK) --lib --bin inco-nf --bin inco-actors --bin function-rust --test guard
 
 # Suites by the names of their tests. The one that mostly waits, for containers and traffic; each test has its turn.
 WAITING := end_to_end
@@ -91,7 +88,7 @@ LONGEST := driver switch
 ALL_OF_IT := | sed 's/; [0-9]* filtered out//'
 OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET) $(LONGEST),$(SUITES))
 named = $(addprefix --test ,$(1))
-TEST = INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
+TEST = INCO_NF=$(TARGET_DIR)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
 
 # All is built before anything runs. What only computes is in the idle class, and has the CPUs when nobody else wants them:
 # tests that wait for real containers are late where others compute. Where the kernel groups sessions, it weighs
@@ -195,14 +192,14 @@ move-to-arm: ## an actor in WebAssembly moves to an emulated Arm processor and b
 	@scripts/move-to-arm.sh $(ARGS)
 
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
-# simulator and `inco top`. Both have a target, so that their procedural macros are in one place.
+# simulator and `inco top`.
 demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick, --all, --actors or --cluster)
 	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web --cluster,$(ARGS)),web)
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
-	@echo "demo: building what it needs, in target/$(HOST)/demo; on two cores this takes some minutes the first time"
-	$(CARGO) build --profile demo --target $(HOST) -p inco --no-default-features $(if $(filter docker,$(ENGINE)),--features docker)
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --profile demo --target $(HOST) -p inco-nf $(if $(filter --actors,$(ARGS)),-p inco-actors)
-	$(TARGET_DIR)/$(HOST)/demo/inco demo --engine $(ENGINE) --switch $(SWITCH) $(ARGS)
+	@echo "demo: building what it needs, in target/demo; on two cores this takes some minutes the first time"
+	$(CARGO) build --profile demo -p inco -p inco-nf --no-default-features \
+	    $(if $(filter docker,$(ENGINE)),--features inco/docker) $(if $(filter --actors,$(ARGS)),-p inco-actors --features inco-actors/wasm)
+	$(TARGET_DIR)/demo/inco demo --engine $(ENGINE) --switch $(SWITCH) $(ARGS)
 
 bench: ## inco bench steer: the switch beside testpmd and OVS-DPDK (ARGS=--full); root for hugepages
 	@scripts/setup.sh rust build dpdk bench

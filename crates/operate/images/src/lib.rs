@@ -77,8 +77,7 @@ pub fn in_store(error: anyhow::Error) -> anyhow::Error {
     ))
 }
 
-/// Finds the static `inco-nf`: `$INCO_NF`, next to this program, or in cargo's target directory of this machine's
-/// triple.
+/// Finds the static `inco-nf`: `$INCO_NF`, or next to this program.
 pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
     find_program("inco-nf")
 }
@@ -101,46 +100,25 @@ fn find_program(program: &str) -> anyhow::Result<PathBuf> {
         };
     }
     let own = std::env::current_exe().context("cannot find the path of this program")?;
-    let directory = own.parent().unwrap_or(Path::new("."));
-    let mut looked_at = Vec::new();
-    for candidate in candidates(directory, program) {
-        match is_static(&candidate) {
-            Ok(true) => return Ok(candidate),
-            Ok(false) => looked_at.push(format!("{} (not static)", candidate.display())),
-            Err(_) => looked_at.push(candidate.display().to_string()),
-        }
+    let candidate = beside(&own, program);
+    match is_static(&candidate) {
+        Ok(true) => Ok(candidate),
+        found => anyhow::bail!(
+            "no static {program} at {}{}: run `make build`, or set INCO_NF to the path of inco-nf, beside which others \
+             are looked for",
+            candidate.display(),
+            if found.is_ok() { " (it is not static)" } else { "" }
+        ),
     }
-    anyhow::bail!(
-        "no static {program} at {}: run `make build`, or set INCO_NF to the path of inco-nf, beside which others are \
-         looked for",
-        looked_at.join(", ")
-    )
 }
 
-/// Possible paths of `program` for one in `directory`: next to it, or, if it is in cargo's target directory
-/// (`target/release`), in that of the triple (`target/x86_64-unknown-linux-gnu/release`), for both profiles.
-fn candidates(directory: &Path, program: &str) -> Vec<PathBuf> {
-    let mut candidates = vec![directory.join(program)];
-    // Test programs are in `deps`.
-    let profile = if directory.ends_with("deps") {
-        directory.parent()
-    } else {
-        Some(directory)
-    };
-    if let Some(target) = profile.and_then(Path::parent) {
-        let arch = std::env::consts::ARCH;
-        for libc in ["gnu", "musl"] {
-            for profile in ["release", "debug"] {
-                candidates.push(
-                    target
-                        .join(format!("{arch}-unknown-linux-{libc}"))
-                        .join(profile)
-                        .join(program),
-                );
-            }
-        }
+/// The path of `program` in the folder of `own`, a program too. Cargo has programs of tests in the folder `deps` there.
+fn beside(own: &Path, program: &str) -> PathBuf {
+    let directory = own.parent().unwrap_or(Path::new("."));
+    match directory.parent() {
+        Some(parent) if directory.ends_with("deps") => parent.join(program),
+        _ => directory.join(program),
     }
-    candidates
 }
 
 /// Whether an ELF program runs without a dynamic loader: it has no PT_INTERP program header.
@@ -236,13 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_looked_for_beside_this_one_and_in_the_triple() {
-        let found = candidates(Path::new("/code/target/release"), "inco-nf");
-        assert_eq!(found[0], Path::new("/code/target/release/inco-nf"));
-        let triple = format!(
-            "/code/target/{}-unknown-linux-gnu/release/inco-nf",
-            std::env::consts::ARCH
-        );
-        assert!(found.contains(&PathBuf::from(triple)));
+    fn the_program_is_looked_for_beside_this_one() {
+        let expected = Path::new("/code/target/release/inco-nf");
+        assert_eq!(beside(Path::new("/code/target/release/inco"), "inco-nf"), expected);
+        assert_eq!(beside(Path::new("/code/target/release/deps/images-1"), "inco-nf"), expected);
     }
 }
