@@ -2,8 +2,8 @@
 //! 1 and 2) and its peers, as pure code. It reads no clock and holds no message: the time and what happened are
 //! arguments.
 //!
-//! Actors receive messages. Actors of the group [`Group::Fcfs`] share one line, first come, first served; the cores
-//! of that group serve it. Each actor of the group [`Group::Drr`] has a mailbox; the cores of that group share one
+//! Actors receive messages. Actors of the group [`Group::Fcfs`] share a line, first come, first served; the cores
+//! of that group serve it. It is one for all of them, or one for each, between which they steal ([`Line`]). Each actor of the group [`Group::Drr`] has a mailbox; the cores of that group share one
 //! round of these mailboxes ([`Round`], deficit round-robin). A policy decides which actors and cores are in which
 //! group.
 //!
@@ -24,6 +24,7 @@ mod drr;
 mod fcfs;
 pub mod groups;
 mod hybrid;
+mod line;
 pub mod migration;
 mod preemptive;
 mod round;
@@ -35,6 +36,7 @@ use model::Nanos;
 use serde::{Deserialize, Serialize};
 
 use groups::Case;
+pub use line::{Line, Queues, Source};
 pub use round::{Round, Turn};
 pub use statistics::{ActorStatistics, Moments};
 
@@ -70,7 +72,7 @@ impl CoreId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Group {
-    /// First come, first served, from one line.
+    /// First come, first served, from the [`Line`].
     Fcfs,
     /// Deficit round-robin over mailboxes (Shreedhar and Varghese, SIGCOMM 1995).
     Drr,
@@ -244,6 +246,12 @@ impl Scheduler {
             Some(Group::Drr) => &[Group::Drr, Group::Fcfs],
             _ => &[Group::Fcfs],
         }
+    }
+
+    /// The cores of the group first come, first served.
+    pub fn line_cores(&self) -> impl Iterator<Item = CoreId> {
+        let cores = (0..).map(CoreId).zip(&self.core_groups);
+        cores.filter_map(|(core, group)| (*group == Group::Fcfs).then_some(core))
     }
 
     /// How long a message may run before it is interrupted; its rest then waits for its actor's next turn. An actor that

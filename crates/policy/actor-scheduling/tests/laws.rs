@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use actor_scheduling::{
-    ActorId, CoreId, Decision, Ended, Group, PolicyName, Round, Scheduler, Served, Settings,
+    ActorId, CoreId, Decision, Ended, Group, Line, PolicyName, Queues, Round, Scheduler, Served, Settings,
 };
 use model::Nanos;
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ struct Message {
 struct Runtime {
     scheduler: Scheduler,
     round: Round,
-    line: VecDeque<Message>,
+    line: Line<Message>,
     mailboxes: Vec<VecDeque<Message>>,
     /// By core: what it runs, from which group, and for how long this time.
     running: Vec<Option<(Message, Group, u64)>>,
@@ -37,6 +37,10 @@ struct Runtime {
 
 impl Runtime {
     fn new(policy: PolicyName, cores: u16) -> Runtime {
+        Runtime::with(policy, Queues::Shared, cores)
+    }
+
+    fn with(policy: PolicyName, queues: Queues, cores: u16) -> Runtime {
         Runtime {
             scheduler: Scheduler::new(Settings {
                 policy,
@@ -47,7 +51,7 @@ impl Runtime {
                 hysteresis: 0.1,
             }),
             round: Round::new(ACTORS),
-            line: VecDeque::new(),
+            line: Line::new(queues, cores),
             mailboxes: vec![VecDeque::new(); ACTORS as usize],
             running: vec![None; usize::from(cores)],
             ends: vec![u64::MAX; usize::from(cores)],
@@ -58,7 +62,8 @@ impl Runtime {
 
     fn wait(&mut self, message: Message) {
         if self.scheduler.group_of(message.actor) == Group::Fcfs {
-            return self.line.push_back(message);
+            // Four messages are a flow.
+            return self.line.push(message.id as u64 / 4, message);
         }
         let mailbox = &mut self.mailboxes[message.actor.index()];
         if mailbox.is_empty() {
@@ -67,9 +72,9 @@ impl Runtime {
         mailbox.push_back(message);
     }
 
-    fn take(&mut self, group: Group) -> Option<Message> {
+    fn take(&mut self, core: CoreId, group: Group) -> Option<Message> {
         if group == Group::Fcfs {
-            return self.line.pop_front();
+            return self.line.take(self.line.source(core)?);
         }
         let actor = self.round.next(|actor| self.scheduler.turn(actor))?;
         let mailbox = &mut self.mailboxes[actor.index()];
@@ -86,7 +91,7 @@ impl Runtime {
                 continue;
             }
             for &group in self.scheduler.serves(CoreId(core as u16)) {
-                if let Some(message) = self.take(group) {
+                if let Some(message) = self.take(CoreId(core as u16), group) {
                     let runs = self
                         .scheduler
                         .slice()
@@ -97,6 +102,8 @@ impl Runtime {
                 }
             }
         }
+        let all_run = self.running.iter().all(Option::is_some);
+        assert!(all_run || self.line.is_empty(), "a core rests beside a line");
     }
 
     /// Ends what ends next; returns the time, or nothing if no core runs.
@@ -134,9 +141,8 @@ impl Runtime {
         self.decided.push(decision);
         match decision {
             Decision::Actor(actor, Group::Drr) => {
-                let (its, kept) = self.line.drain(..).partition(|message| message.actor == actor);
-                self.line = kept;
-                self.mailboxes[actor.index()] = its;
+                let its = self.line.extract(|message| message.actor == actor);
+                self.mailboxes[actor.index()] = its.into();
                 if !self.mailboxes[actor.index()].is_empty() {
                     self.round.enter(actor);
                 }
@@ -146,9 +152,9 @@ impl Runtime {
                 if !its.is_empty() {
                     self.round.leave(actor);
                 }
-                self.line.extend(its);
+                its.into_iter().for_each(|message| self.wait(message));
             }
-            Decision::Core(..) => {}
+            Decision::Core(..) => self.line.serve_by(self.scheduler.line_cores()),
         }
     }
 
@@ -204,10 +210,11 @@ proptest! {
     #[test]
     fn each_message_is_served_once(
         policy in prop::sample::select(PolicyName::ALL.to_vec()),
+        queues in prop::sample::select(vec![Queues::Shared, Queues::PerCore]),
         cores in 1_u16..6,
         messages in messages(),
     ) {
-        let (mut ended, _) = Runtime::new(policy, cores).play(&messages);
+        let (mut ended, _) = Runtime::with(policy, queues, cores).play(&messages);
         ended.sort_unstable();
         prop_assert_eq!(ended, (0..messages.len()).collect::<Vec<_>>());
     }
@@ -216,9 +223,10 @@ proptest! {
     #[test]
     fn a_core_alone_serves_the_line_in_order(
         policy in prop::sample::select(vec![PolicyName::Fcfs, PolicyName::Hybrid]),
+        queues in prop::sample::select(vec![Queues::Shared, Queues::PerCore]),
         messages in messages(),
     ) {
-        let (ended, _) = Runtime::new(policy, 1).play(&messages);
+        let (ended, _) = Runtime::with(policy, queues, 1).play(&messages);
         prop_assert_eq!(ended, (0..messages.len()).collect::<Vec<_>>());
     }
 }
