@@ -11,8 +11,9 @@ use crate::card::{CardSwitch, PacketInTransit};
 use crate::control::{ControlLoop, SERVICE, SlotChange};
 use crate::load::Compiled;
 use crate::outcome::{Interval, Recorder};
-use crate::queue::{Request, Station};
+use crate::queue::Request;
 use crate::scenario::{Scenario, Work};
+use crate::sides::{Moves, Sides};
 use crate::steering::Steering;
 use crate::time::whole_ms;
 
@@ -46,7 +47,7 @@ struct Flow {
 
 #[derive(Debug)]
 struct Place {
-    station: Station,
+    station: Sides,
     instance: u32,
     live: u64,
     to: u64,
@@ -194,7 +195,7 @@ impl<'a> Events<'a> {
                     }
                     self.instances += 1;
                     self.places[slot.index()] = Some(Place {
-                        station: Station::new(
+                        station: Sides::new(
                             &self.scenario.queue,
                             self.scenario.instances.ring_slots as usize,
                         ),
@@ -758,6 +759,15 @@ impl<'a> Events<'a> {
             put(format!("finished_flows_of_{index}"), *finished as f64);
         }
         put("events".to_owned(), self.events as f64);
+        let of_sides: Vec<Moves> = (self.places.iter().flatten())
+            .filter_map(|place| place.station.moves())
+            .collect();
+        if !of_sides.is_empty() {
+            let sum = |of: fn(&Moves) -> u64| of_sides.iter().map(of).sum::<u64>() as f64;
+            put("moves_to_host".to_owned(), sum(|of| of.to_host));
+            put("moves_to_card".to_owned(), sum(|of| of.to_card));
+            put("served_on_host".to_owned(), sum(|of| of.served_on_host));
+        }
         if let Some(card) = &self.card {
             card.record_result(recorder);
         }

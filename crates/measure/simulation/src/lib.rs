@@ -38,6 +38,7 @@ mod queue;
 mod recording;
 mod run;
 mod scenario;
+mod sides;
 mod site;
 mod steering;
 mod sweep;

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use actor_scheduling::{ActorId, CoreId, Decision, Ended, Group, Round, Scheduler, Served, Settings};
+use actor_scheduling::{
+    ActorId, CoreId, Decision, Ended, Group, Line, Moments, Round, Scheduler, Served, Settings,
+};
 use engine::CpuQuota;
 use model::Nanos;
 
@@ -42,7 +44,7 @@ pub(crate) struct Station {
     scheduler: Scheduler,
     round: Round,
     ring: usize,
-    line: VecDeque<Waiting>,
+    line: Line<Waiting>,
     /// By actor.
     mailboxes: Vec<VecDeque<Waiting>>,
     running: Vec<Option<Running>>,
@@ -50,6 +52,8 @@ pub(crate) struct Station {
     waiting: usize,
     in_service: usize,
     work_ns: f64,
+    /// How many times as fast as others its servers are.
+    speed: f64,
     /// Run time and period of the quota, in nanoseconds.
     quota: Option<(u64, u64)>,
     switch_ns: f64,
@@ -71,7 +75,7 @@ impl Station {
             }),
             round: Round::new(queue.actors),
             ring,
-            line: VecDeque::new(),
+            line: Line::new(queue.queues, queue.servers as u16),
             mailboxes: vec![VecDeque::new(); queue.actors as usize],
             running: vec![None; servers],
             // The first server is used first.
@@ -79,10 +83,16 @@ impl Station {
             waiting: 0,
             in_service: 0,
             work_ns: 1_000.0,
+            speed: 1.0,
             quota: None,
             switch_ns: queue.switch_us * 1e3,
             last_actor: vec![u32::MAX; servers],
         }
+    }
+
+    /// The same with servers that are so many times as fast.
+    pub(crate) fn times_as_fast(self, speed: f64) -> Station {
+        Station { speed, ..self }
     }
 
     /// Sets packets per second of one CPU, the number of CPUs, and the quota.
@@ -110,16 +120,33 @@ impl Station {
         self.waiting + self.in_service
     }
 
+    /// Response times of an actor.
+    pub(crate) fn response_of(&self, actor: ActorId) -> Moments {
+        let of = self.scheduler.statistics(actor);
+        of.map_or(Moments::of_last(1), |of| *of.response())
+    }
+
+    /// The actor whose job a server runs.
+    pub(crate) fn runs_on(&self, server: u32) -> Option<u32> {
+        let running = self.running.get(server as usize)?.as_ref()?;
+        Some(running.of.request.actor)
+    }
+
+    /// Enqueues a job that waited elsewhere, also if the ring is full.
+    pub(crate) fn put(&mut self, job: Request) {
+        self.wait(Waiting {
+            left_ns: job.work_ns / self.speed,
+            ran_ns: 0,
+            request: job,
+        });
+    }
+
     /// Enqueues a job; false if the ring is full.
     pub(crate) fn take(&mut self, job: Request) -> bool {
         if self.waiting >= self.ring {
             return false;
         }
-        self.wait(Waiting {
-            left_ns: job.work_ns,
-            ran_ns: 0,
-            request: job,
-        });
+        self.put(job);
         true
     }
 
@@ -133,7 +160,7 @@ impl Station {
                 }
                 mailbox.push_back(of);
             }
-            _ => self.line.push_back(of),
+            _ => self.line.push(flow_of(&of.request), of),
         }
     }
 
@@ -141,10 +168,11 @@ impl Station {
     pub(crate) fn start(&mut self, now: u64) -> Option<(u32, u64)> {
         for place in (0..self.free.len()).rev() {
             let server = self.free[place];
-            let groups = self.scheduler.serves(CoreId(server as u16));
+            let core = CoreId(server as u16);
+            let groups = self.scheduler.serves(core);
             let next = groups
                 .iter()
-                .find_map(|&group| Some((group, self.next_of(group)?)));
+                .find_map(|&group| Some((group, self.next_of(core, group)?)));
             let Some((from, of)) = next else { continue };
             self.free.remove(place);
             self.waiting -= 1;
@@ -171,9 +199,9 @@ impl Station {
         None
     }
 
-    fn next_of(&mut self, group: Group) -> Option<Waiting> {
+    fn next_of(&mut self, core: CoreId, group: Group) -> Option<Waiting> {
         if group == Group::Fcfs {
-            return self.line.pop_front();
+            return self.line.take(self.line.source(core)?);
         }
         let scheduler = &self.scheduler;
         let actor = self.round.next(|actor| scheduler.turn(actor))?;
@@ -229,18 +257,33 @@ impl Station {
                 ran_ns: service,
             });
         }
+        let mut cores_change = false;
         for decision in self.scheduler.step(&served, Nanos(now)) {
-            if let Decision::Actor(actor, group) = *decision {
-                move_waiting(&mut self.line, &mut self.mailboxes, &mut self.round, actor, group);
+            match *decision {
+                Decision::Actor(actor, group) => {
+                    move_waiting(&mut self.line, &mut self.mailboxes, &mut self.round, actor, group);
+                }
+                Decision::Core(..) => cores_change = true,
             }
+        }
+        if cores_change {
+            self.line.serve_by(self.scheduler.line_cores());
         }
         Some((has_ended.then_some(request), ran))
     }
 }
 
+/// The flow by which a request is steered. Those of an aggregate belong to many flows: its arrival stands for one.
+fn flow_of(request: &Request) -> u64 {
+    match request.flow {
+        u32::MAX => request.arrived,
+        flow => flow.into(),
+    }
+}
+
 /// Has the waiting messages of an actor go with it.
 fn move_waiting(
-    line: &mut VecDeque<Waiting>,
+    line: &mut Line<Waiting>,
     mailboxes: &mut [VecDeque<Waiting>],
     round: &mut Round,
     actor: ActorId,
@@ -251,11 +294,10 @@ fn move_waiting(
     };
     match group {
         Group::Drr => {
-            let is_its = |of: &Waiting| of.request.actor == actor.0;
-            let (moved, kept): (VecDeque<_>, VecDeque<_>) = line.drain(..).partition(is_its);
-            *line = kept;
+            let mut moved = line.extract(|of| of.request.actor == actor.0);
             if !moved.is_empty() {
-                *mailbox = moved;
+                moved.sort_by_key(|of| of.request.arrived);
+                *mailbox = moved.into();
                 round.enter(actor);
             }
         }
@@ -263,7 +305,9 @@ fn move_waiting(
             if !mailbox.is_empty() {
                 round.leave(actor);
             }
-            line.extend(mailbox.drain(..));
+            for of in mailbox.drain(..) {
+                line.push(flow_of(&of.request), of);
+            }
         }
     }
 }
@@ -329,6 +373,38 @@ mod tests {
         assert_eq!((station.waiting(), station.len()), (1, 3));
         assert_eq!(station.finish(0, 10).unwrap().1, 10);
         assert_eq!(station.start(10), Some((0, 11)));
+    }
+
+    /// Requests of one flow are of one server; the other one steals them, and serves its own first.
+    #[test]
+    fn a_server_without_requests_steals_from_another_one() {
+        let queue = Queue {
+            servers: 2,
+            queues: actor_scheduling::Queues::PerCore,
+            ..Queue::default()
+        };
+        let of = |flow, work_ns| Request {
+            flow,
+            ..job(0, work_ns, 0)
+        };
+        let is_of_first = |flow: &u32| {
+            let mut station = Station::new(&queue, 8);
+            station.take(of(*flow, 1.0));
+            station.line.source(CoreId(0)).is_some_and(|of| !of.is_stolen)
+        };
+        let first = (0..).find(is_of_first).unwrap();
+        let second = (0..).find(|flow| !is_of_first(flow)).unwrap();
+        let mut station = Station::new(&queue, 8);
+        for (flow, work_ns) in [(first, 10.0), (first, 20.0), (first, 30.0), (second, 5.0)] {
+            station.take(of(flow, work_ns));
+        }
+        assert_eq!(station.start(0), Some((0, 10)));
+        assert_eq!(station.start(0), Some((1, 5)), "its own before the older ones");
+        station.finish(1, 5).unwrap();
+        assert_eq!(station.start(5), Some((1, 25)), "stolen");
+        station.finish(0, 10).unwrap();
+        assert_eq!(station.start(10), Some((0, 40)));
+        assert_eq!(station.start(10), None);
     }
 
     #[test]

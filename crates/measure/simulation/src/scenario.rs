@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use actor_scheduling::PolicyName;
+use actor_scheduling::{PolicyName, Queues};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -526,6 +526,9 @@ pub enum BurstOf {
 pub struct Queue {
     /// The scheduler's policy.
     pub discipline: PolicyName,
+    /// Whether the servers share what is served first come, first served (`"shared"`), or each has a line and steals from
+    /// the others (`"per-core"`).
+    pub queues: Queues,
     /// Servers per instance.
     pub servers: u32,
     /// Service time of a request.
@@ -542,12 +545,15 @@ pub struct Queue {
     pub hysteresis: f64,
     /// Number of actors.
     pub actors: u32,
+    /// The host's side of a service of actors, where the servers are the card's. Left out: actors do not move.
+    pub host: Option<HostSide>,
 }
 
 impl Default for Queue {
     fn default() -> Self {
         Queue {
             discipline: PolicyName::Fcfs,
+            queues: Queues::Shared,
             servers: 1,
             service: Work::Capacity,
             quantum_us: 10.0,
@@ -555,6 +561,53 @@ impl Default for Queue {
             tail_threshold_us: 50.0,
             hysteresis: 0.1,
             actors: 1,
+            host: None,
+        }
+    }
+}
+
+/// The host's side of a service of actors: when actors move to it and back is decided as `[service.NAME.sides]` says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostSide {
+    /// Its servers.
+    pub servers: u32,
+    /// How many times as fast as the card's they are.
+    pub speed: f64,
+    /// How long the state of an actor is on its way, in milliseconds.
+    pub move_ms: f64,
+    /// The mean response time of the card's requests above which the actor with the highest load goes, in microseconds.
+    pub overload_us: f64,
+    /// The share of the time of the card's servers above which it goes, too.
+    pub busy: f64,
+    /// Requests of an actor of the card above which it goes.
+    pub backlog: u64,
+    /// The share of the card's time up to which actors come back.
+    pub spare: f64,
+    /// The margin below `overload_us` and `backlog` at which they do.
+    pub margin: f64,
+    /// How long the card must be overloaded, in milliseconds.
+    pub patience_ms: f64,
+    /// How long it must have room, in milliseconds.
+    pub settle_ms: f64,
+    /// From one move to the next decision, in milliseconds.
+    pub pause_ms: f64,
+}
+
+impl Default for HostSide {
+    fn default() -> Self {
+        HostSide {
+            servers: 1,
+            speed: 1.0,
+            move_ms: 5.0,
+            overload_us: 1_000.0,
+            busy: 0.9,
+            backlog: 512,
+            spare: 0.5,
+            margin: 0.2,
+            patience_ms: 200.0,
+            settle_ms: 2_000.0,
+            pause_ms: 500.0,
         }
     }
 }
@@ -975,6 +1028,18 @@ impl Scenario {
         within("warm_up_s", self.warm_up_s, 0.0, self.duration_s)?;
         within("queue.quantum_us", self.queue.quantum_us, 0.001, 1e9)?;
         within("queue.switch_us", self.queue.switch_us, 0.0, 1e6)?;
+        if let Some(host) = &self.queue.host {
+            within("queue.host.servers", f64::from(host.servers), 1.0, 4_096.0)?;
+            within("queue.host.speed", host.speed, 0.001, 1e3)?;
+            for (key, value) in [
+                ("queue.host.move_ms", host.move_ms),
+                ("queue.host.patience_ms", host.patience_ms),
+                ("queue.host.settle_ms", host.settle_ms),
+                ("queue.host.pause_ms", host.pause_ms),
+            ] {
+                within(key, value, 0.0, 1e6)?;
+            }
+        }
         Ok(())
     }
 }
