@@ -4,7 +4,7 @@ use std::fmt;
 
 use actor_migration::Record;
 use actor_scheduling::groups::{Case, Decided};
-use actor_scheduling::{Decision, PolicyName};
+use actor_scheduling::{Decision, PolicyName, Queues};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -88,6 +88,9 @@ pub struct Settings {
     pub policy: PolicyName,
     /// Cores; 1 to [`CORES_LIMIT`].
     pub cores: u16,
+    /// How they share what is served first come, first served.
+    #[serde(default)]
+    pub queues: Queues,
     /// As in `actor-scheduling`, in ns.
     pub quantum_ns: u64,
     /// As in `actor-scheduling`, in ns.
@@ -725,6 +728,7 @@ mod tests {
                 |(cores, of, entry, hysteresis_thousandths)| ToSide::Settings(Settings {
                     policy: PolicyName::Hybrid,
                     cores,
+                    queues: Queues::PerCore,
                     quantum_ns: of[0],
                     tail_threshold_ns: of[1],
                     hysteresis_thousandths,

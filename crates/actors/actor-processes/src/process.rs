@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use actor_objects::Objects;
 use actor_runtime::{
-    Actor, ActorId, Context, CoreId, Idle, Message, Outside, PolicyName, Progress, Registration, Runtime,
-    Settings,
+    Actor, ActorId, Context, CoreId, Idle, Message, Outside, PolicyName, Progress, Queues, Registration,
+    Runtime, Settings,
 };
 use model::Nanos;
 use rustix::io::Errno;
@@ -56,6 +56,7 @@ pub fn serve(make: Make<'_>) -> Result<Served, Error> {
     let page = Arc::new(Page::open(page.as_fd()).map_err(Error::system("map the page"))?);
     let settings = Settings {
         policy: PolicyName::Drr,
+        queues: Queues::Shared,
         cores: 1,
         actors_limit: start.actors.iter().map(|actor| actor.id + 1).max().unwrap_or(0),
         quantum: QUANTUM,

@@ -2,13 +2,17 @@
 //! carried out. Pure: time is an argument. One lock holds it, which no core has while an actor runs.
 //!
 //! All messages of an actor wait in its mailbox, in order. The line has a token for each message that waits for a core
-//! first come, first served. So an actor that changes its group leaves its messages where they are. An actor without a
-//! free instance (it runs, or is paused) has its tokens set aside; they return to the front of the line.
+//! first come, first served. So an actor that changes its group leaves its messages where they are, and a core that steals
+//! a token takes the actor's first message, whatever message the token came with. A message's sender says in which core's
+//! line its token waits. An actor without a free instance (it runs, or is paused) has its tokens set aside; they return to
+//! the front of the line.
 
 use std::collections::VecDeque;
 
 use actor_scheduling::groups::Decided;
-use actor_scheduling::{ActorId, ActorStatistics, CoreId, Decision, Ended, Group, Round, Scheduler, Served};
+use actor_scheduling::{
+    ActorId, ActorStatistics, CoreId, Decision, Ended, Group, Line, Queues, Round, Scheduler, Served, Source,
+};
 use model::Nanos;
 
 use crate::error::Error;
@@ -103,6 +107,8 @@ pub(crate) struct Run {
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) runs: Vec<Run>,
+    /// Whether it is of another core's line.
+    pub(crate) is_stolen: bool,
     /// Empty vectors with room, for the next runs.
     spare: Vec<Vec<Message>>,
 }
@@ -151,7 +157,7 @@ pub(crate) struct Dispatch {
     scheduler: Scheduler,
     round: Round,
     /// A token for each message of the line.
-    line: VecDeque<ActorId>,
+    line: Line<ActorId>,
     seats: Vec<Option<Seat>>,
     /// Whether the messages for an actor leave, whoever sends them.
     is_diverted: Vec<bool>,
@@ -166,11 +172,11 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    pub(crate) fn new(settings: actor_scheduling::Settings) -> Dispatch {
+    pub(crate) fn new(settings: actor_scheduling::Settings, queues: Queues) -> Dispatch {
         Dispatch {
             round: Round::new(settings.actors),
             seats: (0..settings.actors).map(|_| None).collect(),
-            line: VecDeque::new(),
+            line: Line::new(queues, settings.cores),
             is_diverted: vec![false; settings.actors as usize],
             diverted: VecDeque::new(),
             decisions: Vec::new(),
@@ -244,7 +250,7 @@ impl Dispatch {
             return Err(Error::Runs(actor));
         }
         self.leave_round(actor);
-        self.line.retain(|of| *of != actor);
+        self.leave_line(actor);
         let seat = self.seats[actor.index()]
             .take()
             .ok_or(Error::NotRegistered(actor))?;
@@ -335,10 +341,11 @@ impl Dispatch {
             self.undeliverable += 1;
             return Err(Refusal::TooLong);
         }
+        let flow = flow_of(message.from);
         seat.counts.accepted += 1;
         seat.mailbox.push_back(message);
         if group == Group::Fcfs {
-            self.line.push_back(actor);
+            self.line.push(flow, actor);
         } else {
             self.enter_round(actor);
         }
@@ -354,9 +361,18 @@ impl Dispatch {
     /// they are expected to end within [`BATCH_TIME`].
     pub(crate) fn take(&mut self, core: CoreId, batch: &mut Batch) {
         debug_assert!(batch.runs.is_empty());
+        batch.is_stolen = false;
         for &group in self.scheduler.serves(core) {
             match group {
-                Group::Fcfs => self.take_of_line(batch),
+                Group::Fcfs => {
+                    // A line may have tokens only of actors that cannot start; these are set aside.
+                    while batch.runs.is_empty()
+                        && let Some(source) = self.line.source(core)
+                    {
+                        self.take_of_line(source, batch);
+                        batch.is_stolen = source.is_stolen && !batch.runs.is_empty();
+                    }
+                }
                 Group::Drr => self.take_of_round(batch),
             }
             if !batch.runs.is_empty() {
@@ -373,17 +389,17 @@ impl Dispatch {
         }
     }
 
-    /// Takes messages of the line, of any actors that can start, as long as they fit.
-    fn take_of_line(&mut self, batch: &mut Batch) {
+    /// Takes messages of a line, of any actors that can start, as long as they fit.
+    fn take_of_line(&mut self, source: Source, batch: &mut Batch) {
         let (mut taken, mut expected) = (0, Nanos::ZERO);
         while taken < BATCH_MESSAGES
-            && let Some(&actor) = self.line.front()
+            && let Some(&actor) = self.line.first(source)
         {
             let cost = self.cost(actor);
             if taken > 0 && expected + cost > BATCH_TIME {
                 return;
             }
-            self.line.pop_front();
+            self.line.take(source);
             let Some(Some(seat)) = self.seats.get_mut(actor.index()) else {
                 continue;
             };
@@ -550,8 +566,9 @@ impl Dispatch {
             });
         }
         for place in 0..self.decisions.len() {
-            if let Decision::Actor(actor, group) = self.decisions[place] {
-                self.change_group(actor, group);
+            match self.decisions[place] {
+                Decision::Actor(actor, group) => self.change_group(actor, group),
+                Decision::Core(..) => self.line.serve_by(self.scheduler.line_cores()),
             }
         }
     }
@@ -560,7 +577,7 @@ impl Dispatch {
     fn change_group(&mut self, actor: ActorId, group: Group) {
         match group {
             Group::Drr => {
-                self.line.retain(|of| *of != actor);
+                self.leave_line(actor);
                 if let Some(seat) = self.seat(actor) {
                     seat.held = 0;
                 }
@@ -568,8 +585,11 @@ impl Dispatch {
             }
             Group::Fcfs => {
                 self.leave_round(actor);
-                let waiting = self.seat(actor).map_or(0, |seat| seat.mailbox.len());
-                self.line.extend(std::iter::repeat_n(actor, waiting));
+                if let Some(Some(seat)) = self.seats.get(actor.index()) {
+                    for message in &seat.mailbox {
+                        self.line.push(flow_of(message.from), actor);
+                    }
+                }
             }
         }
     }
@@ -586,6 +606,10 @@ impl Dispatch {
         }
     }
 
+    fn leave_line(&mut self, actor: ActorId) {
+        let _tokens = self.line.extract(|of| *of == actor);
+    }
+
     fn leave_round(&mut self, actor: ActorId) {
         if let Some(Some(seat)) = self.seats.get_mut(actor.index())
             && std::mem::take(&mut seat.is_in_round)
@@ -594,7 +618,8 @@ impl Dispatch {
         }
     }
 
-    /// Has what waited for an instance of the actor compete for cores again.
+    /// Has what waited for an instance of the actor compete for cores again: all of it in one line, since one core at a
+    /// time may serve an actor with one instance.
     fn return_tokens(&mut self, actor: ActorId) {
         if self.scheduler.group_of(actor) == Group::Drr {
             return self.enter_round(actor);
@@ -604,7 +629,7 @@ impl Dispatch {
         };
         if seat.can_start() {
             for _ in 0..std::mem::take(&mut seat.held) {
-                self.line.push_front(actor);
+                self.line.push_front(flow_of(Address::Actor(actor)), actor);
             }
         }
     }
@@ -612,7 +637,7 @@ impl Dispatch {
     /// Whether there may be a message that this core can start.
     pub(crate) fn has_for(&self, core: CoreId) -> bool {
         self.scheduler.serves(core).iter().any(|group| match group {
-            Group::Fcfs => !self.line.is_empty(),
+            Group::Fcfs => self.line.source(core).is_some(),
             Group::Drr => !self.round.is_empty(),
         })
     }
@@ -640,6 +665,14 @@ impl Dispatch {
                 })
             })
             .collect()
+    }
+}
+
+/// The flow of a message: its sender. Steering by it is what a network card does for cores without a shared queue.
+fn flow_of(from: Address) -> u64 {
+    match from {
+        Address::Actor(actor) => u64::from(actor.0),
+        Address::Outside(number) => number,
     }
 }
 
@@ -683,14 +716,19 @@ mod tests {
     const LINE: [u32; 3] = [0, 1, 2];
 
     fn dispatch(policy: PolicyName, cores: u16) -> Dispatch {
-        let mut dispatch = Dispatch::new(actor_scheduling::Settings {
+        dispatch_with(policy, Queues::Shared, cores)
+    }
+
+    fn dispatch_with(policy: PolicyName, queues: Queues, cores: u16) -> Dispatch {
+        let settings = actor_scheduling::Settings {
             policy,
             cores,
             actors: 3,
             quantum: Nanos::from_micros(20),
             tail_threshold: Nanos::from_micros(200),
             hysteresis: 0.1,
-        });
+        };
+        let mut dispatch = Dispatch::new(settings, queues);
         for actor in LINE {
             let of = Registration::new("nothing", Box::new(Nothing));
             dispatch.register(ActorId(actor), of).unwrap();
@@ -699,9 +737,20 @@ mod tests {
     }
 
     fn send(dispatch: &mut Dispatch, actor: u32) {
+        send_from(dispatch, 0, actor);
+    }
+
+    fn send_from(dispatch: &mut Dispatch, client: u64, actor: u32) {
         let to = Address::Actor(ActorId(actor));
+        let kind = client as u32;
         dispatch
-            .accept(Message::new(to, Address::Outside(0), 0, Vec::new(), Nanos::ZERO))
+            .accept(Message::new(
+                to,
+                Address::Outside(client),
+                kind,
+                Vec::new(),
+                Nanos::ZERO,
+            ))
             .unwrap();
     }
 
@@ -779,6 +828,60 @@ mod tests {
         end(&mut dispatch, 0, &mut batch, Nanos(100));
         send(&mut dispatch, 0);
         assert_eq!(take(&mut dispatch, 1, &mut other), [(2, 1), (0, 1)]);
+    }
+
+    /// Two clients whose messages wait in the lines of the cores 0 and 1.
+    fn clients_of_two_cores() -> [u64; 2] {
+        let is_of_first = |client: &u64| {
+            let mut dispatch = dispatch_with(PolicyName::Fcfs, Queues::PerCore, 2);
+            send_from(&mut dispatch, *client, 0);
+            dispatch.line.source(CoreId(0)).is_some_and(|of| !of.is_stolen)
+        };
+        let first = (0..).find(is_of_first).unwrap();
+        [first, (0..).find(|client| !is_of_first(client)).unwrap()]
+    }
+
+    #[test]
+    fn a_core_serves_its_own_clients_and_then_those_of_the_other_one() {
+        let clients = clients_of_two_cores();
+        let mut dispatch = dispatch_with(PolicyName::Fcfs, Queues::PerCore, 2);
+        let (mut batch, mut other) = (Batch::default(), Batch::default());
+        send_from(&mut dispatch, clients[0], 0);
+        send_from(&mut dispatch, clients[1], 1);
+        send_from(&mut dispatch, clients[1], 2);
+        assert_eq!(take(&mut dispatch, 1, &mut other), [(1, 1)]);
+        assert_eq!(take(&mut dispatch, 0, &mut batch), [(0, 1)]);
+        assert!(!other.is_stolen && !batch.is_stolen);
+        end(&mut dispatch, 0, &mut batch, Nanos(100));
+        // The other core still runs; this one has nothing of its own.
+        assert!(dispatch.has_for(CoreId(0)));
+        assert_eq!(take(&mut dispatch, 0, &mut batch), [(2, 1)]);
+        assert!(batch.is_stolen);
+    }
+
+    /// Clients of both cores ask one actor. A core that steals gets what came first, and no other core its later ones.
+    #[test]
+    fn stealing_keeps_the_order_of_an_actor_and_runs_it_on_one_core() {
+        let clients = clients_of_two_cores();
+        let mut dispatch = dispatch_with(PolicyName::Fcfs, Queues::PerCore, 2);
+        let (mut batch, mut other) = (Batch::default(), Batch::default());
+        let came = [1, 0, 0, 1, 0].map(|client| clients[client]);
+        came.iter()
+            .for_each(|client| send_from(&mut dispatch, *client, 0));
+        let mut served = Vec::new();
+        for core in [0, 1, 1, 0, 1] {
+            assert_eq!(
+                take(&mut dispatch, core, &mut batch),
+                [(0, 1)],
+                "of unknown length"
+            );
+            served.push(u64::from(batch.runs[0].messages[0].kind));
+            assert_eq!(take(&mut dispatch, 1 - core, &mut other), [], "it runs elsewhere");
+            assert!(!dispatch.has_some(), "nothing that a core can start");
+            end(&mut dispatch, core, &mut batch, Nanos(100));
+        }
+        assert_eq!(served, came);
+        assert!(!dispatch.has_some());
     }
 
     /// An actor has messages of 2 ms, and later of 20 us, beside others of 20 us.

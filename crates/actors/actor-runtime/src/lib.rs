@@ -27,7 +27,7 @@ mod runtime;
 
 pub use actor::{Actor, Context, Progress};
 pub use actor_scheduling::groups::Decided;
-pub use actor_scheduling::{ActorId, CoreId, Group, PolicyName};
+pub use actor_scheduling::{ActorId, CoreId, Group, PolicyName, Queues};
 pub use dispatch::{BATCH_MESSAGES, BATCH_TIME, Counts, DECIDED_LIMIT, DIVERTED_LIMIT, Row, Stopped};
 pub use error::Error;
 pub use message::{Address, BODY_BYTES_LIMIT, Message, Refusal};

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use actor_scheduling::groups::Decided;
-use actor_scheduling::{ActorId, CoreId, PolicyName};
+use actor_scheduling::{ActorId, CoreId, PolicyName, Queues};
 use model::Nanos;
 
 use crate::actor::Context;
@@ -20,6 +20,8 @@ use crate::registration::Registration;
 pub struct Settings {
     /// Which core runs which actor next.
     pub policy: PolicyName,
+    /// Whether its cores share what is served first come, first served, or steal it from each other.
+    pub queues: Queues,
     /// Cores; at least 1.
     pub cores: u16,
     /// Numbers of actors are below this.
@@ -39,6 +41,7 @@ impl Settings {
     pub fn first_come(actors_limit: u32) -> Settings {
         Settings {
             policy: PolicyName::Fcfs,
+            queues: Queues::Shared,
             cores: 1,
             actors_limit,
             quantum: Nanos::from_micros(50),
@@ -74,6 +77,8 @@ pub struct CoreCounts {
     pub served: u64,
     /// Batches that it took.
     pub batches: u64,
+    /// Messages that it took from another core's line.
+    pub stolen: u64,
     /// Time in which actors ran.
     pub ran: Nanos,
 }
@@ -97,6 +102,7 @@ struct CoreState {
     actor: AtomicU32,
     served: AtomicU64,
     batches: AtomicU64,
+    stolen: AtomicU64,
     ran: AtomicU64,
     /// Whose messages to the outside it has not handed over yet: a bit for each actor, modulo 64.
     leaving: AtomicU64,
@@ -142,14 +148,15 @@ impl Runtime {
     /// A runtime without actors.
     pub fn new(settings: &Settings, outside: Box<dyn Outside>) -> Runtime {
         let cores = settings.cores.max(1);
-        let dispatch = Dispatch::new(actor_scheduling::Settings {
+        let scheduler = actor_scheduling::Settings {
             policy: settings.policy,
             cores,
             actors: settings.actors_limit,
             quantum: settings.quantum,
             tail_threshold: settings.tail_threshold,
             hysteresis: settings.hysteresis,
-        });
+        };
+        let dispatch = Dispatch::new(scheduler, settings.queues);
         Runtime {
             shared: Arc::new(Shared {
                 dispatch: Mutex::new(dispatch),
@@ -332,6 +339,7 @@ impl Runtime {
                 batches: core.batches.load(Ordering::Relaxed),
                 ran: Nanos(core.ran.load(Ordering::Relaxed)),
             })
+                stolen: core.stolen.load(Ordering::Relaxed),
             .collect()
     }
 
@@ -559,6 +567,7 @@ impl Core {
                 .exec_all(&mut run.messages, &mut context)
                 .min(all);
             run.failure = context.failure;
+        add(&state.stolen, if self.batch.is_stolen { ended as u64 } else { 0 });
             let at = clock::monotonic();
             run.ran = at.since(*now);
             run.at = at;

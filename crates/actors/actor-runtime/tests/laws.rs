@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use actor_runtime::{
-    Actor, ActorId, Address, Context, CoreId, Error, Idle, Message, Outside, PolicyName, Progress, Refusal,
-    Registration, Runtime, Settings,
+    Actor, ActorId, Address, Context, CoreId, Error, Idle, Message, Outside, PolicyName, Progress, Queues,
+    Refusal, Registration, Runtime, Settings,
 };
 use model::{Nanos, Random};
 use proptest::prelude::*;
@@ -54,13 +54,12 @@ fn number(n: u64) -> Vec<u8> {
 }
 
 fn message(actor: u32, kind: u32, body: Vec<u8>) -> Message {
-    Message::new(
-        Address::Actor(ActorId(actor)),
-        PEER,
-        kind,
-        body,
-        clock::monotonic(),
-    )
+    message_of(PEER, actor, kind, body)
+}
+
+fn message_of(from: Address, actor: u32, kind: u32, body: Vec<u8>) -> Message {
+    let to = Address::Actor(ActorId(actor));
+    Message::new(to, from, kind, body, clock::monotonic())
 }
 
 /// Nothing comes; what leaves is kept.
@@ -78,6 +77,7 @@ impl Outside for Leaving {
 fn settings(policy: PolicyName, cores: u16) -> Settings {
     Settings {
         policy,
+        queues: Queues::PerCore,
         cores,
         actors_limit: ACTORS,
         quantum: Nanos::from_micros(20),
@@ -143,9 +143,11 @@ proptest! {
     fn each_message_ends_once_and_in_order(
         steps in steps(),
         policy in prop::sample::select(PolicyName::ALL.to_vec()),
+        queues in prop::sample::select(vec![Queues::Shared, Queues::PerCore]),
     ) {
         let ended = Ended::default();
-        let runtime = Runtime::new(&settings(policy, 3), Box::new(Leaving::default()));
+        let settings = Settings { queues, ..settings(policy, 3) };
+        let runtime = Runtime::new(&settings, Box::new(Leaving::default()));
         let mut cores: Vec<_> = (0..3).map(|core| runtime.core(CoreId(core))).collect();
         for actor in 0..ACTORS {
             let registration = Registration::new(&format!("notes {actor}"), notes(&ended)).mailbox_limit(8);
@@ -158,7 +160,8 @@ proptest! {
             match step {
                 Step::Deliver { actor, yields } => {
                     next += 1;
-                    match runtime.deliver(message(actor, yields, number(next))) {
+                    let client = Address::Outside(next % 5);
+                    match runtime.deliver(message_of(client, actor, yields, number(next))) {
                         Ok(()) => sent.entry(actor).or_default().push(next),
                         Err(refusal) => {
                             prop_assert_eq!(refusal, Refusal::MailboxFull);

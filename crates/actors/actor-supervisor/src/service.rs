@@ -7,7 +7,7 @@ use actor_channel::{Declared, End, Order};
 use actor_control::{Declaration, Side};
 use actor_migration::Record;
 use actor_objects::Objects;
-use actor_scheduling::PolicyName;
+use actor_scheduling::{PolicyName, Queues};
 use model::Nanos;
 use rustix::rand::GetRandomFlags;
 
@@ -21,6 +21,8 @@ pub struct Runs {
     /// Cores.
     pub cores: u16,
     /// As in `actor-scheduling`.
+    pub queues: Queues,
+    /// As in `actor-scheduling`.
     pub quantum: Nanos,
     /// As in `actor-scheduling`.
     pub tail_threshold: Nanos,
@@ -31,11 +33,12 @@ pub struct Runs {
 }
 
 impl Default for Runs {
-    /// One core with the policy `hybrid`, a quantum of 50 µs, a tail threshold of 1 ms, and rests of 0.1 ms.
+    /// One core with the policy `hybrid` and a line of its own, a quantum of 50 µs, a tail threshold of 1 ms, and rests of 0.1 ms.
     fn default() -> Runs {
         Runs {
             policy: PolicyName::Hybrid,
             cores: 1,
+            queues: Queues::PerCore,
             quantum: Nanos::from_micros(50),
             tail_threshold: Nanos::from_millis(1),
             hysteresis_thousandths: 100,

@@ -715,6 +715,7 @@ impl Supervisor {
             ToSide::Settings(Settings {
                 policy: runs.policy,
                 cores: runs.cores,
+                queues: runs.queues,
                 quantum_ns: runs.quantum.0,
                 tail_threshold_ns: runs.tail_threshold.0,
                 hysteresis_thousandths: runs.hysteresis_thousandths,

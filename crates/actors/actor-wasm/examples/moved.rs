@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use actor_objects::{Import, Limits, Objects};
 use actor_runtime::{
-    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Registration, Runtime, Settings,
+    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Queues, Registration, Runtime, Settings,
 };
 use actor_wasm::{Module, WasmActor};
 use model::Nanos;
@@ -64,6 +64,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
     let digest = Arc::new(Mutex::new(Sha1::new()));
     let settings = Settings {
         policy: PolicyName::Fcfs,
+        queues: Queues::Shared,
         cores: 1,
         actors_limit: 1,
         quantum: Nanos::from_millis(1),

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use actor_objects::{Import, Limits, Objects};
 use actor_runtime::{
-    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Refusal, Registration, Runtime, Settings,
+    ActorId, Address, CoreId, Idle, Message, Outside, PolicyName, Queues, Refusal, Registration, Runtime,
+    Settings,
 };
 use actor_wasm::{Module, ModuleError, WasmActor};
 use model::Nanos;
@@ -84,6 +85,7 @@ impl Outside for Leaving {
 fn settings(cores: u16, idle: Idle) -> Settings {
     Settings {
         policy: PolicyName::Hybrid,
+        queues: Queues::Shared,
         cores,
         actors_limit: 8,
         quantum: Nanos::from_micros(20),

@@ -71,6 +71,7 @@ impl Declarations {
         let runtime = actor_runtime::Settings {
             policy: settings.policy,
             cores: settings.cores,
+            queues: settings.queues,
             actors_limit: limit.ok_or_else(|| anyhow!("no actors were declared"))?,
             quantum: Nanos(settings.quantum_ns.max(1)),
             tail_threshold: Nanos(settings.tail_threshold_ns),

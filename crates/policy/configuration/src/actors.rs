@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use actor_scheduling::{PolicyName, migration};
+use actor_scheduling::{PolicyName, Queues, migration};
 use autoscaling::Autoscaler;
 use model::{ActorSide, Match, Nanos, PortKind, StandbyMode};
 use placement::Placement;
@@ -65,6 +65,9 @@ pub(crate) const POLICIES: &[(&str, PolicyName)] = &[
     ("preemptive", PolicyName::Preemptive),
 ];
 
+/// The words of how a side's cores share its line.
+pub(crate) const QUEUES: &[(&str, Queues)] = &[("per-core", Queues::PerCore), ("shared", Queues::Shared)];
+
 /// An actor of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActorMember {
@@ -97,6 +100,8 @@ pub struct Sides {
     pub policy: PolicyName,
     /// Cores of card and host.
     pub cores: [u16; 2],
+    /// How these cores share what is served first come, first served.
+    pub queues: [Queues; 2],
     /// What an actor may run in each round.
     pub quantum: Nanos,
     /// The tail of response times above which the line loses an actor.

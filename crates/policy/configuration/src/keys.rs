@@ -16,7 +16,7 @@ use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
 
 use crate::actors::{
-    ActorMember, Moves, POLICIES, ServiceKind, Sides, actor_name, actor_ports, actor_tables,
+    ActorMember, Moves, POLICIES, QUEUES, ServiceKind, Sides, actor_name, actor_ports, actor_tables,
     kind as actor_kind, make_card,
 };
 use crate::key::{Key, KeyDefault, Reload};
@@ -750,6 +750,12 @@ tables! {
             "number, 1 to 64", "2", "Threads of the card's side that run actors.";
         host_cores: number(1, 64), [= "1"], Restart,
             "number, 1 to 64", "4", "Threads of the host's side that run actors.";
+        card_queues: word(QUEUES), [= "\"per-core\""], Restart,
+            "`\"per-core\"` or `\"shared\"`", "\"shared\"",
+            "What the threads of the card's side serve first come, first served: messages of a client go to one thread, and \
+             a thread without any steals from the others; or all threads serve one line.";
+        host_queues: word(QUEUES), [= "\"per-core\""], Restart,
+            "`\"per-core\"` or `\"shared\"`", "\"shared\"", "The same of the host's side.";
         quantum: span(Nanos(1), Nanos::from_secs(1)), [= "\"50us\""], Restart,
             "duration, at most 1 s", "\"20us\"", "What an actor may run in each round of deficit round-robin.";
         tail_threshold: span(Nanos(1), Nanos::from_secs(60)), [= "\"1ms\""], Restart,
@@ -797,7 +803,7 @@ tables! {
             pause,
         };
         Sides {
-            policy, cores: [card_cores, host_cores], quantum, tail_threshold, hysteresis, rest, budget, entry, moves, migration,
+            policy, cores: [card_cores, host_cores], queues: [card_queues, host_queues], quantum, tail_threshold, hysteresis, rest, budget, entry, moves, migration,
         }
     }
 

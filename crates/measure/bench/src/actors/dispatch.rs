@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use actor_runtime::{
     Actor, ActorId, Address, BATCH_MESSAGES, Context, CoreId, Idle, Message, Outside, PolicyName, Progress,
-    Registration, Runtime, Settings,
+    Queues, Registration, Runtime, Settings,
 };
 use anyhow::{Result, ensure};
 use model::Nanos;
@@ -149,6 +149,7 @@ fn dispatch(
 ) -> Result<(f64, f64)> {
     let settings = Settings {
         policy,
+        queues: Queues::Shared,
         cores: 1,
         actors_limit: ACTORS,
         quantum: Nanos::from_micros(40),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use actor_objects::{Limits, Objects};
 use actor_runtime::{
-    ActorId, Idle, Message, Outside, PolicyName, Registration, Runtime, Settings, Stopped, Threads,
+    ActorId, Idle, Message, Outside, PolicyName, Queues, Registration, Runtime, Settings, Stopped, Threads,
 };
 use actor_wasm::{Module, WasmActor};
 use anyhow::{Result, bail, ensure};
@@ -151,6 +151,7 @@ impl Bed {
     fn start(module: &Module, budget: Nanos) -> Result<Bed> {
         let settings = Settings {
             policy: PolicyName::Hybrid,
+            queues: Queues::Shared,
             cores: 2,
             actors_limit: 2,
             quantum: Nanos::from_micros(40),

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use actor_objects::{Limits, ObjectId, Objects};
 use actor_runtime::{
-    Actor, ActorId, Address, Context, CoreId, Idle, Message, Outside, PolicyName, Progress, Registration,
-    Runtime, Settings,
+    Actor, ActorId, Address, Context, CoreId, Idle, Message, Outside, PolicyName, Progress, Queues,
+    Registration, Runtime, Settings,
 };
 use anyhow::{Context as _, Result, anyhow, ensure};
 use model::{Nanos, Random};
@@ -198,6 +198,7 @@ fn serve(with_runtime: bool, seed: u64, requests: u64) -> Result<f64> {
 fn store(net: &Arc<Net>) -> Result<(Runtime, actor_runtime::Core)> {
     let settings = Settings {
         policy: PolicyName::Hybrid,
+        queues: Queues::Shared,
         cores: 1,
         actors_limit: 1,
         quantum: Nanos::from_micros(40),

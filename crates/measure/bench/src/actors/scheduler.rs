@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use actor_runtime::{
-    Actor, ActorId, Address, Context, CoreId, Group, Idle, Message, Outside, PolicyName, Progress,
+    Actor, ActorId, Address, Context, CoreId, Group, Idle, Message, Outside, PolicyName, Progress, Queues,
     Registration, Runtime, Settings,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -292,6 +292,7 @@ fn run(policy: PolicyName, dispersion: Dispersion, arrivals: Vec<Arrival>) -> Re
     let served = Arc::new(Mutex::new(Served::default()));
     let settings = Settings {
         policy,
+        queues: Queues::Shared,
         cores: CORES,
         actors_limit: ACTORS,
         quantum: QUANTUM,

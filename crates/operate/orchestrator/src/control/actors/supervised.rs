@@ -102,6 +102,7 @@ fn runs(sides: &Sides, side: ActorSide) -> Runs {
     Runs {
         policy: sides.policy,
         cores: sides.cores[side.index()],
+        queues: sides.queues[side.index()],
         quantum: sides.quantum,
         tail_threshold: sides.tail_threshold,
         hysteresis_thousandths: (sides.hysteresis * 1_000.0) as u32,
