@@ -163,6 +163,8 @@ pub(crate) struct Dispatch {
     is_diverted: Vec<bool>,
     /// Those that have not left yet.
     pub(crate) diverted: VecDeque<Message>,
+    /// What actors have sent outside and nobody has handed over yet, in the order in which their runs ended.
+    pub(crate) leaving: Vec<Message>,
     decisions: Vec<Decision>,
     /// Messages for nobody, too long ones, and diverted ones beyond the limit.
     pub(crate) undeliverable: u64,
@@ -179,6 +181,7 @@ impl Dispatch {
             line: Line::new(queues, settings.cores),
             is_diverted: vec![false; settings.actors as usize],
             diverted: VecDeque::new(),
+            leaving: Vec::new(),
             decisions: Vec::new(),
             undeliverable: 0,
             stopped: Vec::new(),
@@ -285,10 +288,25 @@ impl Dispatch {
         }
     }
 
-    /// Whether an actor neither runs nor has a message that waits.
+    /// Whether an actor neither runs nor has a message that waits, nor one that is to leave.
     pub(crate) fn is_quiet(&self, actor: ActorId) -> bool {
         let seat = self.seats.get(actor.index()).and_then(Option::as_ref);
+        let is_its = |message: &Message| message.from == Address::Actor(actor);
         seat.is_none_or(|seat| seat.running == 0 && seat.mailbox.is_empty())
+            && !self.leaving.iter().any(is_its)
+    }
+
+    /// Delivers what actors have sent; keeps what goes outside.
+    pub(crate) fn accept_all(&mut self, sent: &mut Vec<Message>) {
+        for message in sent.drain(..) {
+            match message.to {
+                // A refusal is counted; the sender does not wait for it.
+                Address::Actor(_) => {
+                    let _refused = self.accept(message);
+                }
+                Address::Outside(_) => self.leaving.push(message),
+            }
+        }
     }
 
     /// Puts a message into its receiver's mailbox, or has it leave.

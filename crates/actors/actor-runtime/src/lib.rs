@@ -14,8 +14,9 @@
 //!    [`Runtime::is_quiet`] and [`Runtime::remove`]. [`Runtime::take_stopped`] returns the actors that have failed.
 //!
 //! What holds: an actor with one instance runs on one core at a time, and its messages end in the order in which its
-//! mailbox took them. A full mailbox refuses messages and counts them. Each message that a mailbox took ends once, or
-//! is returned by [`Runtime::remove`], or is counted as lost with an actor that has failed.
+//! mailbox took them. What it sends outside leaves in the order in which it sent it. A full mailbox refuses messages and
+//! counts them. Each message that a mailbox took ends once, or is returned by [`Runtime::remove`], or is counted as lost
+//! with an actor that has failed.
 #![forbid(unsafe_code)]
 
 mod actor;

@@ -104,11 +104,9 @@ struct CoreState {
     batches: AtomicU64,
     stolen: AtomicU64,
     ran: AtomicU64,
-    /// Whose messages to the outside it has not handed over yet: a bit for each actor, modulo 64.
-    leaving: AtomicU64,
 }
 
-/// The bit of an actor in [`CoreState::leaving`].
+/// The bit of an actor in [`Shared::leaves`].
 fn bit(actor: ActorId) -> u64 {
     1 << (actor.0 % 64)
 }
@@ -120,6 +118,8 @@ struct Shared {
     sleepers: AtomicUsize,
     /// Locked before `dispatch`, where both are.
     outside: Mutex<Box<dyn Outside>>,
+    /// Whose messages whoever holds `outside` hands over now: a bit for each actor, modulo 64.
+    leaves: AtomicU64,
     cores: Vec<CoreState>,
     ends: AtomicBool,
     idle: Idle,
@@ -163,6 +163,7 @@ impl Runtime {
                 delivered: Condvar::new(),
                 sleepers: AtomicUsize::new(0),
                 outside: Mutex::new(outside),
+                leaves: AtomicU64::new(0),
                 cores: (0..cores).map(|_| CoreState::default()).collect(),
                 ends: AtomicBool::new(false),
                 idle: settings.idle,
@@ -170,7 +171,7 @@ impl Runtime {
         }
     }
 
-    /// Registers an actor, and has it prepare its state. What it sends in that is delivered at once.
+    /// Registers an actor, and has it prepare its state. What it sends to actors in that is delivered at once.
     ///
     /// # Errors
     /// The number is taken or above the limit, or the registration has no instance.
@@ -192,7 +193,8 @@ impl Runtime {
             }
         }
         self.adopt(actor, of)?;
-        self.shared.deliver_all(&mut outbox, &mut Vec::new());
+        outbox.retain(|message| matches!(message.to, Address::Actor(_)));
+        self.deliver_all(outbox);
         Ok(())
     }
 
@@ -305,8 +307,8 @@ impl Runtime {
     /// Whether an actor neither runs nor has a message that waits, and all that it has sent is where it goes. That stays so
     /// if its messages are diverted.
     pub fn is_quiet(&self, actor: ActorId) -> bool {
-        let has_left = |core: &CoreState| core.leaving.load(Ordering::Acquire) & bit(actor) == 0;
-        lock(&self.shared.dispatch).is_quiet(actor) && self.shared.cores.iter().all(has_left)
+        let dispatch = lock(&self.shared.dispatch);
+        dispatch.is_quiet(actor) && self.shared.leaves.load(Ordering::Acquire) & bit(actor) == 0
     }
 
     /// How all actors stand.
@@ -337,9 +339,9 @@ impl Runtime {
             .map(|core| CoreCounts {
                 served: core.served.load(Ordering::Relaxed),
                 batches: core.batches.load(Ordering::Relaxed),
+                stolen: core.stolen.load(Ordering::Relaxed),
                 ran: Nanos(core.ran.load(Ordering::Relaxed)),
             })
-                stolen: core.stolen.load(Ordering::Relaxed),
             .collect()
     }
 
@@ -392,33 +394,26 @@ impl Runtime {
 }
 
 impl Shared {
-    /// Delivers what actors have sent; keeps what goes outside.
-    fn deliver_all(&self, outbox: &mut Vec<Message>, leaving: &mut Vec<Message>) {
-        if outbox.is_empty() {
-            return;
-        }
+    /// Hands over what is to leave. Whoever has `outside` takes all of it, also what other cores wait to hand over, so that
+    /// the answers of an actor leave in the order in which it made them, on whichever cores it ran.
+    fn hand_over(&self, leaving: &mut Vec<Message>) {
+        let mut outside = lock(&self.outside);
         let mut dispatch = lock(&self.dispatch);
-        accept_all(&mut dispatch, outbox, leaving);
+        std::mem::swap(&mut dispatch.leaving, leaving);
+        // Seen by whoever sees, by the lock, that they do not wait here any more.
+        self.leaves.store(senders(leaving), Ordering::Release);
         drop(dispatch);
-        self.wake();
+        if !leaving.is_empty() {
+            outside.send(leaving);
+            leaving.clear();
+            self.leaves.store(0, Ordering::Release);
+        }
     }
 
     /// Wakes the cores that sleep. A system call, so only where one does.
     fn wake(&self) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.delivered.notify_all();
-        }
-    }
-}
-
-fn accept_all(dispatch: &mut Dispatch, outbox: &mut Vec<Message>, leaving: &mut Vec<Message>) {
-    for message in outbox.drain(..) {
-        match message.to {
-            // A refusal is counted; the sender does not wait for it.
-            Address::Actor(_) => {
-                let _refused = dispatch.accept(message);
-            }
-            Address::Outside(_) => leaving.push(message),
         }
     }
 }
@@ -526,19 +521,14 @@ impl Core {
         let ended = self.run(&mut now, slice);
         let mut dispatch = lock(&shared.dispatch);
         dispatch.finish(self.core, &mut self.batch);
-        accept_all(&mut dispatch, &mut self.outbox, &mut self.leaving);
-        let has_more = dispatch.has_some();
-        let leaving = &shared.cores[self.core.index()].leaving;
-        // Seen by whoever sees, by the lock, that the actors do not run any more.
-        leaving.store(senders(&self.leaving), Ordering::Release);
+        dispatch.accept_all(&mut self.outbox);
+        let (has_more, leaves) = (dispatch.has_some(), !dispatch.leaving.is_empty());
         drop(dispatch);
         if has_more {
             shared.wake();
         }
-        if !self.leaving.is_empty() {
-            lock(&shared.outside).send(&mut self.leaving);
-            self.leaving.clear();
-            leaving.store(0, Ordering::Release);
+        if leaves {
+            shared.hand_over(&mut self.leaving);
         }
         ended
     }
@@ -567,7 +557,6 @@ impl Core {
                 .exec_all(&mut run.messages, &mut context)
                 .min(all);
             run.failure = context.failure;
-        add(&state.stolen, if self.batch.is_stolen { ended as u64 } else { 0 });
             let at = clock::monotonic();
             run.ran = at.since(*now);
             run.at = at;
@@ -578,6 +567,7 @@ impl Core {
         state.since.store(0, Ordering::Release);
         add(&state.served, ended as u64);
         add(&state.batches, 1);
+        add(&state.stolen, if self.batch.is_stolen { ended as u64 } else { 0 });
         add(&state.ran, now.since(began).0);
         ended
     }

@@ -266,6 +266,61 @@ fn threads_lose_no_message_and_run_an_actor_once_at_a_time() {
     }
 }
 
+/// Answers with how many messages it has had.
+struct Counts(u64);
+
+impl Actor for Counts {
+    fn exec(&mut self, message: &mut Message, context: &mut Context<'_>) -> Progress {
+        self.0 += 1;
+        context.send(message.from, 0, number(self.0));
+        Progress::Done
+    }
+}
+
+/// Takes a while to look whether something comes: cores that have run the actor meanwhile wait to hand over.
+struct Slow(Leaving);
+
+impl Outside for Slow {
+    fn poll(&mut self, now: Nanos, _: &mut Vec<Message>) {
+        while clock::monotonic() < now + Nanos::from_micros(50) {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn send(&mut self, messages: &mut Vec<Message>) {
+        self.0.send(messages);
+    }
+}
+
+#[test]
+fn answers_of_an_actor_leave_in_the_order_in_which_it_made_them() {
+    const MESSAGES: u64 = 20_000;
+    let leaving = Leaving::default();
+    let runtime = Runtime::new(&settings(PolicyName::Fcfs, 3), Box::new(Slow(leaving.clone())));
+    let of = Registration::new("counts", Box::new(Counts(0))).mailbox_limit(MESSAGES as usize);
+    runtime.register(ActorId(0), of).unwrap();
+    for n in 0..MESSAGES {
+        let from = Address::Outside(n % 64);
+        runtime.deliver(message_of(from, 0, 0, Vec::new())).unwrap();
+    }
+    let threads = runtime.start(|_| ()).unwrap();
+    while (leaving.0.lock().unwrap().len() as u64) < MESSAGES {
+        std::thread::yield_now();
+    }
+    drop(threads);
+    assert!(runtime.is_quiet(ActorId(0)));
+    let cores = runtime.cores();
+    assert!(
+        cores.iter().filter(|core| core.served > 0).count() > 1,
+        "{cores:?}"
+    );
+    assert!(cores.iter().any(|core| core.stolen > 0), "{cores:?}");
+    let left = leaving.0.lock().unwrap();
+    for (n, answer) in (1..).zip(&*left) {
+        assert_eq!(answer.body, number(n), "answer {n} of {MESSAGES}");
+    }
+}
+
 #[test]
 fn registrations_are_checked() {
     let runtime = Runtime::new(&settings(PolicyName::Fcfs, 1), Box::new(Leaving::default()));
