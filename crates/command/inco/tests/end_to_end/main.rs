@@ -20,6 +20,7 @@ mod registry_server;
 
 mod actor_applications;
 mod actor_functions;
+mod actor_groups;
 mod actor_isolation;
 mod actors;
 mod addresses;
