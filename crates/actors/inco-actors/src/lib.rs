@@ -3,7 +3,8 @@
 //!
 //! Key types: [`main`] (the program, with the kinds of actors that it makes), [`kinds`] (those that come with inco).
 //!
-//! 1. It listens for inco (`--control`), and for the switch where it has a memif port (`--socket`).
+//! 1. It listens for inco (`--control`), and for the switch where it has a memif port (`--socket`). Instead it may have
+//!    interfaces of the kernel (`--interfaces`), which the switch has the other ends of.
 //! 2. inco connects, and hands over settings, actors with their regions, and the channel (`actor-control`).
 //! 3. Actors run on the runtime's cores. A free one looks after the network and the channel. The main thread hears
 //!    inco, reports, and makes links to the switch.
@@ -27,6 +28,7 @@ mod network;
 mod options;
 mod program;
 mod side;
+mod wires;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -58,6 +60,18 @@ struct Options {
     /// The socket on which it listens for the switch (memif): packets of clients come and leave there.
     #[arg(long, env = "INCO_SOCKET", value_name = "PATH", conflicts_with = "udp")]
     socket: Option<PathBuf>,
+    /// Network interfaces as data ports, one or two, separated by commas, instead of a memif socket. Needs CAP_NET_RAW.
+    #[arg(
+        long,
+        env = "INCO_INTERFACES",
+        value_delimiter = ',',
+        num_args = 1,
+        value_name = "NAMES"
+    )]
+    interfaces: Vec<String>,
+    /// With interfaces: slots of each ring.
+    #[arg(long, env = "INCO_RING_SLOTS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "SLOTS")]
+    ring_slots: u32,
     /// The address of a UDP socket of the kernel, instead.
     #[arg(long, env = "INCO_UDP", value_name = "ADDRESS:PORT")]
     udp: Option<SocketAddr>,

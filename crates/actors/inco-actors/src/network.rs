@@ -1,34 +1,26 @@
-//! The network of a side: packets of clients through inco's switch (memif), or a UDP socket of the kernel. Payloads
-//! come in as messages for the entry actor, and answers leave.
+//! The network of a side: packets of clients through inco's switch (memif, or interfaces of the kernel), or a UDP socket of
+//! the kernel. Payloads come in as messages for the entry actor, and answers leave.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use actor_control::Side;
 use actor_runtime::{ActorId, Address, Message, Outside};
 use actor_side::HOST_NETWORK;
 use anyhow::{Context as _, Result};
-use memif::{ControlEvent, Link, Listener, ServerConfig};
 use model::{Nanos, protocol};
 use packet::build::Frame;
 use packet::{PacketInfo, Parsed, checksum};
 
 use crate::Options;
 use crate::clients::Clients;
+use crate::wires::Wires;
 
-/// Messages that are taken from the network before something else is done.
+/// Datagrams that are taken from the socket before something else is done.
 const TAKEN: usize = 32;
 /// Bytes of a frame, at most: a longer one comes in several buffers, and is still one packet of 64 KiB or less.
 const FRAME_BYTES: usize = memif::MAX_PACKET_BYTES;
-/// Queue pairs of the port.
-const QUEUES_LIMIT: u16 = 4;
-/// Free slots that each way out needs before packets are taken, so that their answers have room: those of all queues.
-const SLOTS_FREE_MIN: u32 = 256;
-/// Data ports, at most.
-const PORTS: usize = 2;
 /// Bytes of a UDP header.
 const UDP_BYTES: usize = 8;
 /// Bytes before the IP header, at most: addresses, type, and four tags.
@@ -114,10 +106,8 @@ fn payload<'f>(frame: &'f [u8], info: &PacketInfo, src: IpAddr, dst: IpAddr) -> 
 }
 
 /// Packets through inco's switch.
-struct MemifPort {
-    listener: Listener,
-    /// By data port.
-    links: [Option<Link>; PORTS],
+struct FramePort {
+    wires: Wires,
     /// Whether frames are messages as they are.
     takes_frames: bool,
     /// The bits of all numbers of this network.
@@ -135,7 +125,7 @@ struct UdpPort {
 
 /// How packets come and leave.
 enum Port {
-    Memif(Box<MemifPort>),
+    Frames(Box<FramePort>),
     Udp(UdpPort),
 }
 
@@ -156,7 +146,10 @@ impl Network {
     /// Opens what the options say; without any, there is no network.
     pub(crate) fn open(options: &Options) -> Result<Network> {
         let port = match (&options.socket, options.udp) {
-            (Some(path), _) => memif(path)?,
+            _ if !options.interfaces.is_empty() => {
+                frames(Wires::interfaces(&options.interfaces, options.ring_slots)?)
+            }
+            (Some(path), _) => frames(Wires::memif(path)?),
             (None, Some(address)) => udp(address)?,
             (None, None) => return Ok(Network(None)),
         };
@@ -189,7 +182,7 @@ impl Network {
                 Side::Host => HOST_NETWORK,
             };
             match &mut state.port {
-                Port::Memif(port) => {
+                Port::Frames(port) => {
                     port.clients = Clients::new(incarnation, base);
                     (port.takes_frames, port.base) = (takes_frames, base);
                 }
@@ -201,7 +194,7 @@ impl Network {
     /// Ends links whose peer has left or has violated the protocol, and takes new ones.
     pub(crate) fn link(&self) -> Result<()> {
         let linked = self.with(|state| match &mut state.port {
-            Port::Memif(port) => port.link(),
+            Port::Frames(port) => port.wires.link(),
             Port::Udp(_) => Ok(()),
         });
         linked.unwrap_or(Ok(()))
@@ -212,20 +205,14 @@ impl Network {
     }
 }
 
-fn memif(path: &Path) -> Result<Port> {
-    let mut config = ServerConfig::new("inco-actors");
-    config.interface_ids = Some((0..PORTS as u32).collect());
-    config.max_queues = QUEUES_LIMIT;
-    let listener =
-        Listener::bind(path, config).with_context(|| format!("cannot listen on {}", path.display()))?;
-    Ok(Port::Memif(Box::new(MemifPort {
-        listener,
-        links: [None, None],
+fn frames(wires: Wires) -> Port {
+    Port::Frames(Box::new(FramePort {
+        wires,
         takes_frames: false,
         base: 0,
         clients: Clients::new(0, 0),
         frame: vec![0; FRAME_BYTES].into_boxed_slice(),
-    })))
+    }))
 }
 
 fn udp(address: SocketAddr) -> Result<Port> {
@@ -240,93 +227,33 @@ fn udp(address: SocketAddr) -> Result<Port> {
     }))
 }
 
-impl MemifPort {
-    /// Ends a link whose peer has left or has violated the protocol, and takes new ones.
-    fn link(&mut self) -> Result<()> {
-        for link in &mut self.links {
-            let Some(of) = link else { continue };
-            let is_violated = of
-                .queues
-                .iter()
-                .any(|pair| pair.tx.is_violated() || pair.rx.is_violated());
-            if is_violated || !matches!(of.control.poll(), Ok(ControlEvent::None)) {
-                *link = None;
-            }
-        }
-        while let Some(new) = self.listener.accept(Duration::ZERO)? {
-            if let Some(link) = self.links.get_mut(new.interface_id as usize) {
-                *link = Some(new);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether each way out has room for the answers of a few packets.
-    fn has_room(&mut self) -> bool {
-        let mut pairs = self.links.iter_mut().flatten().flat_map(|link| &mut link.queues);
-        pairs.all(|pair| pair.tx.free() >= SLOTS_FREE_MIN.min(pair.tx.slots() / 2))
-    }
-
+impl FramePort {
     /// Gives payloads, or frames, with their senders; how many packets were none of a client.
     fn receive(&mut self, mut request: impl FnMut(u64, u16, &[u8])) -> u64 {
-        let mut malformed = 0;
-        // What has no room for its answer stays in the ring, where the switch sees it.
-        if !self.has_room() {
-            return 0;
-        }
-        for (port, link) in (0..).zip(&mut self.links) {
-            for pair in link.iter_mut().flat_map(|link| &mut link.queues) {
-                for _ in 0..TAKEN {
-                    let length = match pair.rx.pop(&mut self.frame) {
-                        Some(Ok(length)) => length,
-                        Some(Err(_)) => {
-                            malformed += 1;
-                            continue;
-                        }
-                        None => break,
-                    };
-                    let frame = &self.frame[..length];
-                    if self.takes_frames {
-                        request(self.base | u64::from(port), 0, frame);
-                        continue;
-                    }
-                    match Peer::of(frame, port) {
-                        Some((peer, payload)) => {
-                            request(self.clients.number_of(peer), peer.own.port(), payload);
-                        }
-                        None => malformed += 1,
-                    }
-                }
-                pair.rx.release();
+        let (clients, mut malformed) = (&mut self.clients, 0);
+        let taken = self.wires.receive(&mut self.frame, |port, frame| {
+            if self.takes_frames {
+                return request(self.base | u64::from(port), 0, frame);
             }
-        }
-        malformed
+            match Peer::of(frame, port) {
+                Some((peer, payload)) => request(clients.number_of(peer), peer.own.port(), payload),
+                None => malformed += 1,
+            }
+        });
+        taken + malformed
     }
 
     /// Sends an answer; nothing for a client that is not known any more, else whether there was room.
     fn send(&mut self, number: u64, payload: &[u8]) -> Option<bool> {
         if self.takes_frames {
             let port = (number & !self.base) as usize;
-            return Some(self.push(port, payload.len(), Some(payload)));
+            return Some(self.wires.push(port, payload));
         }
         let peer = self.clients.client(number)?;
         let length = peer.answer(payload, &mut self.frame);
-        Some(length.is_some_and(|length| self.push(usize::from(peer.port), length, None)))
-    }
-
-    /// Sends a frame, or what lies in the buffer, by a port. Whether there was room.
-    fn push(&mut self, port: usize, length: usize, frame: Option<&[u8]>) -> bool {
-        let link = self.links.get_mut(port).and_then(Option::as_mut);
-        let Some(queue) = link.and_then(|link| link.queues.first_mut()) else {
-            return false;
-        };
-        queue.tx.push(frame.unwrap_or(&self.frame[..length])).is_ok()
-    }
-
-    fn flush(&mut self) {
-        for pair in self.links.iter_mut().flatten().flat_map(|link| &mut link.queues) {
-            pair.tx.flush();
-        }
+        let sent =
+            length.is_some_and(|length| self.wires.push(usize::from(peer.port), &self.frame[..length]));
+        Some(sent)
     }
 }
 
@@ -361,7 +288,7 @@ impl State {
         };
         match &mut self.port {
             Port::Udp(port) => port.receive(&mut request),
-            Port::Memif(port) => self.counts.malformed += port.receive(&mut request),
+            Port::Frames(port) => self.counts.malformed += port.receive(&mut request),
         }
         self.counts.requests += (into.len() - before) as u64;
     }
@@ -373,7 +300,7 @@ impl State {
             };
             let sent = match &mut self.port {
                 Port::Udp(port) => port.send(number, &message.body),
-                Port::Memif(port) => port.send(number, &message.body),
+                Port::Frames(port) => port.send(number, &message.body),
             };
             match sent {
                 Some(true) => self.counts.answers += 1,
@@ -381,8 +308,8 @@ impl State {
                 None => self.counts.unknown_clients += 1,
             }
         }
-        if let Port::Memif(port) = &mut self.port {
-            port.flush();
+        if let Port::Frames(port) = &mut self.port {
+            port.wires.flush();
         }
     }
 }

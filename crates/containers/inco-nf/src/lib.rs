@@ -17,7 +17,6 @@
 //! their ports (`manager.rs`, `sender.rs`).
 #![forbid(unsafe_code)]
 
-mod interface;
 mod manager;
 mod moves;
 mod options;

@@ -10,8 +10,8 @@ use memif::{
 };
 use model::Nanos;
 use nf_page::PortCounters;
+use packet_socket::Interface;
 
-use crate::interface::Interface;
 use crate::moves::Messages;
 use crate::options::{Options, Role};
 
@@ -67,7 +67,7 @@ impl Ports {
     pub(crate) fn open(options: &Options) -> Result<Ports> {
         let interfaces = options.interfaces.iter();
         let interfaces = interfaces.map(|name| Interface::open(name, options.ring_slots));
-        let interfaces = interfaces.collect::<Result<Vec<_>>>()?;
+        let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         let source = match options.role {
             _ if !interfaces.is_empty() => LinkSource::Interfaces(interfaces),
             Role::Server => {

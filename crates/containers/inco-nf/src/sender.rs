@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use packet_socket::Interface;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use signal::{Key, Signal, Wish};
 
-use crate::interface::Interface;
 use crate::options;
 
 /// The interface of an instance's port, in its network namespace.

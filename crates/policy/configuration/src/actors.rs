@@ -203,15 +203,18 @@ pub(crate) fn make_card(
             );
         }
     }
-    if section.get("port").is_some() && service.port != PortKind::Memif {
-        let what = "the sides of a service of actors have ports of the kind \"memif\"";
+    let is_frames = service.port == PortKind::Frames;
+    if section.get("port").is_some() && !is_frames && service.port != PortKind::Memif {
+        let what = "the sides of a service of actors have ports of the kind \"memif\" or \"frames\"";
         reader.report(&section.key("port"), ValueError::new(what, "remove it"));
     }
     if service.affinity != Affinity::Strict {
         let what = "a service of actors has one network, so that no flow can move";
         reader.report(&section.key("affinity"), ValueError::new(what, "remove it"));
     }
-    service.port = PortKind::Memif;
+    if !is_frames {
+        service.port = PortKind::Memif;
+    }
     service.image.get_or_insert_with(|| ACTORS_IMAGE.to_owned());
     service.instances = Instances {
         from: Origin::Inco,

@@ -4,7 +4,7 @@
 
 use configuration::{Configuration, Moves, PlaceId, Placement};
 use drivers::parse;
-use model::{ActorSide, Nanos};
+use model::{ActorSide, Nanos, PortKind, Ready};
 
 mod drivers;
 
@@ -157,6 +157,19 @@ fn what_cannot_be_is_told_with_its_place() {
             .join("\n")
             .contains("has no ports by which actors answer")
     );
+}
+
+#[test]
+fn both_sides_have_memif_ports_or_interfaces_of_the_kernel() {
+    let frames = FILE.replacen("kind = \"actors\"", "kind = \"actors\"\nport = \"frames\"", 1);
+    for (text, port, ready) in [
+        (FILE, PortKind::Memif, Ready::Connected),
+        (frames.as_str(), PortKind::Frames, Ready::Listens),
+    ] {
+        let c = good(text);
+        let of_sides: Vec<_> = c.services.iter().map(|of| (of.port, of.ready.clone())).collect();
+        assert_eq!(of_sides, [(port, ready.clone()), (port, ready)]);
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! call. One call sends all frames that were put into the ring.
 //!
 //! Key types: [`PacketSocket`] (an interface's socket), [`Receiver`] and [`Sender`] (its rings), [`Received`] (a frame
-//! in its slot), [`Dividing`] (packets that are too long for a link).
+//! in its slot), [`Dividing`] (packets that are too long for a link), [`Interface`] (all of that as a data port of a
+//! program).
 //!
 //! The next process can take a socket over, with what is in its rings: [`PacketSocket::keep`], [`PacketSocket::resume`].
 //!
@@ -17,6 +18,7 @@
 
 // UNSAFETY: the rings are memory that the kernel writes too, and rustix has no options of packet sockets.
 
+mod interface;
 mod positions;
 mod ring;
 mod socket;
@@ -26,6 +28,7 @@ use std::io;
 
 use thiserror::Error;
 
+pub use interface::{Interface, InterfaceError};
 pub use ring::{Received, Receiver, SendError, Sender, Tag, Taken};
 pub use socket::{Config, Kept, Monitor, PacketSocket, Statistics, mtu};
 pub use whole::Dividing;

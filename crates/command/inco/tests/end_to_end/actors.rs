@@ -554,6 +554,48 @@ fn actors_move_by_load_and_come_back() {
     inco.stop(&place);
 }
 
+/// The sides have interfaces of the kernel in the place of memif links.
+#[test]
+fn actors_answer_through_interfaces_of_the_kernel_while_they_move_and_after_the_end_of_a_side_and_of_inco() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let (place, network) = (Place::with_a_cpu(), Network::new());
+    place.must(&["image", "build", "actors", "--name", OPERATED]);
+    let configuration = operated("moves = \"manual\"")
+        .replace("kind = \"actors\"\n", "kind = \"actors\"\nport = \"frames\"\n");
+    let inco = network.run(&place, &configuration);
+    both_run(&inco);
+    inco.settled(2, 0);
+    let mut client = Client::new(&network);
+    client.ask(|| ());
+    for to in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
+        let enough = client.answers.len() + 200;
+        move_to(&inco, to);
+        is_on(&inco, to, || client.turn());
+        eventually("requests are answered", PATIENCE, || {
+            client.turn();
+            (client.answers.len() > enough).then_some(())
+        });
+    }
+    client.settle();
+    client.counted_each_once();
+    // The process that has the interface towards the clients ends, and the actor is on the other side.
+    let count = client.answers.last().unwrap().1;
+    kill_side(&inco, ActorSide::Card);
+    client.ask(|| ());
+    let after = client.answers.last().unwrap().1;
+    assert!(after > count, "{after} after {count}");
+    // inco ends, and the sides keep their interfaces.
+    drop(inco.kill());
+    let inco = network.run(&place, &configuration);
+    both_run(&inco);
+    client.ask(|| ());
+    assert!(client.answers.last().unwrap().1 > after);
+    assert!(inco.instances().iter().all(|of| of.adopted));
+    inco.stop(&place);
+}
+
 /// The example of a module answers as the counter does. It is moved under load, and then one side is killed.
 #[test]
 fn an_actor_in_webassembly_moves_with_its_memory() {
