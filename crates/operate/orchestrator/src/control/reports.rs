@@ -485,3 +485,7 @@ impl ControlLoop {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "reports_tests.rs"]
+mod tests;
