@@ -38,7 +38,7 @@ pub(crate) struct OperatorArgs {
     /// Only objects of this namespace
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    /// IPv4 addresses for Services, such as 10.0.0.100-10.0.0.120,10.1.0.0/28
+    /// IPv4 addresses for Services and Gateways, such as 10.0.0.100-10.0.0.120,10.1.0.0/28
     #[arg(long, value_name = "RANGES", value_parser = Pool::parse)]
     addresses: Option<Pool>,
     /// The kubeconfig; default: the account of the Pod, else $KUBECONFIG, else ~/.kube/config
@@ -109,4 +109,32 @@ pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
             .context("cannot wait for signals; see the limits of this process")?;
     }
     Ok(operator::run(&settings, &check, &stop)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What objects of Kubernetes become is a configuration that inco takes: several ports at one address, and listeners.
+    #[test]
+    fn services_of_several_ports_and_listeners_are_valid() {
+        let service = |name: &str, port: u16, from: &str| {
+            format!(
+                "[service.{name}]\ninstances = {{ from = \"kubernetes:shop/{from}\", port = \"{name}\" }}\n\
+                 vip = {{ address = \"10.0.0.100\", ports = {port}, mode = \"dnat\" }}\n"
+            )
+        };
+        let base = "[switch]\ndriver = \"ebpf\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\n\
+                    [[uplink]]\nname = \"pods\"\ndevice = \"kernel:eth2\"\n";
+        let several = [
+            ("web", 80, "web"),
+            ("web-sip", 5060, "web"),
+            ("edge-dns", 53, "dns"),
+        ];
+        let several = several.map(|(name, port, from)| service(name, port, from));
+        assert_eq!(check(&format!("{base}{}", several.concat())), []);
+        // One port of an address is one service's.
+        let twice = [service("web", 80, "web"), service("other", 80, "other")];
+        assert!(!check(&format!("{base}{}", twice.concat())).is_empty());
+    }
 }

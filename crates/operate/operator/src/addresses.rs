@@ -1,7 +1,7 @@
-//! Addresses for Services: the pool, and who has which.
+//! Addresses for Services and Gateways: the pool, and who has which.
 //!
-//! Each node computes the same: an address that a Service has in its status stays, the older Service wins, and what is
-//! free is given from the lowest address on. Two nodes that give the same address to two Services at once see both in the
+//! Each node computes the same: an address that an object has in its status stays, the older object wins, and what is
+//! free is given from the lowest address on. Two nodes that give the same address to two objects at once see both in the
 //! next list, and the younger one gets another.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +11,10 @@ use crate::plan::Id;
 
 /// Most addresses of a pool: a network of 16 bits.
 const POOL_LIMIT: u32 = 1 << 16;
+const NONE_FREE: &str = "no address is free; set the annotation inco.dev/address of a Service, or spec.addresses of a \
+                         Gateway, or give the operator more with --addresses";
 
-/// IPv4 addresses to be given to Services.
+/// IPv4 addresses to be given to Services and Gateways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pool(Vec<(u32, u32)>);
 
@@ -70,7 +72,7 @@ impl Pool {
     }
 }
 
-/// A Service that is to have an address.
+/// A Service or a Gateway that is to have an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Which.
@@ -83,7 +85,7 @@ pub struct Claim {
     pub has: Option<IpAddr>,
 }
 
-/// The address of each Service, or why it has none.
+/// The address of each, or why it has none.
 pub fn assign(claims: &[Claim], pool: &Pool) -> BTreeMap<Id, Result<IpAddr, String>> {
     let mut claims: Vec<&Claim> = claims.iter().collect();
     claims.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
@@ -94,7 +96,7 @@ pub fn assign(claims: &[Claim], pool: &Pool) -> BTreeMap<Id, Result<IpAddr, Stri
             let answer = match taken.insert(address) {
                 true => Ok(address),
                 false => Err(format!(
-                    "spec.loadBalancerIP: an older Service has {address}; ask for another address"
+                    "an older object has the address {address}; ask for another one"
                 )),
             };
             given.insert(claim.id.clone(), answer);
@@ -115,10 +117,7 @@ pub fn assign(claims: &[Claim], pool: &Pool) -> BTreeMap<Id, Result<IpAddr, Stri
         }
         let answer = match free.find(|of| taken.insert(*of)) {
             Some(address) => Ok(address),
-            None => Err(
-                "no address is free; set the annotation inco.dev/address, or give the operator more with --addresses"
-                    .to_owned(),
-            ),
+            None => Err(NONE_FREE.to_owned()),
         };
         given.insert(claim.id.clone(), answer);
     }
@@ -170,7 +169,7 @@ mod tests {
         let asked = [claim(1, Some("10.0.0.1"), None), claim(2, Some("10.0.0.1"), None)];
         let said = given(&asked, "10.0.0.0/30");
         assert!(
-            said[0] == "10.0.0.1" && said[1].contains("an older Service has 10.0.0.1"),
+            said[0] == "10.0.0.1" && said[1].contains("an older object has the address 10.0.0.1"),
             "{said:?}"
         );
     }

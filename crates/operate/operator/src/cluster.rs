@@ -1,7 +1,7 @@
 //! The API server: lists, statuses, events, and a thread that says when something has changed.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -16,12 +16,10 @@ use kubernetes::said;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::Error;
-use crate::objects::{FUNCTION, Object, SERVICE};
+use crate::objects::{GATEWAY_CLASS, KINDS, Object, SERVICE, api_version, is_optional};
 use crate::plan::Id;
+use crate::{Error, gateway};
 
-/// The group and version of `NetworkFunction`.
-pub const API_VERSION: &str = "inco.dev/v1alpha1";
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 /// Most objects of a kind. A node has at most 64 services; the others are of other nodes, or of other classes.
@@ -38,11 +36,16 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const MANAGER_LIMIT: usize = 128;
 /// The code of what is not there.
 const NOT_FOUND: u16 = 404;
+/// The code of what this account may not do.
+const FORBIDDEN: u16 = 403;
+/// The code of a change of something that has changed meanwhile.
+const CONFLICT: u16 = 409;
 
-/// The objects of a list, and the labels of the node.
+/// The objects of a list, the Services that routes name, and the labels of the node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listed {
     pub(crate) objects: Vec<Object>,
+    pub(crate) backends: Vec<Object>,
     pub(crate) labels: BTreeMap<String, String>,
 }
 
@@ -52,19 +55,17 @@ pub(crate) struct Cluster {
     namespace: Option<String>,
     runtime: Runtime,
     client: Option<Client>,
+    /// Optional kinds that the cluster has had. One that is away later is no reason to remove what it wanted.
+    known: BTreeSet<&'static str>,
 }
 
 fn resource(kind: &str) -> ApiResource {
-    let (group, version) = if kind == FUNCTION {
-        ("inco.dev", "v1alpha1")
-    } else {
-        ("", "v1")
-    };
+    let (group, version) = api_version(kind).split_once('/').unwrap_or(("", "v1"));
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
 fn api(client: &Client, namespace: Option<&str>, kind: &str) -> Api<DynamicObject> {
-    match namespace {
+    match namespace.filter(|of| kind != GATEWAY_CLASS && !of.is_empty()) {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
         None => Api::all_with(client.clone(), &resource(kind)),
     }
@@ -79,6 +80,7 @@ fn object(kind: &'static str, mut of: DynamicObject) -> Object {
         },
         uid: of.uid().unwrap_or_default(),
         generation: of.metadata.generation.unwrap_or_default(),
+        version: of.resource_version().unwrap_or_default(),
         created: of
             .creation_timestamp()
             .map(|of| of.0.to_string())
@@ -112,6 +114,7 @@ impl Cluster {
             namespace,
             runtime,
             client: None,
+            known: BTreeSet::new(),
         })
     }
 
@@ -143,33 +146,44 @@ impl Cluster {
 
     /// All objects that are of inco, and the labels of this node.
     pub(crate) fn list(&mut self, node: &str) -> Result<Listed, Error> {
-        let namespace = self.namespace.clone();
-        self.ask(async |client| {
-            let mut listed = Listed::default();
-            for kind in [FUNCTION, SERVICE] {
+        let (namespace, before) = (self.namespace.clone(), self.known.clone());
+        let (listed, known) = self.ask(async |client| {
+            let (mut listed, mut known, mut services) = (Listed::default(), before.clone(), Vec::new());
+            for kind in KINDS {
                 let api = api(client, namespace.as_deref(), kind);
-                let mut params = ListParams::default().limit(PAGE);
-                let mut seen = 0;
-                loop {
-                    let page = api.list(&params).await?;
-                    let next = page.metadata.continue_.clone().filter(|of| !of.is_empty());
-                    seen += page.items.len();
-                    let all = page.items.into_iter().map(|of| object(kind, of));
-                    listed.objects.extend(all.filter(Object::is_of_inco));
-                    match next {
-                        Some(token) if seen < OBJECTS_LIMIT => params = params.continue_token(&token),
-                        Some(_) => {
-                            tracing::warn!(kind, limit = OBJECTS_LIMIT, "further objects are left out");
-                            break;
-                        }
-                        None => break,
+                let all = match listed_all(&api, kind).await {
+                    Err(kube::Error::Api(said))
+                        if is_optional(kind)
+                            && !before.contains(kind)
+                            && [NOT_FOUND, FORBIDDEN].contains(&said.code) =>
+                    {
+                        tracing::debug!(kind, said = said.message, "it is not there for this account");
+                        continue;
                     }
+                    all => all?,
+                };
+                known.insert(kind);
+                match kind {
+                    SERVICE => services = all,
+                    _ => listed.objects.extend(all),
+                }
+            }
+            listed.objects = gateway::relevant(listed.objects);
+            let named = gateway::backends(&listed.objects);
+            for of in services {
+                if named.contains(&(of.id.namespace.clone(), of.id.name.clone())) {
+                    listed.backends.push(of.clone());
+                }
+                if of.is_of_inco() {
+                    listed.objects.push(of);
                 }
             }
             let found = api(client, None, "Node").get(node).await?;
             listed.labels = found.metadata.labels.unwrap_or_default();
-            Ok(listed)
-        })
+            Ok((listed, known))
+        })?;
+        self.known = known;
+        Ok(listed)
     }
 
     /// Whether the cluster has such a node.
@@ -177,21 +191,36 @@ impl Cluster {
         self.ask(async |client| Ok(api(client, None, "Node").get_opt(node).await?.is_some()))
     }
 
-    /// Applies a status as that node, and gives the one that is there then; [`None`]: the object is gone.
+    /// Applies a status as that node, and gives the object that is there then; [`None`]: it is gone.
     pub(crate) fn apply_status(
         &mut self,
         id: &Id,
         node: &str,
         status: &Value,
-    ) -> Result<Option<Value>, Error> {
-        let version = if id.kind == FUNCTION { API_VERSION } else { "v1" };
+    ) -> Result<Option<Object>, Error> {
+        let version = api_version(id.kind);
         let whole = json!({ "apiVersion": version, "kind": id.kind, "metadata": { "name": id.name }, "status": status });
+        let params = PatchParams::apply(&manager(node)).force();
+        self.patch_status(id, &params, &Patch::Apply(&whole))
+    }
+
+    /// Replaces lists of a status that others write, too, where it is as it was listed; [`None`]: it is not, or is gone.
+    pub(crate) fn change_status(&mut self, of: &Object, status: &Value) -> Result<Option<Object>, Error> {
+        let whole = json!({ "metadata": { "resourceVersion": of.version }, "status": status });
+        self.patch_status(&of.id, &PatchParams::default(), &Patch::Merge(&whole))
+    }
+
+    fn patch_status(
+        &mut self,
+        id: &Id,
+        params: &PatchParams,
+        patch: &Patch<&Value>,
+    ) -> Result<Option<Object>, Error> {
         self.ask(async |client| {
-            let params = PatchParams::apply(&manager(node)).force();
             let api = api(client, Some(&id.namespace), id.kind);
-            match api.patch_status(&id.name, &params, &Patch::Apply(&whole)).await {
-                Ok(of) => Ok(Some(object(id.kind, of).status)),
-                Err(kube::Error::Api(said)) if said.code == NOT_FOUND => Ok(None),
+            match api.patch_status(&id.name, params, patch).await {
+                Ok(of) => Ok(Some(object(id.kind, of))),
+                Err(kube::Error::Api(said)) if [NOT_FOUND, CONFLICT].contains(&said.code) => Ok(None),
                 Err(error) => Err(error),
             }
         })
@@ -207,7 +236,7 @@ impl Cluster {
     ) -> Result<(), Error> {
         let now = now();
         let id = &object.id;
-        let version = if id.kind == FUNCTION { API_VERSION } else { "v1" };
+        let version = api_version(id.kind);
         let event = json!({
             "apiVersion": "v1", "kind": "Event",
             "metadata": { "generateName": format!("{}.", id.name), "namespace": id.namespace },
@@ -221,6 +250,25 @@ impl Cluster {
             let api = api(client, Some(&id.namespace), "Event");
             api.create(&PostParams::default(), &event).await.map(drop)
         })
+    }
+}
+
+/// All objects of a kind, a page after the other.
+async fn listed_all(api: &Api<DynamicObject>, kind: &'static str) -> Result<Vec<Object>, kube::Error> {
+    let mut params = ListParams::default().limit(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let page = api.list(&params).await?;
+        let next = page.metadata.continue_.clone().filter(|of| !of.is_empty());
+        all.extend(page.items.into_iter().map(|of| object(kind, of)));
+        match next {
+            Some(token) if all.len() < OBJECTS_LIMIT => params = params.continue_token(&token),
+            Some(_) => {
+                tracing::warn!(kind, limit = OBJECTS_LIMIT, "further objects are left out");
+                return Ok(all);
+            }
+            None => return Ok(all),
+        }
     }
 }
 
@@ -250,10 +298,8 @@ pub(crate) fn watch(access: kubernetes::Cluster, namespace: Option<String>) -> R
     let each = move || {
         let namespace = namespace.as_deref();
         runtime.block_on(async {
-            tokio::join!(
-                follow(&access, namespace, FUNCTION, &sender),
-                follow(&access, namespace, SERVICE, &sender)
-            );
+            let each = KINDS.map(|kind| follow(&access, namespace, kind, &sender));
+            futures_util::future::join_all(each).await;
         });
     };
     thread.spawn(each).map_err(Error::Start)?;

@@ -19,13 +19,13 @@ pub mod addresses;
 mod cluster;
 mod files;
 mod force;
+pub mod gateway;
 pub mod objects;
 pub mod plan;
 mod run;
 pub mod spec;
 pub mod status;
 
-pub use cluster::API_VERSION;
 pub use files::Files;
 pub use run::{Check, Settings, run};
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 use crate::files::services;
+use crate::objects::FUNCTION;
 use crate::spec::shortened;
 
 /// Longest message in a status, in characters.
@@ -22,15 +23,18 @@ const HEAD: &str =
 /// Which object: its kind, namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
-    /// `NetworkFunction` or `Service`.
+    /// `NetworkFunction`, `Service`, or a kind of the Gateway API.
     pub kind: &'static str,
-    /// Its namespace.
+    /// Its namespace; empty where its kind has none.
     pub namespace: String,
     /// Its name.
     pub name: String,
 }
 
-/// What an object wants of this node.
+/// One service of an object, which can have several: the object, and the name of the service.
+pub type Part = (Id, String);
+
+/// A service that an object wants of this node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     /// Which object.
@@ -43,6 +47,13 @@ pub struct Wanted {
     pub table: Result<Table, String>,
 }
 
+impl Wanted {
+    /// Which part of its object it is.
+    pub fn part(&self) -> Part {
+        (self.id.clone(), self.service.clone())
+    }
+}
+
 /// A problem that the checker has with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -52,12 +63,12 @@ pub struct Fault {
     pub text: String,
 }
 
-/// What becomes of an object.
+/// What becomes of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Why what it wants is not accepted.
+    /// Why it is not accepted.
     pub refused: Option<String>,
-    /// Whether a service of it is in the configuration, of now or of before.
+    /// Whether its service is in the configuration, of now or of before.
     pub is_in_force: bool,
 }
 
@@ -70,18 +81,18 @@ pub struct Input<'a> {
     /// What is wanted.
     pub wanted: &'a [Wanted],
     /// What inco itself has refused on this node: the table, and why.
-    pub refused: &'a BTreeMap<Id, (Table, String)>,
+    pub refused: &'a BTreeMap<Part, (Table, String)>,
     /// Services of before that stay although nobody wants them.
     pub kept: &'a dyn Fn(&str) -> bool,
 }
 
-/// The configuration, and what becomes of each object.
+/// The configuration, and what becomes of each part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// The text.
     pub text: String,
-    /// For each object.
-    pub verdicts: BTreeMap<Id, Verdict>,
+    /// For each part.
+    pub verdicts: BTreeMap<Part, Verdict>,
     /// The services that nobody wants any more, whether they are kept or not.
     pub unwanted: Vec<String>,
 }
@@ -192,7 +203,8 @@ pub fn plan(input: &Input<'_>, check: &dyn Fn(&str) -> Vec<Fault>) -> Result<Pla
             refused: of.refused,
             is_in_force: chosen.contains_key(of.service),
         };
-        plan.verdicts.insert(of.id.clone(), verdict);
+        let part = (of.id.clone(), of.service.to_owned());
+        plan.verdicts.insert(part, verdict);
     }
     plan.text = text_of(input.base, &chosen);
     Ok(plan)
@@ -218,12 +230,17 @@ fn candidates<'a>(
             None => None,
         };
         if let Some(taken) = taken {
-            let refused = format!("spec.service: {taken} has a service {name:?}; write another name");
+            let refused = match of.id.kind {
+                FUNCTION => format!("spec.service: {taken} has a service {name:?}; write another name"),
+                _ => format!(
+                    "{taken} has a service {name:?}, which this object would have; give it another name"
+                ),
+            };
             let verdict = Verdict {
                 refused: Some(refused),
                 is_in_force: false,
             };
-            plan.verdicts.entry(of.id.clone()).or_insert(verdict);
+            plan.verdicts.entry(of.part()).or_insert(verdict);
             continue;
         }
         owners.insert(name, &of.id);
@@ -231,7 +248,7 @@ fn candidates<'a>(
             Ok(table) => (Some(table.clone()), None),
             Err(reason) => (None, Some(shortened(reason, MESSAGE_LIMIT))),
         };
-        if let Some((table, reason)) = input.refused.get(&of.id)
+        if let Some((table, reason)) = input.refused.get(&of.part())
             && new.as_ref() == Some(table)
         {
             new = None;

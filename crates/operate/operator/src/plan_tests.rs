@@ -62,7 +62,7 @@ fn wanted(number: u32, name: &str, table: &str) -> Wanted {
     }
 }
 
-fn planned_with(before: &str, wanted: &[Wanted], refused: &BTreeMap<Id, (Table, String)>) -> Plan {
+fn planned_with(before: &str, wanted: &[Wanted], refused: &BTreeMap<Part, (Table, String)>) -> Plan {
     let input = Input {
         base: BASE,
         before,
@@ -81,8 +81,16 @@ fn names(plan: &Plan) -> Vec<String> {
     services(&plan.text).into_keys().collect()
 }
 
+/// The verdict of the only part of an object.
+fn verdict<'a>(plan: &'a Plan, name: &str) -> &'a Verdict {
+    let mut all = plan.verdicts.iter().filter(|((of, _), _)| *of == id(name));
+    let (_, verdict) = all.next().unwrap();
+    assert!(all.next().is_none(), "{name} has one part");
+    verdict
+}
+
 fn refusal<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
-    plan.verdicts[&id(name)].refused.as_deref()
+    verdict(plan, name).refused.as_deref()
 }
 
 #[test]
@@ -131,10 +139,10 @@ fn an_invalid_object_keeps_what_it_had_and_the_others_go_on() {
     assert_eq!(of["a"]["image"].as_str(), Some("old"));
     assert_eq!(of["b"]["image"].as_str(), Some("new"));
     assert_eq!(refusal(&second, "a"), Some("service.a.port: no port; write null"));
-    assert!(second.verdicts[&id("a")].is_in_force);
+    assert!(verdict(&second, "a").is_in_force);
     assert_eq!(refusal(&second, "b"), None);
     assert_eq!(refusal(&second, "c"), Some("service.c.port: no port; write null"));
-    assert!(!second.verdicts[&id("c")].is_in_force && !of.contains_key("c"));
+    assert!(!verdict(&second, "c").is_in_force && !of.contains_key("c"));
 }
 
 #[test]
@@ -190,6 +198,38 @@ fn names_belong_to_the_base_and_then_to_the_older_object() {
 }
 
 #[test]
+fn the_services_of_one_object_are_accepted_and_refused_apart() {
+    let part = |service: &str, table: &str| Wanted {
+        service: service.to_owned(),
+        ..wanted(1, "web", table)
+    };
+    let first = planned(
+        "",
+        &[part("web", "image = \"old\""), part("web-dns", "image = \"old\"")],
+    );
+    let changed = [
+        part("web", "image = \"new\""),
+        part("web-dns", "port = \"wrong\""),
+        part("web-sip", "image = \"new\""),
+    ];
+    let second = planned(&first.text, &changed);
+    let of = services(&second.text);
+    let image = |name: &str| of[name]["image"].as_str().unwrap();
+    assert_eq!(
+        (image("web"), image("web-dns"), image("web-sip")),
+        ("new", "old", "new")
+    );
+    let refused = |of: &Wanted| second.verdicts[&of.part()].refused.is_some();
+    assert_eq!(changed.each_ref().map(refused), [false, true, false]);
+    // What inco has refused of one part is not held against another one.
+    let table = changed[2].table.clone().unwrap();
+    let refused = BTreeMap::from([(changed[2].part(), (table, "no".to_owned()))]);
+    let third = planned_with(&first.text, &changed, &refused);
+    assert_eq!(names(&third), ["own", "web", "web-dns"]);
+    assert_eq!(services(&third.text)["web"]["image"].as_str(), Some("new"));
+}
+
+#[test]
 fn a_chain_is_accepted_whatever_the_order_and_beside_what_is_wrong() {
     let chain = [
         wanted(1, "a", "next = \"b\""),
@@ -242,7 +282,7 @@ fn what_this_node_refused_is_not_tried_until_it_differs() {
     let first = planned("", &[wanted(1, "a", "image = \"old\"")]);
     let new = wanted(1, "a", "image = \"missing\"");
     let refused = BTreeMap::from([(
-        id("a"),
+        new.part(),
         (new.table.clone().unwrap(), "there is no image".to_owned()),
     )]);
     let second = planned_with(&first.text, &[new], &refused);

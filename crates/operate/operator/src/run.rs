@@ -1,13 +1,14 @@
 //! The loop of the operator on a node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use api::types::ServiceRow;
+use api::types::{ServiceRow, Snapshot};
 use api::{Client, Endpoint};
 use serde_json::{Value, json};
 use toml::Table;
@@ -17,9 +18,11 @@ use crate::addresses::Pool;
 use crate::cluster::{Cluster, now, watch};
 use crate::files::{self, Files};
 use crate::force::{Applied, bring_in_force};
-use crate::objects::{FUNCTION, Object, Wishes, wishes};
-use crate::plan::{Fault, Id, Input, Plan, Verdict, named, plan};
-use crate::status::{Condition, Entry, condition_json, entries, entry, gist, status, with_own};
+use crate::objects::{FUNCTION, Object, SERVICE, Wishes, wishes};
+use crate::plan::{Fault, Id, Input, Part, Plan, Verdict, named, plan};
+use crate::status::{
+    Condition, Entry, Told, Writer, agreed, blamed, entries, entry, gist, merged, released, status, with_own,
+};
 
 /// How often inco is asked for its services.
 const TICK: Duration = Duration::from_secs(1);
@@ -36,6 +39,10 @@ const RETRY: Duration = Duration::from_secs(60);
 const ATTEMPTS: usize = 8;
 /// Most events of one turn. The others are in the log only.
 const EVENTS_LIMIT: usize = 20;
+/// The condition of a Service.
+const ACCEPTED: &str = "inco.dev/Accepted";
+/// What is said of a port of a Service that is refused: the API server takes a word with a domain.
+const REFUSED: &str = "inco.dev/Refused";
 
 /// What an operator is told.
 #[derive(Clone, Debug)]
@@ -50,7 +57,7 @@ pub struct Settings {
     pub cluster: kubernetes::Cluster,
     /// The API of inco.
     pub endpoint: Endpoint,
-    /// Addresses for Services.
+    /// Addresses for Services and Gateways.
     pub pool: Pool,
     /// The program that takes over where inco has to start again: the path that it has for inco.
     pub program: PathBuf,
@@ -60,9 +67,9 @@ pub struct Settings {
 pub type Check<'a> = &'a dyn Fn(&str) -> Vec<Fault>;
 
 /// Something that inco has refused: the table, why, and when.
-type Refused = BTreeMap<Id, (Table, String, Instant)>;
+type Refused = BTreeMap<Part, (Table, String, Instant)>;
 
-/// What was written of an object: its uid, the status, and when.
+/// What was written of an object, and when.
 struct Written {
     status: Value,
     at: Instant,
@@ -74,7 +81,7 @@ struct Operator<'a> {
     cluster: Cluster,
     objects: Vec<Object>,
     wishes: Wishes,
-    verdicts: BTreeMap<Id, Verdict>,
+    verdicts: BTreeMap<Part, Verdict>,
     refused: Refused,
     unwanted: BTreeMap<String, Instant>,
     /// Whether inco may not have the accepted configuration.
@@ -85,6 +92,8 @@ struct Operator<'a> {
     problem: Option<String>,
     written: BTreeMap<Id, Written>,
     told: BTreeMap<Id, Entry>,
+    /// Nodes that the cluster does not have any more, although a status names them.
+    gone: BTreeSet<String>,
     /// What the log has said last of the cluster, and of inco.
     logged: [Option<String>; 2],
 }
@@ -139,6 +148,7 @@ impl<'a> Operator<'a> {
             problem: None,
             written: BTreeMap::new(),
             told: BTreeMap::new(),
+            gone: BTreeSet::new(),
             logged: [None, None],
         })
     }
@@ -163,12 +173,18 @@ impl<'a> Operator<'a> {
             Ok(listed) => {
                 self.log(0, None);
                 self.objects = listed.objects;
-                self.wishes = wishes(&self.objects, &listed.labels, &self.settings.pool);
+                self.gone.clear();
+                self.wishes = wishes(
+                    &self.objects,
+                    &listed.backends,
+                    &listed.labels,
+                    &self.settings.pool,
+                );
                 let is_there = |id: &Id| self.objects.iter().any(|of| of.id == *id);
                 self.written.retain(|id, _| is_there(id));
                 self.told.retain(|id, _| is_there(id));
                 self.refused
-                    .retain(|id, (_, _, at)| is_there(id) && at.elapsed() < RETRY);
+                    .retain(|(id, _), (_, _, at)| is_there(id) && at.elapsed() < RETRY);
                 true
             }
             Err(error) => {
@@ -180,7 +196,7 @@ impl<'a> Operator<'a> {
 
     fn planned(&self, base: &str, before: &str) -> Result<Plan, String> {
         let refused = self.refused.iter();
-        let refused = refused.map(|(id, (table, why, _))| (id.clone(), (table.clone(), why.clone())));
+        let refused = refused.map(|(part, (table, why, _))| (part.clone(), (table.clone(), why.clone())));
         let is_kept = |name: &str| {
             self.unwanted
                 .get(name)
@@ -282,17 +298,17 @@ impl<'a> Operator<'a> {
         let had = files::services(before);
         let changed = self.wishes.wanted.iter().filter_map(|of| {
             let table = of.table.as_ref().ok()?;
-            let is_new = had.get(&of.service) != Some(table) && !self.refused.contains_key(&of.id);
-            is_new.then_some((&of.id, &of.service, table))
+            let is_new = had.get(&of.service) != Some(table) && !self.refused.contains_key(&of.part());
+            is_new.then_some((of, table))
         });
         let changed: Vec<_> = changed.collect();
-        let blamed = named(refusal, changed.iter().map(|(_, service, _)| service.as_str()));
+        let blamed = named(refusal, changed.iter().map(|(of, _)| of.service.as_str()));
         let is_blamed = |service: &str| blamed.is_empty() || blamed.contains(&service);
         let mut refused = Refused::new();
-        for (id, service, table) in &changed {
-            if is_blamed(service) {
+        for (of, table) in &changed {
+            if is_blamed(&of.service) {
                 let entry = ((*table).clone(), refusal.to_owned(), Instant::now());
-                refused.insert((*id).clone(), entry);
+                refused.insert(of.part(), entry);
             }
         }
         let is_any = !refused.is_empty();
@@ -305,23 +321,30 @@ impl<'a> Operator<'a> {
         if self.objects.is_empty() || self.logged.first().is_some_and(Option::is_some) {
             return;
         }
-        let rows = Client::connect_to(self.settings.endpoint.clone()).and_then(|client| client.services());
-        let (rows, away) = match rows {
-            Ok(rows) => (rows, self.problem.clone()),
-            Err(error) => (Vec::new(), Some(error.to_string())),
+        let asked = Client::connect_to(self.settings.endpoint.clone()).and_then(|client| client.snapshot());
+        let (rows, waits, away): (_, Vec<(String, f64)>, _) = match asked {
+            Ok(Snapshot {
+                services, instances, ..
+            }) => {
+                let waits = instances
+                    .into_iter()
+                    .filter_map(|of| Some((of.service, of.ring_wait_us?.p99)));
+                (services, waits.collect(), self.problem.clone())
+            }
+            Err(error) => (Vec::new(), Vec::new(), Some(error.to_string())),
         };
         let mut events = Vec::new();
         for index in 0..self.objects.len() {
             let Some(object) = self.objects.get(index) else {
                 continue;
             };
-            let of_node = self.own(object, &rows, away.as_deref());
+            let of_node = self.own(object, (&rows, &waits), away.as_deref());
             let changes = self.changes(object, of_node.as_ref());
             events.extend(changes.into_iter().map(|of| (index, of)));
-            let written = if object.id.kind == FUNCTION {
-                self.status_of(object, of_node.as_ref())
-            } else {
-                self.service_status(object, of_node.as_ref())
+            let written = match object.id.kind {
+                FUNCTION => self.status_of(object, of_node.as_ref()),
+                SERVICE => self.service_status(object, of_node.as_ref()),
+                _ => self.gateway_status(object),
             };
             let id = object.id.clone();
             match of_node {
@@ -339,7 +362,12 @@ impl<'a> Operator<'a> {
     }
 
     /// What this node says of an object; [`None`]: it has no part in it.
-    fn own(&self, object: &Object, rows: &[ServiceRow], away: Option<&str>) -> Option<Entry> {
+    fn own(
+        &self,
+        object: &Object,
+        (rows, waits): (&[ServiceRow], &[(String, f64)]),
+        away: Option<&str>,
+    ) -> Option<Entry> {
         let node = &self.settings.node;
         if let Some(reason) = self.wishes.unreadable.get(&object.id) {
             let verdict = Verdict {
@@ -348,17 +376,20 @@ impl<'a> Operator<'a> {
             };
             return Some(entry(node, object.generation, &verdict, None, None));
         }
-        let wanted = self.wishes.wanted.iter().find(|of| of.id == object.id)?;
         let unknown = Verdict {
             refused: None,
             is_in_force: false,
         };
-        let verdict = self.verdicts.get(&object.id).unwrap_or(&unknown);
-        let row = rows.iter().find(|row| row.name == wanted.service);
-        let row = row.filter(|_| verdict.is_in_force);
-        let mut own = entry(node, object.generation, verdict, row, away);
+        let parts = self.wishes.wanted.iter().filter(|of| of.id == object.id);
+        let parts = parts.map(|wanted| {
+            let verdict = self.verdicts.get(&wanted.part()).unwrap_or(&unknown);
+            let row = rows.iter().find(|row| row.name == wanted.service);
+            let told = row.filter(|_| verdict.is_in_force).map(|row| Told { row, waits });
+            entry(node, object.generation, verdict, told, away)
+        });
+        let mut own = merged(&parts.collect::<Vec<_>>())?;
         // Until the verdict is that of this generation, the generation of before stands.
-        if away.is_some() && verdict.refused.is_none() {
+        if away.is_some() && own.is_accepted {
             let before = self.told.get(&object.id);
             own.generation = before.map_or(0, |of| of.generation);
         }
@@ -388,40 +419,113 @@ impl<'a> Operator<'a> {
 
     /// The status to be written of a Service, if it has to be.
     fn service_status(&self, object: &Object, own: Option<&Entry>) -> Option<Value> {
-        let own = own?;
-        let verdict = self.verdicts.get(&object.id);
-        let address = self.wishes.addresses.get(&object.id);
-        let address = address.filter(|_| verdict.is_some_and(|of| of.is_in_force));
-        let condition = Condition {
-            kind: "inco.dev/Accepted",
-            holds: own.is_accepted && address.is_some(),
-            reason: if own.is_accepted { "Accepted" } else { "Refused" },
-            message: own.message.clone(),
-        };
-        let there = &object.status;
-        let condition = condition_json(&condition, 0, there, &now());
-        let ingress = address.map(|of| json!([{ "ip": of.to_string(), "ipMode": "VIP" }]));
-        let new = json!({ "loadBalancer": { "ingress": ingress.unwrap_or_else(|| json!([])) }, "conditions": [condition] });
-        let of = |status: &Value, at: &str| status.pointer(at).cloned();
-        let kept = |status: &Value| {
-            let conditions = status
+        let (node, there, now) = (&self.settings.node, &object.status, now());
+        let is_own = |of: &&Value| of.get("type").and_then(Value::as_str) == Some(ACCEPTED);
+        let conditions = |of: &Value| -> Vec<Value> {
+            let all = of
                 .get("conditions")
                 .and_then(Value::as_array)
                 .into_iter()
                 .flatten();
-            let own =
-                conditions.filter(|of| of.get("type").and_then(Value::as_str) == Some("inco.dev/Accepted"));
-            let state: Vec<_> = own.map(|it| (of(it, "/status"), of(it, "/reason"))).collect();
-            (of(status, "/loadBalancer/ingress/0/ip"), state)
+            all.filter(is_own).cloned().collect()
+        };
+        let Some(own) = own else {
+            let new = released(there, node)?;
+            return Some(json!({ "conditions": conditions(&new) }));
+        };
+        let verdict = |service: &str| self.verdicts.get(&(object.id.clone(), service.to_owned()));
+        let ports = object.ports();
+        let is_in_force = ports
+            .iter()
+            .any(|of| verdict(&of.service).is_some_and(|of| of.is_in_force));
+        // Another node may serve it meanwhile.
+        let is_there = |of: &&IpAddr| {
+            let ip = there
+                .pointer("/loadBalancer/ingress/0/ip")
+                .and_then(Value::as_str);
+            ip == Some(of.to_string().as_str())
+        };
+        let address = self.wishes.addresses.get(&object.id);
+        let address = address.filter(|of| is_in_force || is_there(of));
+        let (holds, reason) = match own.is_accepted {
+            true if is_in_force && address.is_some() => (true, "Accepted"),
+            true => (false, "Pending"),
+            false => (false, "Refused"),
+        };
+        let message = match holds {
+            true => own.message.clone(),
+            false => format!("node {node}: {}", own.message),
+        };
+        let condition = Condition {
+            kind: ACCEPTED,
+            holds,
+            reason,
+            message,
+        };
+        let writer = Writer {
+            node,
+            gone: &self.gone,
+            now: &now,
+        };
+        let condition = agreed(&condition, 0, there, &writer);
+        let own_ports = ports.iter().map(|of| {
+            let mut port = json!({ "port": of.number, "protocol": of.protocol });
+            if verdict(&of.service).is_some_and(|of| of.refused.is_some()) {
+                port["error"] = json!(REFUSED);
+            }
+            port
+        });
+        // Whose refusal the condition tells says it of ports as well.
+        let others = there.pointer("/loadBalancer/ingress/0/ports");
+        let others = others.filter(|_| blamed(&condition).is_some_and(|of| of != node));
+        let ports = others.cloned().unwrap_or_else(|| own_ports.collect());
+        let ingress = address.map(|of| json!({ "ip": of.to_string(), "ipMode": "VIP", "ports": ports }));
+        let ingress: Vec<Value> = ingress.into_iter().collect();
+        let new = json!({ "loadBalancer": { "ingress": ingress }, "conditions": [condition] });
+        let kept = |status: &Value| {
+            let state = conditions(status)
+                .into_iter()
+                .map(|of| (of["status"].clone(), of["reason"].clone()));
+            let ingress = status.pointer("/loadBalancer/ingress/0");
+            let ingress = ingress.map(|of| (of.get("ip").cloned(), of.get("ports").cloned()));
+            (ingress, state.collect::<Vec<_>>())
         };
         (kept(&new) != kept(there)).then_some(new)
     }
 
+    /// The status to be written of an object of the Gateway API, if it has to be.
+    fn gateway_status(&self, object: &Object) -> Option<Value> {
+        let (node, now) = (&self.settings.node, now());
+        let writer = Writer {
+            node,
+            gone: &self.gone,
+            now: &now,
+        };
+        let said = self.wishes.gateways.status(object, &self.verdicts, &writer);
+        let new = said.or_else(|| released(&object.status, node))?;
+        let is_other = new
+            .as_object()?
+            .iter()
+            .any(|(key, of)| object.status.get(key) != Some(of));
+        // Where the API server makes something else of it, it is not written again and again.
+        let is_due = self
+            .written
+            .get(&object.id)
+            .is_none_or(|of| of.status != new || of.at.elapsed() >= RESYNC);
+        (is_other && is_due).then_some(new)
+    }
+
     fn write(&mut self, index: usize, id: &Id, status: Value) -> Result<(), Error> {
-        let answer = self.cluster.apply_status(id, &self.settings.node, &status)?;
-        if let (Some(there), Some(object)) = (answer, self.objects.get_mut(index)) {
-            object.status = there;
-        }
+        let Some(object) = self.objects.get_mut(index) else {
+            return Ok(());
+        };
+        let answer = match id.kind {
+            FUNCTION | SERVICE => self.cluster.apply_status(id, &self.settings.node, &status)?,
+            _ => self.cluster.change_status(object, &status)?,
+        };
+        // The next list says what else has become of it.
+        let Some(there) = answer else { return Ok(()) };
+        (object.status, object.version) = (there.status, there.version);
         let written = Written {
             status,
             at: Instant::now(),
@@ -502,29 +606,33 @@ impl<'a> Operator<'a> {
         }
     }
 
-    /// Takes the entry of a node away that the cluster does not have any more: at most one at a time.
+    /// Takes the entry of a node away that the cluster does not have any more: at most one at a time. What such a node had
+    /// against a Service or an object of the Gateway API has no effect any more.
     fn forget_a_node(&mut self) {
         let own = &self.settings.node;
-        let others = self
-            .objects
-            .iter()
-            .filter(|of| of.id.kind == FUNCTION)
-            .flat_map(|object| {
-                let foreign = entries(&object.status)
-                    .into_iter()
-                    .map(|of| of.node)
-                    .filter(|of| of != own);
-                foreign.map(|node| (object.id.clone(), node))
-            });
-        let others: Vec<(Id, String)> = others.collect();
+        let named = self.objects.iter().flat_map(|object| {
+            let nodes = match object.id.kind {
+                FUNCTION => entries(&object.status).into_iter().map(|of| of.node).collect(),
+                _ => blamed_in(&object.status),
+            };
+            let is_known = |of: &String| object.id.kind != FUNCTION && self.gone.contains(of);
+            let others = nodes.into_iter().filter(move |of| of != own && !is_known(of));
+            others.map(|node| (object.id.clone(), node))
+        });
+        let named: Vec<(Id, String)> = named.collect();
         // Which one is looked at changes with time.
         let turn = usize::try_from(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap_or_default();
-        let Some((id, node)) = others.get(turn % others.len().max(1)) else {
+        let Some((id, node)) = named.get(turn % named.len().max(1)) else {
             return;
         };
-        if matches!(self.cluster.has_node(node), Ok(false))
-            && self.cluster.apply_status(id, node, &json!({})).is_ok()
-        {
+        if !matches!(self.cluster.has_node(node), Ok(false)) {
+            return;
+        }
+        if id.kind != FUNCTION {
+            self.gone.insert(node.clone());
+            return;
+        }
+        if self.cluster.apply_status(id, node, &json!({})).is_ok() {
             tracing::info!(
                 node,
                 "the cluster does not have this node any more; its entry is removed"
@@ -536,6 +644,18 @@ impl<'a> Operator<'a> {
             }
             self.written.remove(id);
         }
+    }
+}
+
+/// The nodes that conditions of a status blame.
+fn blamed_in(status: &Value) -> Vec<String> {
+    match status {
+        Value::Array(all) => all.iter().flat_map(blamed_in).collect(),
+        Value::Object(all) => match blamed(status) {
+            Some(node) => vec![node.to_owned()],
+            None => all.values().flat_map(blamed_in).collect(),
+        },
+        _ => Vec::new(),
     }
 }
 

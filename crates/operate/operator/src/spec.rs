@@ -93,6 +93,12 @@ pub struct Place {
     pub nodes: Vec<(String, String)>,
 }
 
+/// Whether a service can have that name.
+pub(crate) fn is_service_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    !name.is_empty() && name.len() <= 32 && !name.starts_with('-') && name.chars().all(allowed)
+}
+
 /// The name and the nodes of a `NetworkFunction`.
 ///
 /// # Errors
@@ -103,8 +109,7 @@ pub fn place(name: &str, spec: &Value) -> Result<Place, String> {
         Some(Value::String(service)) => service.clone(),
         Some(_) => return Err("spec.service: this is no text; write the name of a service".to_owned()),
     };
-    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if service.is_empty() || service.len() > 32 || service.starts_with('-') || !service.chars().all(allowed) {
+    if !is_service_name(&service) {
         return Err(format!(
             "spec.service: {:?} is no name of a service; write 1 to 32 characters of a-z, 0-9 and -",
             shortened(&service, 64)

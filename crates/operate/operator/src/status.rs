@@ -3,6 +3,8 @@
 //! Each node writes its own entry, and the sums and conditions of all entries that it has seen. Whoever sees that the
 //! sums are not those of the entries writes them again, so that they converge without anybody who is responsible.
 
+use std::collections::BTreeSet;
+
 use api::types::ServiceRow;
 use serde_json::{Value, json};
 
@@ -31,6 +33,8 @@ pub struct Figures {
     pub dropped: u64,
     /// The load of the busiest instance in percent of its capacity.
     pub load_percent: u64,
+    /// How long 99 % of the packets wait at most in the ring of the instance where they wait longest, in microseconds.
+    pub queueing_us: u64,
 }
 
 /// What a node says of an object.
@@ -69,12 +73,38 @@ fn whole(of: f64) -> u64 {
     of.round() as u64
 }
 
+/// What inco says of a service.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a> {
+    /// The service.
+    pub row: &'a ServiceRow,
+    /// Of each instance with a ring: its service, and how long 99 % of its packets wait there at most, in microseconds.
+    pub waits: &'a [(String, f64)],
+}
+
+impl Told<'_> {
+    fn figures(&self) -> Figures {
+        let row = self.row;
+        let own = self.waits.iter().filter(|(service, _)| *service == row.name);
+        Figures {
+            active: row.active.into(),
+            desired: row.desired.into(),
+            flows: row.live_flows,
+            offered_pps: whole(row.offered_pps),
+            returned_pps: whole(row.returned_pps),
+            dropped: row.dropped_packets,
+            load_percent: whole(row.highest_utilisation.unwrap_or_default() * 100.0),
+            queueing_us: own.map(|(_, us)| whole(*us)).max().unwrap_or_default(),
+        }
+    }
+}
+
 /// The entry of a node, from the verdict and from what inco says of the service. `away`: why inco says nothing.
 pub fn entry(
     node: &str,
     generation: i64,
     verdict: &Verdict,
-    row: Option<&ServiceRow>,
+    told: Option<Told<'_>>,
     away: Option<&str>,
 ) -> Entry {
     let mut entry = Entry {
@@ -83,16 +113,9 @@ pub fn entry(
         is_accepted: verdict.refused.is_none(),
         ..Entry::default()
     };
-    if let Some(row) = row {
-        entry.figures = Figures {
-            active: row.active.into(),
-            desired: row.desired.into(),
-            flows: row.live_flows,
-            offered_pps: whole(row.offered_pps),
-            returned_pps: whole(row.returned_pps),
-            dropped: row.dropped_packets,
-            load_percent: whole(row.highest_utilisation.unwrap_or_default() * 100.0),
-        };
+    let row = told.map(|of| of.row);
+    if let (Some(told), Some(row)) = (told, row) {
+        entry.figures = told.figures();
         entry.is_ready = row.active >= row.desired.max(1) && row.failing.is_none();
     }
     let message = match (&verdict.refused, away, row) {
@@ -124,7 +147,7 @@ impl Entry {
             "node": self.node, "generation": self.generation, "accepted": self.is_accepted, "ready": self.is_ready,
             "message": self.message, "active": of.active, "desired": of.desired, "flows": of.flows,
             "offeredPps": of.offered_pps, "returnedPps": of.returned_pps, "dropped": of.dropped,
-            "loadPercent": of.load_percent,
+            "loadPercent": of.load_percent, "queueingUs": of.queueing_us,
         })
     }
 
@@ -146,6 +169,7 @@ impl Entry {
                 returned_pps: number("returnedPps"),
                 dropped: number("dropped"),
                 load_percent: number("loadPercent"),
+                queueing_us: number("queueingUs"),
             },
         })
     }
@@ -169,7 +193,22 @@ pub fn with_own(mut all: Vec<Entry>, node: &str, own: Option<Entry>) -> Vec<Entr
     all
 }
 
-/// The sums. The load is that of the busiest node.
+/// The entry of a node for an object out of those for all its services; [`None`]: there are none.
+pub fn merged(parts: &[Entry]) -> Option<Entry> {
+    let first = parts.first()?;
+    let blamed = parts.iter().find(|of| !of.is_accepted);
+    let blamed = blamed.or_else(|| parts.iter().find(|of| !of.is_ready));
+    Some(Entry {
+        node: first.node.clone(),
+        generation: first.generation,
+        is_accepted: parts.iter().all(|of| of.is_accepted),
+        is_ready: parts.iter().all(|of| of.is_ready),
+        message: blamed.unwrap_or(first).message.clone(),
+        figures: total(parts),
+    })
+}
+
+/// The sums. Load and queueing are those of the busiest one.
 pub fn total(all: &[Entry]) -> Figures {
     all.iter().fold(Figures::default(), |sum, entry| {
         let of = &entry.figures;
@@ -181,6 +220,7 @@ pub fn total(all: &[Entry]) -> Figures {
             returned_pps: sum.returned_pps.saturating_add(of.returned_pps),
             dropped: sum.dropped.saturating_add(of.dropped),
             load_percent: sum.load_percent.max(of.load_percent),
+            queueing_us: sum.queueing_us.max(of.queueing_us),
         }
     })
 }
@@ -260,6 +300,79 @@ pub fn condition_json(condition: &Condition, generation: i64, before: &Value, no
     })
 }
 
+/// The node that writes a condition, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer<'a> {
+    /// The node.
+    pub node: &'a str,
+    /// Nodes that the cluster does not have any more.
+    pub gone: &'a BTreeSet<String>,
+    /// Now.
+    pub now: &'a str,
+}
+
+/// The node that a condition blames: its message begins with it.
+pub fn blamed(condition: &Value) -> Option<&str> {
+    let text = |key: &str| condition.get(key).and_then(Value::as_str);
+    if text("status") == Some("True") {
+        return None;
+    }
+    let (node, _) = text("message")?.strip_prefix("node ")?.split_once(": ")?;
+    Some(node)
+}
+
+/// A condition that several nodes write: what another node has against this generation stays until that node takes it back.
+pub fn agreed(condition: &Condition, generation: i64, before: &Value, writer: &Writer<'_>) -> Value {
+    let known = before.get("conditions").and_then(Value::as_array);
+    let mut known = known.into_iter().flatten();
+    let known = known.find(|of| of.get("type").and_then(Value::as_str) == Some(condition.kind));
+    let is_binding = |of: &&Value| {
+        let is_other = |node: &str| node != writer.node && !writer.gone.contains(node);
+        // The API server leaves a zero out, as of a Service, which has no generation.
+        let of_generation = of.get("observedGeneration").and_then(Value::as_i64);
+        let is_of_now = of_generation.unwrap_or_default() == generation;
+        let is_false = of.get("status").and_then(Value::as_str) == Some("False");
+        is_false && is_of_now && blamed(of).is_some_and(is_other)
+    };
+    match known.filter(is_binding) {
+        Some(of) => of.clone(),
+        None => condition_json(condition, generation, before, writer.now),
+    }
+}
+
+/// A status in which a node takes back what it had against an object; [`None`]: it had nothing against it.
+pub fn released(status: &Value, node: &str) -> Option<Value> {
+    fn release(value: &mut Value, node: &str) -> bool {
+        if value.get("lastTransitionTime").is_some() {
+            let is_own =
+                value.get("status").and_then(Value::as_str) == Some("False") && blamed(value) == Some(node);
+            if is_own {
+                value["status"] = json!("Unknown");
+                value["message"] = json!(format!("node {node}: it has no part in this any more"));
+            }
+            return is_own;
+        }
+        // All of them, and not only the first one.
+        match value {
+            Value::Array(all) => {
+                all.iter_mut()
+                    .filter_map(|of| release(of, node).then_some(()))
+                    .count()
+                    > 0
+            }
+            Value::Object(all) => {
+                all.values_mut()
+                    .filter_map(|of| release(of, node).then_some(()))
+                    .count()
+                    > 0
+            }
+            _ => false,
+        }
+    }
+    let mut new = status.clone();
+    release(&mut new, node).then_some(new)
+}
+
 /// The status that a node applies: its entry, and what all say together.
 pub fn status(generation: i64, all: &[Entry], own: Option<&Entry>, before: &Value, now: &str) -> Value {
     let sum = total(all);
@@ -274,7 +387,7 @@ pub fn status(generation: i64, all: &[Entry], own: Option<&Entry>, before: &Valu
         "observedGeneration": generation,
         "active": sum.active, "desired": sum.desired, "flows": sum.flows, "offeredPps": sum.offered_pps,
         "returnedPps": sum.returned_pps, "dropped": sum.dropped, "loadPercent": sum.load_percent,
-        "message": shortened(&summary, MESSAGE_LIMIT),
+        "queueingUs": sum.queueing_us, "message": shortened(&summary, MESSAGE_LIMIT),
         "conditions": conditions.iter().map(|of| condition_json(of, generation, before, now)).collect::<Vec<_>>(),
         "nodes": own.map(Entry::json).into_iter().collect::<Vec<_>>(),
     })
@@ -327,7 +440,15 @@ mod tests {
     }
 
     fn said(name: &str, active: u32, desired: u32) -> Entry {
-        entry(name, 2, &verdict(None, true), Some(&row(active, desired)), None)
+        of_row(&verdict(None, true), name, &row(active, desired))
+    }
+
+    fn of_row(verdict: &Verdict, name: &str, row: &ServiceRow) -> Entry {
+        entry(name, 2, verdict, Some(Told { row, waits: &[] }), None)
+    }
+
+    fn writer<'a>(node: &'a str, gone: &'a BTreeSet<String>) -> Writer<'a> {
+        Writer { node, gone, now: "T" }
     }
 
     #[test]
@@ -341,6 +462,7 @@ mod tests {
             returned_pps: 0,
             dropped: 3,
             load_percent: 50,
+            queueing_us: 0,
         };
         assert_eq!((of.is_accepted, of.is_ready, of.figures), (true, true, figures));
         assert_eq!(of.message, "load 0.5");
@@ -351,7 +473,7 @@ mod tests {
 
     #[test]
     fn an_entry_says_why_not() {
-        let of = entry("n1", 2, &verdict(Some("bad min"), true), Some(&row(2, 2)), None);
+        let of = of_row(&verdict(Some("bad min"), true), "n1", &row(2, 2));
         assert!(!of.is_accepted && of.is_ready);
         assert_eq!(of.message, "bad min; what was accepted before stays in force");
         let of = entry("n1", 2, &verdict(Some("bad min"), false), None, None);
@@ -360,12 +482,83 @@ mod tests {
         assert_eq!(of.message, "inco does not run");
         let mut failing = row(2, 2);
         failing.failing = Some("crash loop".to_owned());
-        let of = entry("n1", 2, &verdict(None, true), Some(&failing), None);
+        let of = of_row(&verdict(None, true), "n1", &failing);
         assert!(
             !of.is_ready && of.message.starts_with("instances fail: crash loop; see"),
             "{}",
             of.message
         );
+    }
+
+    #[test]
+    fn queueing_is_that_of_the_instance_where_packets_wait_longest() {
+        let waits = [("web", 12.4), ("web", 99.6), ("dns", 5000.0)].map(|(of, us)| (of.to_owned(), us));
+        let row = row(2, 2);
+        let told = Told {
+            row: &row,
+            waits: &waits,
+        };
+        let of = entry("n1", 2, &verdict(None, true), Some(told), None);
+        assert_eq!(of.figures.queueing_us, 100);
+        let other = said("n2", 1, 1);
+        assert_eq!(total(&[other, of]).queueing_us, 100);
+    }
+
+    #[test]
+    fn the_services_of_an_object_are_one_entry() {
+        assert_eq!(merged(&[]), None);
+        let both = merged(&[said("n1", 2, 2), said("n1", 1, 3)]).unwrap_or_default();
+        assert!(both.is_accepted && !both.is_ready);
+        assert_eq!((both.figures.active, both.figures.desired), (3, 5));
+        let refused = entry("n1", 2, &verdict(Some("no"), false), None, None);
+        let all = merged(&[said("n1", 2, 2), said("n1", 1, 3), refused]).unwrap_or_default();
+        assert_eq!((all.is_accepted, all.message.as_str()), (false, "no"));
+    }
+
+    #[test]
+    fn what_a_node_has_against_an_object_stays_until_it_takes_it_back() {
+        let of = |holds: bool, message: &str| Condition {
+            kind: "Programmed",
+            holds,
+            reason: if holds { "Programmed" } else { "Invalid" },
+            message: message.to_owned(),
+        };
+        let nobody = BTreeSet::new();
+        let (first, second) = (writer("n1", &nobody), writer("n2", &nobody));
+        let status_of = |condition: Value| json!({ "conditions": [condition] });
+        let against = agreed(&of(false, "node n2: no room"), 3, &Value::Null, &second);
+        let there = status_of(against.clone());
+        // Neither a node that has it nor one with another problem writes over that.
+        assert_eq!(agreed(&of(true, ""), 3, &there, &first), against);
+        assert_eq!(
+            agreed(&of(false, "node n1: no image"), 3, &there, &first),
+            against
+        );
+        // The node itself does, and anybody for another generation.
+        let is_true = |of: &Value| of["status"] == "True";
+        assert!(is_true(&agreed(&of(true, ""), 3, &there, &second)));
+        assert!(is_true(&agreed(&of(true, ""), 4, &there, &first)));
+        // A node that is gone, or that has no part any more, holds nothing up.
+        let gone = BTreeSet::from(["n2".to_owned()]);
+        assert!(is_true(&agreed(&of(true, ""), 3, &there, &writer("n1", &gone))));
+        assert_eq!(released(&there, "n1"), None);
+        let released = released(&there, "n2").unwrap_or_default();
+        assert_eq!(released["conditions"][0]["status"], "Unknown");
+        assert!(is_true(&agreed(&of(true, ""), 3, &released, &first)));
+        // A Service has no generation, and the API server leaves a zero out.
+        let mut of_service = agreed(&of(false, "node n2: no room"), 0, &Value::Null, &second);
+        of_service
+            .as_object_mut()
+            .map(|of| of.remove("observedGeneration"));
+        assert!(!is_true(&agreed(
+            &of(true, ""),
+            0,
+            &status_of(of_service),
+            &first
+        )));
+        // What all say alike names no node.
+        let alike = agreed(&of(false, "no address"), 3, &Value::Null, &second);
+        assert!(is_true(&agreed(&of(true, ""), 3, &status_of(alike), &first)));
     }
 
     #[test]

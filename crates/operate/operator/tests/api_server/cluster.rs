@@ -13,6 +13,10 @@ use serde_json::{Value, json};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const FUNCTIONS: &str = "/apis/inco.dev/v1alpha1/networkfunctions";
+/// The group of Gateways.
+const GATEWAYS: &str = "/apis/gateway.networking.k8s.io";
+/// What the fake one lists, beside the kinds of that group.
+const COLLECTIONS: [&str; 2] = [FUNCTIONS, "/api/v1/services"];
 /// Where the kinds of deploy/kubernetes are made.
 const KINDS: [(&str, &str); 7] = [
     ("CustomResourceDefinition", DEFINITIONS),
@@ -38,6 +42,8 @@ pub(crate) trait Server {
     fn up(&self);
     /// Deletes the definition of the functions.
     fn forget_functions(&self);
+    /// Has the kinds of the Gateway API there, and the class of inco.
+    fn know_gateways(&self);
 }
 
 /// Has the definition, the operator's account with its rights, a namespace and a node there.
@@ -93,7 +99,21 @@ impl Server for ApiServer {
         self.ask("DELETE", &format!("{DEFINITIONS}/networkfunctions.inco.dev"), "")
             .unwrap();
     }
+    fn know_gateways(&self) {
+        let kinds = [
+            ("CustomResourceDefinition", DEFINITIONS),
+            (
+                "GatewayClass",
+                "/apis/gateway.networking.k8s.io/v1/gatewayclasses",
+            ),
+        ];
+        self.apply(include_str!("gateway.yaml"), &kinds, false);
+        self.apply(CLASS, &kinds, false);
+    }
 }
+
+/// The class of inco.
+const CLASS: &str = include_str!("../../../../../deploy/kubernetes/gatewayclass.yaml");
 
 /// A merge of JSON, which appends nothing to lists.
 fn merged(into: &mut Value, with: &Value) {
@@ -114,6 +134,7 @@ struct Store {
     version: u64,
     is_away: bool,
     is_forgotten: bool,
+    knows_gateways: bool,
 }
 
 pub(crate) struct FakeServer {
@@ -180,41 +201,57 @@ fn answer(mut connection: TcpStream, store: &Mutex<Store>) -> std::io::Result<()
     if method == "GET" && query.contains("watch=") {
         return watched(connection, store, path);
     }
-    let answer = asked(&mut store.lock().unwrap(), method, path, &body);
+    let answer = asked(&mut store.lock().unwrap(), (method, path, query), &body);
     match answer {
-        Some(of) => write!(connection, "{}{of}", head(200)),
-        None => write!(connection, "{}{}", head(404), failure(404)),
+        Ok(of) => write!(connection, "{}{of}", head(200)),
+        Err(code) => write!(connection, "{}{}", head(code), failure(code)),
     }
 }
 
-fn asked(store: &mut Store, method: &str, path: &str, body: &[u8]) -> Option<Value> {
-    let is_collection = path == FUNCTIONS || path == "/api/v1/services";
-    if path == FUNCTIONS && store.is_forgotten {
-        return None;
+fn asked(store: &mut Store, (method, path, query): (&str, &str, &str), body: &[u8]) -> Result<Value, u16> {
+    let is_of_gateways = path.starts_with(GATEWAYS);
+    let is_collection = COLLECTIONS.contains(&path) || is_of_gateways && path.split('/').count() == 5;
+    if path == FUNCTIONS && store.is_forgotten || is_of_gateways && !store.knows_gateways {
+        return Err(404);
     }
     match method {
-        "GET" if is_collection => Some(json!({ "kind": "List", "apiVersion": "v1",
+        "GET" if is_collection => Ok(json!({ "kind": "List", "apiVersion": "v1",
             "metadata": { "resourceVersion": store.version.to_string() }, "items": store.of(path) })),
-        "GET" => store.objects.get(path).cloned(),
+        "GET" => store.objects.get(path).cloned().ok_or(404),
         "PATCH" => {
-            let path = path.strip_suffix("/status")?;
-            let mut object = store.objects.get(path)?.clone();
+            let path = path.strip_suffix("/status").ok_or(404_u16)?;
+            let mut object = store.objects.get(path).ok_or(404_u16)?.clone();
             let patch: Value = serde_json::from_slice(body).unwrap();
+            let version = &patch["metadata"]["resourceVersion"];
+            if !version.is_null() && *version != object["metadata"]["resourceVersion"] {
+                return Err(409);
+            }
+            let manager = query
+                .split('&')
+                .find_map(|of| of.strip_prefix("fieldManager=inco-"));
+            let others = manager.map(|node| others(&object, node)).unwrap_or_default();
             merged(&mut object, &json!({ "status": patch["status"] }));
-            Some(store.set(path, object, false))
+            if manager.is_some() && object["kind"] == "NetworkFunction" {
+                let own = patch["status"]["nodes"].as_array().cloned().unwrap_or_default();
+                object["status"]["nodes"] = others.into_iter().chain(own).collect();
+            }
+            Ok(store.set(path, object, false))
         }
         "POST" => {
             let mut object: Value = serde_json::from_slice(body).unwrap();
-            let name = format!(
-                "{}{}",
-                object["metadata"]["generateName"].as_str()?,
-                store.version
-            );
+            let generated = object["metadata"]["generateName"].as_str().ok_or(404_u16)?;
+            let name = format!("{generated}{}", store.version);
             object["metadata"]["name"] = json!(name);
-            Some(store.set(&format!("{path}/{name}"), object, false))
+            Ok(store.set(&format!("{path}/{name}"), object, false))
         }
-        _ => None,
+        _ => Err(404),
     }
+}
+
+/// The entries of other nodes, which a node that applies its own does not touch.
+fn others(object: &Value, node: &str) -> Vec<Value> {
+    let all = object["status"]["nodes"].as_array().into_iter().flatten();
+    all.filter(|of| of["node"] != node).cloned().collect()
 }
 
 /// Says each object that has changed, twice.
@@ -315,5 +352,14 @@ impl Server for FakeServer {
             .retain(|path, _| !path.contains("networkfunctions"));
         std::thread::sleep(Duration::from_secs(1));
         self.store.lock().unwrap().is_forgotten = true;
+    }
+    fn know_gateways(&self) {
+        self.store.lock().unwrap().knows_gateways = true;
+        let (_, name) = CLASS.split_once("name: ").unwrap();
+        let (_, controller) = CLASS.split_once("controllerName: ").unwrap();
+        let word = |of: &str| of.split([',', '}', '\n']).next().unwrap().to_owned();
+        let class = json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
+            "metadata": { "name": word(name) }, "spec": { "controllerName": word(controller) } });
+        self.make(&format!("{GATEWAYS}/v1/gatewayclasses"), &class.to_string());
     }
 }

@@ -16,6 +16,9 @@ use node::Node;
 const PATIENCE: Duration = Duration::from_secs(60);
 const FUNCTIONS: &str = "/apis/inco.dev/v1alpha1/namespaces/edge/networkfunctions";
 const SERVICES: &str = "/api/v1/namespaces/edge/services";
+const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/namespaces/edge/gateways";
+const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1alpha2/namespaces/edge/tcproutes";
+const UDP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1alpha2/namespaces/edge/udproutes";
 
 fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
@@ -178,6 +181,216 @@ fn follows_objects(server: &dyn Server) {
     std::thread::sleep(Duration::from_secs(12));
     assert_eq!(node.services(), ["firewall", "own", "web"]);
     node.end();
+}
+
+/// A Service of the class of inco with two ports has one address, and says which port is refused.
+fn follows_several_ports(server: &dyn Server) {
+    let node = Node::start(server, "n1");
+    let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" }, "spec": { "type": "LoadBalancer",
+        "loadBalancerClass": "inco.dev/inco", "ports": [{ "name": "http", "port": 80, "protocol": "TCP" },
+        { "name": "sip", "port": 5060, "protocol": "UDP" }] } });
+    server.make(SERVICES, &service.to_string());
+    let path = format!("{SERVICES}/web");
+    let seen = becomes(server, &path, "inco.dev/Accepted", "True");
+    let ingress = seen.pointer("/status/loadBalancer/ingress/0").unwrap();
+    assert_eq!(ingress["ip"], "10.0.0.100");
+    let ports = json!([{ "port": 80, "protocol": "TCP" }, { "port": 5060, "protocol": "UDP" }]);
+    assert_eq!(ingress["ports"], ports);
+    assert_eq!(node.services(), ["own", "web", "web-sip"]);
+    // A port that cannot be served is told, and the others go on.
+    let long = "a-name-that-is-too-long-for-a-service";
+    server.merge(
+        &path,
+        &json!({ "spec": { "ports": [{ "name": "http", "port": 80, "protocol": "TCP" },
+            { "name": long, "port": 81, "protocol": "TCP" }] } }),
+    );
+    let seen = becomes(server, &path, "inco.dev/Accepted", "False");
+    let said = condition(&seen, "inco.dev/Accepted").unwrap()["message"]
+        .as_str()
+        .unwrap();
+    assert!(said.starts_with("node n1: spec.ports[1].name: "), "{said}");
+    let ports = seen.pointer("/status/loadBalancer/ingress/0/ports").unwrap();
+    assert_eq!(
+        (&ports[0]["error"], &ports[1]["error"]),
+        (&Value::Null, &json!("inco.dev/Refused"))
+    );
+    eventually("the port is gone", || {
+        (node.services() == ["own", "web"]).then_some(())
+    });
+    node.end();
+}
+
+/// The conditions of the first parent of a route.
+fn of_parent(server: &dyn Server, path: &str, kind: &str, status: &str) -> Value {
+    let mut last = Value::Null;
+    eventually(&format!("{kind} of the parent of {path} is {status}"), || {
+        last = server.get(path)?;
+        let all = last.pointer("/status/parents/0/conditions")?.as_array()?;
+        let it = all.iter().find(|of| of["type"] == kind)?;
+        (it["status"] == status).then(|| it.clone())
+    })
+}
+
+/// Gateways and routes become services, and get conditions.
+fn follows_routes(server: &dyn Server) {
+    let node = Node::start(server, "n1");
+    // Without the kinds of the Gateway API everything else goes on.
+    server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a" })));
+    becomes(server, &format!("{FUNCTIONS}/firewall"), "Ready", "True");
+    server.know_gateways();
+    let gateway = json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": { "name": "gate" },
+        "spec": { "gatewayClassName": "inco", "listeners": [{ "name": "web", "port": 80, "protocol": "TCP" },
+        { "name": "dns", "port": 53, "protocol": "UDP" }] } });
+    server.make(GATEWAYS, &gateway.to_string());
+    let path = format!("{GATEWAYS}/gate");
+    let seen = becomes(server, &path, "Programmed", "True");
+    assert_eq!(
+        seen["status"]["addresses"],
+        json!([{ "type": "IPAddress", "value": "10.0.0.100" }])
+    );
+    becomes(
+        server,
+        "/apis/gateway.networking.k8s.io/v1/gatewayclasses/inco",
+        "Accepted",
+        "True",
+    );
+
+    let route = |kind: &str, name: &str, section: &str, backend: &str, port: u16| {
+        let all = json!({ "apiVersion": "gateway.networking.k8s.io/v1alpha2", "kind": kind, "metadata": { "name": name },
+            "spec": { "parentRefs": [{ "name": "gate", "sectionName": section }],
+            "rules": [{ "backendRefs": [{ "name": backend, "port": port }] }] } });
+        all.to_string()
+    };
+    server.make(TCP_ROUTES, &route("TCPRoute", "site", "web", "shop", 8080));
+    server.make(UDP_ROUTES, &route("UDPRoute", "names", "dns", "shop", 53));
+    let (site, names) = (format!("{TCP_ROUTES}/site"), format!("{UDP_ROUTES}/names"));
+    let said = of_parent(server, &site, "ResolvedRefs", "False");
+    assert_eq!(said["reason"], "BackendNotFound");
+    of_parent(server, &site, "Accepted", "True");
+    assert_eq!(node.services(), ["firewall", "own"]);
+
+    // The Service comes; its own type does not matter.
+    let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": "shop" }, "spec": {
+        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }, { "name": "dns", "port": 53, "protocol": "UDP" }] } });
+    server.make(SERVICES, &service.to_string());
+    of_parent(server, &site, "ResolvedRefs", "True");
+    of_parent(server, &names, "ResolvedRefs", "True");
+    eventually("both listeners are services", || {
+        (node.services() == ["firewall", "gate-dns", "gate-web", "own"]).then_some(())
+    });
+    let text = node.text();
+    assert!(
+        text.contains("from = \"kubernetes:edge/shop\"") && text.contains("port = \"dns\""),
+        "{text}"
+    );
+    event_is_told(server, "site", "Accepted");
+    eventually("each listener has its route", || {
+        let seen = server.get(&path)?;
+        let count = |index: usize| seen["status"]["listeners"][index]["attachedRoutes"].as_i64();
+        (count(0) == Some(1) && count(1) == Some(1)).then_some(())
+    });
+
+    // Two backends are more than a service can have, and what was there stays.
+    let two = json!([{ "name": "shop", "port": 8080 }, { "name": "other", "port": 8080 }]);
+    server.merge(&site, &json!({ "spec": { "rules": [{ "backendRefs": two }] } }));
+    assert_eq!(
+        of_parent(server, &site, "Accepted", "False")["reason"],
+        "UnsupportedValue"
+    );
+    assert_eq!(node.services(), ["firewall", "gate-dns", "gate-web", "own"]);
+    // A route that goes takes its service with it.
+    server.delete(&names);
+    eventually("its service is gone", || {
+        (node.services() == ["firewall", "gate-web", "own"]).then_some(())
+    });
+    node.end();
+}
+
+/// Several nodes say one thing of an object together.
+fn merges_nodes(server: &dyn Server) {
+    let other = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n2", "labels": { "edge": "true" } } });
+    server.make("/api/v1/nodes", &other.to_string());
+    let (first, second) = (Node::start(server, "n1"), Node::start(server, "n2"));
+    let path = format!("{FUNCTIONS}/firewall");
+    server.make(
+        FUNCTIONS,
+        &function("firewall", &json!({ "image": "a", "min": 2, "max": 4 })),
+    );
+    let of_nodes = |seen: &Value| -> Vec<String> {
+        let all = seen["status"]["nodes"].as_array().into_iter().flatten();
+        let mut names: Vec<_> = all.map(|of| of["node"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    let sums = |active: u64| {
+        eventually(&format!("{active} instances are active in all"), || {
+            let seen = server.get(&path)?;
+            let is_it = seen["status"]["active"] == active && seen["status"]["desired"] == active;
+            is_it.then_some(seen)
+        })
+    };
+    let seen = sums(4);
+    assert_eq!(of_nodes(&seen), ["n1", "n2"]);
+    let seen = becomes(server, &path, "Ready", "True");
+    let said = condition(&seen, "Accepted").unwrap()["message"].as_str().unwrap();
+    assert_eq!(said, "2 nodes accept it");
+    // Both write a Service, and agree.
+    let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" }, "spec": { "type": "LoadBalancer",
+        "loadBalancerClass": "inco.dev/inco", "ports": [{ "port": 80, "protocol": "TCP" }] } });
+    server.make(SERVICES, &service.to_string());
+    let service = format!("{SERVICES}/web");
+    becomes(server, &service, "inco.dev/Accepted", "True");
+    server.know_gateways();
+    let gateway = json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": { "name": "gate" },
+        "spec": { "gatewayClassName": "inco", "listeners": [{ "name": "web", "port": 80, "protocol": "TCP" }] } });
+    server.make(GATEWAYS, &gateway.to_string());
+    let gateway = format!("{GATEWAYS}/gate");
+    becomes(server, &gateway, "Programmed", "True");
+    // Nobody writes over what another one has written, also when all is listed again.
+    let versions = || {
+        let of = |path: &String| server.get(path).unwrap()["metadata"]["resourceVersion"].clone();
+        [&path, &service, &gateway].map(of)
+    };
+    eventually("the statuses stay as they are", || {
+        let before = versions();
+        std::thread::sleep(Duration::from_secs(12));
+        (versions() == before).then_some(())
+    });
+    // A change is one of both.
+    server.merge(&path, &json!({ "spec": { "min": 3 } }));
+    sums(6);
+    // A node that the cluster does not have any more has no part in the sums.
+    second.end();
+    server.delete("/api/v1/nodes/n2");
+    assert_eq!(of_nodes(&sums(3)), ["n1"]);
+    first.end();
+}
+
+/// Runs with the fake API server, and with the real one where it is built.
+fn with_both(what: fn(&dyn Server)) {
+    let folder = tempfile::tempdir().unwrap();
+    what(&FakeServer::start(folder.path()));
+    if has_kubernetes() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = ApiServer::start(folder.path());
+        cluster::prepare(&server);
+        what(&server);
+    }
+}
+
+#[test]
+fn each_port_of_a_service_of_kubernetes_is_served() {
+    with_both(follows_several_ports);
+}
+
+#[test]
+fn gateways_and_routes_of_kubernetes_are_followed() {
+    with_both(follows_routes);
+}
+
+#[test]
+fn nodes_of_kubernetes_say_one_thing_together() {
+    with_both(merges_nodes);
 }
 
 #[test]

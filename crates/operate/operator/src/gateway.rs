@@ -1,0 +1,627 @@
+//! Gateways and routes of the Gateway API, as services of inco.
+//!
+//! A listener is a port of a Gateway's address. The oldest route that is attached to it says which Service its flows go
+//! to; so a listener is one service, with the endpoints of that Service as instances. What is said here of objects
+//! depends on objects alone and is the same on each node, apart from verdicts: these name their node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use crate::addresses::Claim;
+use crate::objects::{GATEWAY, GATEWAY_CLASS, Object, TCP_ROUTE, UDP_ROUTE, table};
+use crate::plan::{Id, Part, Verdict, Wanted};
+use crate::spec::is_service_name;
+use crate::status::{Condition, Writer, agreed};
+
+/// The name of this controller in a `GatewayClass`.
+pub const CONTROLLER: &str = "inco.dev/gateway";
+const GROUP: &str = "gateway.networking.k8s.io";
+
+/// Why something does not hold: the reason of its condition, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Obstacle {
+    reason: &'static str,
+    message: String,
+}
+
+type Outcome<T> = Result<T, Obstacle>;
+
+fn obstacle<T>(reason: &'static str, message: impl Into<String>) -> Outcome<T> {
+    let message = message.into();
+    Err(Obstacle { reason, message })
+}
+
+/// What is to be said of the Gateways that this node serves, and of their routes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gateways {
+    gateways: BTreeMap<Id, Gateway>,
+    routes: BTreeMap<Id, Vec<Parent>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Gateway {
+    /// Whether this node serves it.
+    is_here: bool,
+    address: Outcome<IpAddr>,
+    listeners: Vec<Listener>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Listener {
+    name: String,
+    port: i64,
+    /// The kind of its routes.
+    kind: Outcome<&'static str>,
+    /// Whether routes of other namespaces may be attached.
+    takes: Namespaces,
+    /// The route that has it, and whether that is accepted.
+    route: Option<(Id, bool)>,
+    part: Option<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespaces {
+    Same,
+    All,
+    /// By labels of namespaces, which this operator does not read.
+    Unknown,
+}
+
+/// A route at a Gateway.
+#[derive(Clone, Debug, PartialEq)]
+struct Parent {
+    /// As the route names it.
+    reference: Value,
+    /// Whether this node serves the Gateway.
+    is_here: bool,
+    accepted: Outcome<()>,
+    resolved: Outcome<()>,
+    parts: Vec<Part>,
+}
+
+fn text<'a>(of: &'a Value, at: &str) -> Option<&'a str> {
+    of.pointer(at).and_then(Value::as_str)
+}
+
+fn list<'a>(of: &'a Value, at: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+    of.pointer(at).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn is_route(object: &Object) -> bool {
+    [TCP_ROUTE, UDP_ROUTE].contains(&object.id.kind)
+}
+
+/// The classes of inco, by their names.
+fn classes(objects: &[Object]) -> BTreeSet<&str> {
+    let all = objects.iter().filter(|of| of.id.kind == GATEWAY_CLASS);
+    let own = all.filter(|of| text(&of.spec, "/controllerName") == Some(CONTROLLER));
+    own.map(|of| of.id.name.as_str()).collect()
+}
+
+/// The Gateways of the classes of inco.
+fn own<'a>(objects: &'a [Object]) -> impl Iterator<Item = &'a Object> + use<'a> {
+    let classes = classes(objects);
+    let all = objects.iter().filter(|of| of.id.kind == GATEWAY);
+    all.filter(move |of| text(&of.spec, "/gatewayClassName").is_some_and(|name| classes.contains(name)))
+}
+
+/// The Gateway that a route names.
+fn gateway_of(route: &Object, reference: &Value) -> Option<Id> {
+    let is = |at: &str, value: &str| text(reference, at).is_none_or(|of| of == value);
+    let namespace = text(reference, "/namespace").unwrap_or(&route.id.namespace);
+    (is("/group", GROUP) && is("/kind", GATEWAY)).then_some(Id {
+        kind: GATEWAY,
+        namespace: namespace.to_owned(),
+        name: text(reference, "/name")?.to_owned(),
+    })
+}
+
+/// Leaves out classes of others, their Gateways, and the routes of these.
+pub fn relevant(objects: Vec<Object>) -> Vec<Object> {
+    let classes: BTreeSet<String> = classes(&objects).into_iter().map(str::to_owned).collect();
+    let gateways: BTreeSet<Id> = own(&objects).map(|of| of.id.clone()).collect();
+    let is_it = |object: &Object| match object.id.kind {
+        GATEWAY_CLASS => classes.contains(&object.id.name),
+        GATEWAY => gateways.contains(&object.id),
+        TCP_ROUTE | UDP_ROUTE => list(&object.spec, "/parentRefs")
+            .filter_map(|of| gateway_of(object, of))
+            .any(|of| gateways.contains(&of)),
+        _ => true,
+    };
+    objects.into_iter().filter(is_it).collect()
+}
+
+/// The Services that routes name: namespace and name.
+pub fn backends(objects: &[Object]) -> BTreeSet<(String, String)> {
+    let routes = objects.iter().filter(|of| is_route(of));
+    let each = routes.flat_map(|route| {
+        let rules = list(&route.spec, "/rules").flat_map(|rule| list(rule, "/backendRefs"));
+        rules.filter_map(move |of| Some((route.id.namespace.clone(), text(of, "/name")?.to_owned())))
+    });
+    each.collect()
+}
+
+/// The address that a Gateway asks for.
+fn asked(gateway: &Object) -> Outcome<Option<IpAddr>> {
+    const UNSUPPORTED: &str = "UnsupportedAddress";
+    let all: Vec<&Value> = list(&gateway.spec, "/addresses").collect();
+    let of = match all.as_slice() {
+        [] => return Ok(None),
+        [of] => of,
+        _ => {
+            return obstacle(
+                UNSUPPORTED,
+                "spec.addresses: inco serves one address of a Gateway; write one",
+            );
+        }
+    };
+    let is_address = text(of, "/type").is_none_or(|of| of == "IPAddress");
+    match text(of, "/value") {
+        None | Some("") if is_address => Ok(None),
+        Some(value) if is_address => match value.parse() {
+            Ok(address) => Ok(Some(address)),
+            Err(_) => obstacle(
+                UNSUPPORTED,
+                format!("spec.addresses[0]: {value:?} is no address; write an IP address"),
+            ),
+        },
+        _ => obstacle(
+            UNSUPPORTED,
+            "spec.addresses[0]: write an address of the type IPAddress",
+        ),
+    }
+}
+
+/// The claims of Gateways of inco to addresses.
+pub fn claims(objects: &[Object]) -> impl Iterator<Item = Claim> + use<'_> {
+    own(objects).filter_map(|gateway| {
+        let has = text(&gateway.status, "/addresses/0/value");
+        Some(Claim {
+            id: gateway.id.clone(),
+            created: gateway.created.clone(),
+            asked: asked(gateway).ok()?,
+            has: has.and_then(|of| of.parse().ok()),
+        })
+    })
+}
+
+fn listener(of: &Value) -> Listener {
+    let kind = match text(of, "/protocol") {
+        Some("TCP") => Ok(TCP_ROUTE),
+        Some("UDP") => Ok(UDP_ROUTE),
+        _ => obstacle(
+            "UnsupportedProtocol",
+            "inco serves listeners of TCP and UDP; write one of these as protocol",
+        ),
+    };
+    let kind = kind.and_then(|kind| {
+        let mut all = list(of, "/allowedRoutes/kinds").peekable();
+        let is_it =
+            |of: &Value| text(of, "/group").is_none_or(|of| of == GROUP) && text(of, "/kind") == Some(kind);
+        if all.peek().is_none() || all.any(is_it) {
+            return Ok(kind);
+        }
+        obstacle(
+            "InvalidRouteKinds",
+            format!("allowedRoutes.kinds: a listener of this protocol takes {kind}; write that"),
+        )
+    });
+    Listener {
+        name: text(of, "/name").unwrap_or_default().to_owned(),
+        port: of.get("port").and_then(Value::as_i64).unwrap_or_default(),
+        kind,
+        takes: match text(of, "/allowedRoutes/namespaces/from") {
+            None | Some("Same") => Namespaces::Same,
+            Some("All") => Namespaces::All,
+            Some(_) => Namespaces::Unknown,
+        },
+        route: None,
+        part: None,
+    }
+}
+
+fn gateway(
+    of: &Object,
+    addresses: &BTreeMap<Id, Result<IpAddr, String>>,
+    has: &dyn Fn(&[(String, String)]) -> bool,
+) -> Gateway {
+    let nodes = of.nodes();
+    let given = || match addresses.get(&of.id) {
+        Some(Ok(address)) => Ok(*address),
+        Some(Err(why)) => obstacle("AddressNotAssigned", why.clone()),
+        None => obstacle("AddressNotAssigned", "it has no address"),
+    };
+    let address = match &nodes {
+        Ok(_) => asked(of).and_then(|_| given()),
+        Err(why) => obstacle("Invalid", why.clone()),
+    };
+    Gateway {
+        // What no node could be told, each tells.
+        is_here: nodes.is_err() || nodes.is_ok_and(|of| has(&of)),
+        address,
+        listeners: list(&of.spec, "/listeners").map(listener).collect(),
+    }
+}
+
+/// What a route's flows go to: a Service of its namespace, and the name of a port there.
+struct Backend {
+    accepted: Outcome<()>,
+    resolved: Outcome<(String, String)>,
+}
+
+fn backend(route: &Object, services: &[Object]) -> Backend {
+    match chosen(route) {
+        Err(why) => Backend {
+            accepted: Err(why),
+            resolved: Ok(Default::default()),
+        },
+        Ok(of) => Backend {
+            accepted: Ok(()),
+            resolved: resolved(route, of, services),
+        },
+    }
+}
+
+/// The one backend of a route that gets flows.
+fn chosen(route: &Object) -> Outcome<&Value> {
+    let unsupported = |message: &str| obstacle("UnsupportedValue", message);
+    let rules: Vec<&Value> = list(&route.spec, "/rules").collect();
+    let [rule] = rules.as_slice() else {
+        return unsupported("spec.rules: inco takes one rule of a route; write one");
+    };
+    let is_used = |of: &&Value| of.get("weight").and_then(Value::as_i64) != Some(0);
+    let used: Vec<&Value> = list(rule, "/backendRefs").filter(is_used).collect();
+    match used.as_slice() {
+        [of] => Ok(of),
+        [] => unsupported("spec.rules[0].backendRefs: none has a weight; write one that has"),
+        _ => unsupported(
+            "spec.rules[0].backendRefs: inco gives the flows of a listener to one Service; write one, and let it \
+             select the Pods of both",
+        ),
+    }
+}
+
+fn resolved(route: &Object, of: &Value, services: &[Object]) -> Outcome<(String, String)> {
+    let at = "spec.rules[0].backendRefs[0]";
+    let is = |key: &str, value: &str| text(of, key).is_none_or(|of| of == value);
+    let name = text(of, "/name").unwrap_or_default();
+    if !is("/group", "") || !is("/kind", "Service") {
+        return obstacle(
+            "InvalidKind",
+            format!("{at}: inco gives flows to Services; write one"),
+        );
+    }
+    if !is("/namespace", &route.id.namespace) {
+        let said =
+            format!("{at}.namespace: inco follows Services of the route's own namespace; write one of these");
+        return obstacle("RefNotPermitted", said);
+    }
+    let is_it = |of: &&Object| of.id.namespace == route.id.namespace && of.id.name == name;
+    let Some(service) = services.iter().find(is_it) else {
+        return obstacle(
+            "BackendNotFound",
+            format!("{at}: there is no Service {name}; make it"),
+        );
+    };
+    let number = of.get("port").and_then(Value::as_i64);
+    let protocol = if route.id.kind == UDP_ROUTE { "UDP" } else { "TCP" };
+    let ports = service.ports();
+    let mut with_number = ports.iter().filter(|of| Some(of.number) == number).peekable();
+    if with_number.peek().is_none() {
+        let said = format!("{at}.port: the Service {name} has no such port; write one of its ports");
+        return obstacle("BackendNotFound", said);
+    }
+    match with_number.find(|of| of.protocol == protocol) {
+        Some(port) => Ok((name.to_owned(), port.name.clone())),
+        None => {
+            let said =
+                format!("{at}.port: the Service {name} does not have it for {protocol}; write one that is");
+            obstacle("UnsupportedProtocol", said)
+        }
+    }
+}
+
+/// What Gateways and routes want of a node, and what is to be said of them. `has`: whether it has these labels.
+pub fn resolve(
+    objects: &[Object],
+    services: &[Object],
+    addresses: &BTreeMap<Id, Result<IpAddr, String>>,
+    has: &dyn Fn(&[(String, String)]) -> bool,
+) -> (Gateways, Vec<Wanted>) {
+    let each = own(objects).map(|of| (of.id.clone(), gateway(of, addresses, has)));
+    let mut all = Gateways {
+        gateways: each.collect(),
+        routes: BTreeMap::new(),
+    };
+    let mut routes: Vec<&Object> = objects.iter().filter(|of| is_route(of)).collect();
+    routes.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
+    let mut wanted = Vec::new();
+    for route in routes {
+        let backend = backend(route, services);
+        let mut parents = Vec::new();
+        for reference in list(&route.spec, "/parentRefs") {
+            let Some(id) = gateway_of(route, reference) else {
+                continue;
+            };
+            let Some(gateway) = all.gateways.get_mut(&id) else {
+                continue;
+            };
+            let (parent, of_it) = attached(route, reference, &backend, (&id, gateway));
+            parents.push(parent);
+            wanted.extend(of_it);
+        }
+        if !parents.is_empty() {
+            all.routes.insert(route.id.clone(), parents);
+        }
+    }
+    (all, wanted)
+}
+
+/// Attaches a route to the listeners of a Gateway that it may have.
+fn attached(
+    route: &Object,
+    reference: &Value,
+    backend: &Backend,
+    (id, gateway): (&Id, &mut Gateway),
+) -> (Parent, Vec<Wanted>) {
+    let (mut parts, mut wanted) = (Vec::new(), Vec::new());
+    let free = match free(route, reference, id, gateway) {
+        Ok(free) => free,
+        Err(why) => {
+            let parent = Parent {
+                reference: reference.clone(),
+                is_here: gateway.is_here,
+                accepted: Err(why),
+                resolved: backend.resolved.clone().map(drop),
+                parts,
+            };
+            return (parent, wanted);
+        }
+    };
+    let mut accepted = backend.accepted.clone();
+    for index in free {
+        let Some(listener) = gateway.listeners.get_mut(index) else {
+            continue;
+        };
+        let service = format!("{}-{}", id.name, listener.name);
+        if accepted.is_ok() && !is_service_name(&service) {
+            accepted = obstacle(
+                "UnsupportedValue",
+                format!(
+                    "{service:?}, of the names of the Gateway and its listener, is no name of a service; write at most \
+                     31 characters of a-z, 0-9 and - for both"
+                ),
+            );
+        }
+        listener.route = Some((route.id.clone(), accepted.is_ok()));
+        if !gateway.is_here {
+            continue;
+        }
+        let part = (route.id.clone(), service.clone());
+        listener.part = Some(part.clone());
+        parts.push(part);
+        let address = gateway.address.clone();
+        let made = accepted.clone().and_then(|()| {
+            let (name, port) = backend.resolved.clone()?;
+            let from = (route.id.namespace.as_str(), name.as_str());
+            Ok(table(from, &port, (address?, listener.port)))
+        });
+        wanted.push(Wanted {
+            id: route.id.clone(),
+            created: route.created.clone(),
+            service,
+            table: made.map_err(|of| of.message),
+        });
+    }
+    let parent = Parent {
+        reference: reference.clone(),
+        is_here: gateway.is_here,
+        accepted,
+        resolved: backend.resolved.clone().map(drop),
+        parts,
+    };
+    (parent, wanted)
+}
+
+/// The listeners that a route gets of a Gateway.
+fn free(route: &Object, reference: &Value, id: &Id, gateway: &Gateway) -> Outcome<Vec<usize>> {
+    let port = reference.get("port").and_then(Value::as_i64);
+    let named: Vec<(usize, &Listener)> = gateway
+        .listeners
+        .iter()
+        .enumerate()
+        .filter(|(_, of)| text(reference, "/sectionName").is_none_or(|name| name == of.name))
+        .filter(|(_, of)| port.is_none_or(|port| port == of.port))
+        .collect();
+    if named.is_empty() {
+        let said = format!(
+            "the Gateway {} has no such listener; write the name of one",
+            id.name
+        );
+        return obstacle("NoMatchingParent", said);
+    }
+    let is_allowed = |of: &Listener| {
+        let is_of_namespace = match of.takes {
+            Namespaces::Same => route.id.namespace == id.namespace,
+            Namespaces::All => true,
+            Namespaces::Unknown => false,
+        };
+        of.kind == Ok(route.id.kind) && is_of_namespace
+    };
+    let allowed: Vec<(usize, &Listener)> = named.into_iter().filter(|(_, of)| is_allowed(of)).collect();
+    if allowed.is_empty() {
+        let said = "no listener takes routes of this kind and namespace; with allowedRoutes.namespaces.from write Same \
+                    or All there";
+        return obstacle("NotAllowedByListeners", said);
+    }
+    let is_free = |of: &&(usize, &Listener)| of.1.route.as_ref().is_none_or(|(of, _)| *of == route.id);
+    let free: Vec<usize> = allowed.iter().filter(is_free).map(|(index, _)| *index).collect();
+    match allowed.first().and_then(|(_, of)| of.route.as_ref()) {
+        Some((older, _)) if free.is_empty() => obstacle(
+            "Conflicted",
+            format!(
+                "the older route {}/{} has the listener; write another one as sectionName",
+                older.namespace, older.name
+            ),
+        ),
+        _ => Ok(free),
+    }
+}
+
+fn condition(kind: &'static str, outcome: &Outcome<()>) -> Condition {
+    let (holds, reason, message) = match outcome {
+        Ok(()) => (true, kind, String::new()),
+        Err(of) => (false, of.reason, of.message.clone()),
+    };
+    Condition {
+        kind,
+        holds,
+        reason,
+        message,
+    }
+}
+
+/// Why a part is not in force on a node.
+fn hindrance(verdict: Option<&Verdict>, node: &str) -> Outcome<()> {
+    match verdict {
+        Some(Verdict {
+            refused: Some(why), ..
+        }) => obstacle("Invalid", format!("node {node}: {why}")),
+        Some(Verdict {
+            is_in_force: true, ..
+        }) => Ok(()),
+        _ => obstacle("Pending", format!("node {node}: inco does not have it yet")),
+    }
+}
+
+/// These conditions, and those of others that are there.
+fn conditions(own: &[Condition], generation: i64, before: &Value, writer: &Writer<'_>) -> Vec<Value> {
+    let is_own = |of: &&Value| own.iter().any(|it| text(of, "/type") == Some(it.kind));
+    let others = list(before, "/conditions").filter(|of| !is_own(of)).cloned();
+    let of_own = own.iter().map(|of| agreed(of, generation, before, writer));
+    of_own.chain(others).collect()
+}
+
+impl Gateways {
+    /// The status of an object of the Gateway API; [`None`]: this node has nothing to say of it.
+    pub fn status(
+        &self,
+        object: &Object,
+        verdicts: &BTreeMap<Part, Verdict>,
+        writer: &Writer<'_>,
+    ) -> Option<Value> {
+        match object.id.kind {
+            GATEWAY_CLASS => {
+                let own = [condition("Accepted", &Ok(()))];
+                Some(json!({ "conditions": conditions(&own, object.generation, &object.status, writer) }))
+            }
+            GATEWAY => {
+                let of = self.gateways.get(&object.id).filter(|of| of.is_here)?;
+                Some(of.status(object, verdicts, writer))
+            }
+            _ => {
+                let parents = self.routes.get(&object.id)?;
+                parents
+                    .iter()
+                    .any(|of| of.is_here)
+                    .then(|| route_status(parents, object, verdicts, writer))
+            }
+        }
+    }
+}
+
+impl Gateway {
+    fn status(&self, object: &Object, verdicts: &BTreeMap<Part, Verdict>, writer: &Writer<'_>) -> Value {
+        let before = &object.status;
+        let is_assigned = |of: &Obstacle| of.reason == "AddressNotAssigned";
+        let accepted = match &self.address {
+            Err(of) if !is_assigned(of) => Err(of.clone()),
+            _ => Ok(()),
+        };
+        let programmed = |of: &Listener| -> Outcome<()> {
+            self.address.clone()?;
+            of.kind.clone()?;
+            match &of.part {
+                Some(part) => hindrance(verdicts.get(part), writer.node),
+                None => Ok(()),
+            }
+        };
+        let listeners = self.listeners.iter().map(|of| {
+            let named = |it: &&Value| text(it, "/name") == Some(of.name.as_str());
+            let was = list(before, "/listeners").find(named).unwrap_or(&Value::Null);
+            let fails_by = |reason: &str| match &of.kind {
+                Err(why) if why.reason == reason => Err(why.clone()),
+                _ => Ok(()),
+            };
+            let own = [
+                condition("Accepted", &fails_by("UnsupportedProtocol")),
+                condition("ResolvedRefs", &fails_by("InvalidRouteKinds")),
+                condition("Programmed", &programmed(of)),
+            ];
+            let kinds = of.kind.iter().map(|kind| json!({ "group": GROUP, "kind": kind }));
+            json!({
+                "name": of.name, "supportedKinds": kinds.collect::<Vec<_>>(),
+                "attachedRoutes": u32::from(of.route.as_ref().is_some_and(|(_, is_accepted)| *is_accepted)),
+                "conditions": conditions(&own, object.generation, was, writer),
+            })
+        });
+        let listeners: Vec<Value> = listeners.collect();
+        // A listener of another protocol leaves the others.
+        let first = self.listeners.iter().filter(|of| of.kind.is_ok()).map(programmed);
+        let whole = self.address.clone().map(drop).and_then(|()| first.collect());
+        let own = [condition("Accepted", &accepted), condition("Programmed", &whole)];
+        let address = self.address.iter();
+        let addresses = address.map(|of| json!({ "type": "IPAddress", "value": of.to_string() }));
+        json!({
+            "addresses": addresses.collect::<Vec<_>>(),
+            "conditions": conditions(&own, object.generation, before, writer),
+            "listeners": listeners,
+        })
+    }
+}
+
+fn route_status(
+    parents: &[Parent],
+    object: &Object,
+    verdicts: &BTreeMap<Part, Verdict>,
+    writer: &Writer<'_>,
+) -> Value {
+    let is_own = |of: &&Value| text(of, "/controllerName") == Some(CONTROLLER);
+    let there = || list(&object.status, "/parents");
+    let others = there().filter(|of| !is_own(of)).cloned();
+    let own = parents.iter().filter_map(|parent| {
+        let was = there().find(|of| is_own(of) && of.get("parentRef") == Some(&parent.reference));
+        if !parent.is_here {
+            // Other nodes serve that Gateway.
+            return was.cloned();
+        }
+        let refusal = |part: &Part| match hindrance(verdicts.get(part), writer.node) {
+            Err(of) if of.reason == "Invalid" => obstacle("UnsupportedValue", of.message),
+            _ => Ok(()),
+        };
+        // What is missing is said there, and is no reason against the route itself.
+        let accepted = match &parent.resolved {
+            Ok(()) => parent
+                .accepted
+                .clone()
+                .and_then(|()| parent.parts.iter().map(refusal).collect()),
+            Err(_) => parent.accepted.clone(),
+        };
+        let own = [
+            condition("Accepted", &accepted),
+            condition("ResolvedRefs", &parent.resolved),
+        ];
+        let was = was.unwrap_or(&Value::Null);
+        Some(json!({
+            "parentRef": parent.reference, "controllerName": CONTROLLER,
+            "conditions": conditions(&own, object.generation, was, writer),
+        }))
+    });
+    json!({ "parents": others.chain(own).collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+#[path = "gateway_tests.rs"]
+mod tests;
