@@ -1,5 +1,6 @@
 //! `inco operator`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -8,6 +9,7 @@ use anyhow::Context as _;
 use clap::Args;
 use display::output::{self, WrongUsage};
 use operator::addresses::Pool;
+use operator::metrics::Listen;
 use operator::plan::Fault;
 use operator::{Files, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -57,7 +59,36 @@ pub(crate) struct OperatorArgs {
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     log_format: orchestrator::LogFormat,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     connection: ConnectionArgs,
+}
+
+#[derive(Debug, Args)]
+struct MetricsArgs {
+    /// Serve external metrics there, for an HPA (deploy/kubernetes/metrics.yaml)
+    #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["metrics_certificate", "metrics_key", "metrics_client_ca"])]
+    metrics: Option<SocketAddr>,
+    /// The certificate for that, as PEM
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    metrics_certificate: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    metrics_key: Option<PathBuf>,
+    /// The authority of the certificate with which the API server asks
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    metrics_client_ca: Option<PathBuf>,
+}
+
+impl MetricsArgs {
+    fn listen(&self) -> Option<Listen> {
+        Some(Listen {
+            address: self.metrics?,
+            certificate: self.metrics_certificate.clone()?,
+            key: self.metrics_key.clone()?,
+            client_ca: self.metrics_client_ca.clone()?,
+        })
+    }
 }
 
 /// What is wrong with the text of a configuration, apart from this machine.
@@ -100,6 +131,7 @@ pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
         },
         endpoint: args.connection.endpoint()?,
         pool: args.addresses.clone().unwrap_or_default(),
+        metrics: args.metrics.listen(),
         program,
     };
     orchestrator::start_log(args.log_format);
@@ -113,7 +145,16 @@ pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by it")]
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: OperatorArgs,
+    }
 
     /// What objects of Kubernetes become is a configuration that inco takes: several ports at one address, and listeners.
     #[test]
@@ -136,5 +177,26 @@ mod tests {
         // One port of an address is one service's.
         let twice = [service("web", 80, "web"), service("other", 80, "other")];
         assert!(!check(&format!("{base}{}", twice.concat())).is_empty());
+    }
+
+    #[test]
+    fn metrics_need_all_their_files() {
+        let all = [
+            "--metrics=0.0.0.0:9443",
+            "--metrics-certificate=a",
+            "--metrics-key=b",
+            "--metrics-client-ca=c",
+        ];
+        let listen = |args: &[&str]| {
+            let line = Line::try_parse_from([&["x"], args].concat());
+            line.map(|of| of.args.metrics.listen().map(|of| of.address.port()))
+        };
+        assert_eq!(listen(&all).unwrap(), Some(9443));
+        assert_eq!(listen(&[]).unwrap(), None);
+        for missing in 0..all.len() {
+            let mut some = all.to_vec();
+            some.remove(missing);
+            assert!(listen(&some).is_err(), "{some:?}");
+        }
     }
 }

@@ -11,6 +11,7 @@
 //!    that was accepted last.
 //! 3. The file is written, and inco asked to take it. What it refuses is taken out, and told.
 //! 4. Each second inco is asked for its services. What has changed is written into the status of the objects.
+//! 5. What the statuses say of all nodes is there for others as external metrics ([`metrics`]).
 //!
 //! Limits: 64 services of a node (inco's), 16 KiB of a specification, 20,000 objects of a kind in the cluster.
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ mod cluster;
 mod files;
 mod force;
 pub mod gateway;
+pub mod metrics;
 pub mod objects;
 pub mod plan;
 mod run;

@@ -18,10 +18,12 @@ use crate::addresses::Pool;
 use crate::cluster::{Cluster, now, watch};
 use crate::files::{self, Files};
 use crate::force::{Applied, bring_in_force};
+use crate::metrics::{Board, Listen, Row, serve};
 use crate::objects::{FUNCTION, Object, SERVICE, Wishes, wishes};
 use crate::plan::{Fault, Id, Input, Part, Plan, Verdict, named, plan};
 use crate::status::{
-    Condition, Entry, Told, Writer, agreed, blamed, entries, entry, gist, merged, released, status, with_own,
+    Condition, Entry, Told, Writer, agreed, blamed, entries, entry, gist, merged, released, status, total,
+    with_own,
 };
 
 /// How often inco is asked for its services.
@@ -59,6 +61,8 @@ pub struct Settings {
     pub endpoint: Endpoint,
     /// Addresses for Services and Gateways.
     pub pool: Pool,
+    /// Where external metrics are to be had; [`None`]: nowhere.
+    pub metrics: Option<Listen>,
     /// The program that takes over where inco has to start again: the path that it has for inco.
     pub program: PathBuf,
 }
@@ -106,6 +110,12 @@ pub fn run(settings: &Settings, check: Check<'_>, stop: &Arc<AtomicBool>) -> Res
     settings.files.prepare(check)?;
     let hints = watch(settings.cluster.clone(), settings.namespace.clone())?;
     let mut operator = Operator::new(settings, check)?;
+    let board = Board::default();
+    let _server = settings
+        .metrics
+        .as_ref()
+        .map(|listen| serve(listen, &board))
+        .transpose()?;
     let mut list_at = Instant::now();
     tracing::info!(node = settings.node, "the operator runs");
     while !stop.load(Ordering::Relaxed) {
@@ -121,6 +131,7 @@ pub fn run(settings: &Settings, check: Check<'_>, stop: &Arc<AtomicBool>) -> Res
         if Instant::now() >= list_at {
             let is_listed = operator.list();
             if is_listed {
+                board.show(operator.rows());
                 operator.apply();
             }
             let is_waiting = is_listed && !operator.unwanted.is_empty() || operator.is_open;
@@ -192,6 +203,17 @@ impl<'a> Operator<'a> {
                 false
             }
         }
+    }
+
+    /// What the statuses say of all nodes.
+    fn rows(&self) -> Vec<Row> {
+        let functions = self.objects.iter().filter(|of| of.id.kind == FUNCTION);
+        let row = |of: &Object| Row {
+            namespace: of.id.namespace.clone(),
+            name: of.id.name.clone(),
+            figures: total(&entries(&of.status)),
+        };
+        functions.map(row).collect()
     }
 
     fn planned(&self, base: &str, before: &str) -> Result<Plan, String> {

@@ -188,6 +188,7 @@ impl Node {
             },
             endpoint: Endpoint::Socket(self.folder.path().join("api.sock")),
             pool: operator::addresses::Pool::parse("10.0.0.100-10.0.0.120").unwrap(),
+            metrics: None,
             program: PathBuf::from("/usr/local/bin/inco"),
         };
         self.stop = Arc::default();
