@@ -156,6 +156,13 @@ mod tests {
         args: OperatorArgs,
     }
 
+    #[test]
+    fn the_configuration_of_the_chart_for_cards_is_valid() {
+        let text = include_str!("../../../../deploy/dpf/chart/inco.toml");
+        assert_eq!(check(text), []);
+        assert!(!check(&text.replace("kernel:wan", "")).is_empty());
+    }
+
     /// What objects of Kubernetes become is a configuration that inco takes: several ports at one address, and listeners.
     #[test]
     fn services_of_several_ports_and_listeners_are_valid() {
