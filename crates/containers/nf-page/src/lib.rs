@@ -11,8 +11,9 @@
 //!    and growing.
 //! 3. The host sends it ([`PageReader::offer`]), and the function maps it ([`PageListener::accept`]) and
 //!    writes to it. A restarted host offers a new page, in which the function continues its totals.
-//! 4. The collector reads it ([`PageReader::read`]) with a few loads. Names and counters of the functions are read when
-//!    somebody asks for them ([`PageReader::functions`]).
+//! 4. The control loop reads it with a few loads: the busy time often ([`PageReader::busy_ns`]), all of it less often
+//!    ([`PageReader::read`]). Names and counters of the functions are read when somebody asks for them
+//!    ([`PageReader::functions`]).
 //!
 //! Why a socket and not a file: a container can truncate a file in a bind-mounted directory, and the host
 //! would get SIGBUS at its next load. A memfd cannot be bind-mounted (`mount` rejects `/proc/<pid>/fd/<n>`
@@ -126,6 +127,10 @@ mod word {
 }
 
 const _: () = assert!(STAGE_BASE == 80 && METRIC_BASE == 208);
+const _: () = assert!(
+    word::MAGIC < 8 && word::VERSION < 8 && word::BUSY < 8,
+    "words of one cache line"
+);
 const _: () = assert!(METRIC_BASE + METRICS_LIMIT * METRIC_WORDS <= word::TOOK_P50 && word::TOOK_P99 < WORDS);
 
 /// A page error.
@@ -527,6 +532,13 @@ impl PageReader {
         })
     }
 
+    /// Of what [`PageReader::read`] gives, the busy time alone. It lies with the words that say whether there is any, so
+    /// that a reader which looks often takes one cache line of the page.
+    pub fn busy_ns(&self) -> Option<u64> {
+        let page = &self.page;
+        page.is_written().then(|| page.load(word::BUSY))
+    }
+
     /// What is said of the functions, at most [`STAGES_LIMIT`] of them with [`METRICS_LIMIT`] metrics altogether. What
     /// has no valid name is left out, and so is a second metric with a name and kind. No system call.
     pub fn functions(&self) -> Vec<StageReport> {
@@ -799,11 +811,13 @@ mod tests {
         assert!(listener.accept().unwrap().is_none());
         let reader = PageReader::create().unwrap();
         assert_eq!(reader.read(), None, "nothing written yet");
+        assert_eq!(reader.busy_ns(), None);
         reader.offer(&path).unwrap();
         let writer = listener.accept().unwrap().expect("a page");
         writer.publish(&counters());
         assert_eq!(reader.read(), Some(counters()));
         assert_eq!(reader.read().unwrap().total().packets_in, 10);
+        assert_eq!(reader.busy_ns(), Some(counters().busy_ns));
 
         // A restarted host offers another page.
         let second = PageReader::create().unwrap();

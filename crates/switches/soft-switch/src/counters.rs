@@ -63,6 +63,11 @@ macro_rules! block {
         pub struct $level { $(#[doc = $help] pub $field: Counter,)* }
 
         impl $level {
+            /// Begins a sum over workers with these figures, whatever it was.
+            pub fn begin(&self, sum: &mut $sums) {
+                $(sum.$field = self.$field.get();)*
+            }
+
             /// Adds these figures to a sum over workers.
             pub fn add_to(&self, sum: &mut $sums) {
                 $(sum.$field = sum.$field.wrapping_add(self.$field.get());)*

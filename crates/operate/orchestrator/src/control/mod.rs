@@ -23,11 +23,13 @@ mod publish;
 mod reload;
 mod reports;
 mod request;
+mod rota;
 mod rows;
 mod run_time;
 pub(crate) mod signals;
 mod stays;
 mod uplink_events;
+mod usage;
 mod watts;
 
 use std::sync::Arc;

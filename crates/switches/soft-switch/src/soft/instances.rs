@@ -454,7 +454,8 @@ impl<M: FrameMemory> Instances<M> {
     /// of it was its own.
     pub(super) fn add_to(&mut self, into: &mut SwitchReading) {
         let mut all = 0;
-        for (lost, sum) in self.lost.iter_mut().zip(&mut into.slots) {
+        let used = self.used();
+        for (lost, sum) in self.lost.iter_mut().zip(&mut into.slots).take(used) {
             let Losses { missed, failed } = lost.all;
             if missed + failed == 0 {
                 continue;

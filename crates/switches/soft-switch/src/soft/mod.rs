@@ -477,11 +477,6 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         // worker's turn.
         fence(Ordering::Acquire);
         let used = self.instances.used();
-        let none = switch::SlotCounters::default();
-        into.slots
-            .iter_mut()
-            .take(used)
-            .for_each(|sum| sum.set_counted(&none));
         into.services.fill(Default::default());
         into.uplinks.fill(Default::default());
         into.drops = [0; DropReason::COUNT];

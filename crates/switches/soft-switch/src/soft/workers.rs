@@ -232,14 +232,16 @@ impl<M: FrameMemory> Workers<M> {
 
     // ---- counters ---------------------------------------------------------------------------------------------
 
-    /// Adds the counters of all workers; of slots, only of the first `slots_used`.
+    /// Sums the counters of all workers; of slots, only of the first `slots_used`.
     pub(super) fn add_to(&self, into: &mut SwitchReading, slots_used: usize) {
-        for (handle, totals) in self.handles.iter().zip(&mut into.workers) {
+        for (at, (handle, totals)) in self.handles.iter().zip(&mut into.workers).enumerate() {
             let counters = &handle.counters;
+            // Of all groups, that of the slots is too long to be set to zero first a thousand times a second.
             let slots = counters.slots.iter().take(slots_used);
-            slots
-                .zip(&mut into.slots)
-                .for_each(|(part, sum)| part.add_to(sum));
+            slots.zip(&mut into.slots).for_each(|(part, sum)| match at {
+                0 => part.begin(sum),
+                _ => part.add_to(sum),
+            });
             let services = counters.services.iter().zip(&mut into.services);
             services.for_each(|(part, sum)| part.add_to(sum));
             let uplinks = counters.uplinks.iter().zip(&mut into.uplinks);
