@@ -445,3 +445,88 @@ fn a_draining_instance_has_no_rule_and_keeps_its_flows() {
         4
     );
 }
+
+/// A function that answers a datagram over IPv4: both addresses and both ports change places.
+fn answer(frame: &mut [u8], port: usize, _number: u32) -> Option<usize> {
+    for (at, len) in [(0, 6), (26, 4), (34, 2)] {
+        let (from, to) = frame[at..at + 2 * len].split_at_mut(len);
+        from.swap_with_slice(to);
+    }
+    // None: the client's kernel had left it to its interface.
+    frame[40..42].fill(0);
+    Some(port)
+}
+
+/// One service has an instance with the kernel's network and one with a memif port: flows of the first one get rules, and
+/// those of the other one stay with the worker, which alone reaches it.
+#[test]
+fn memif_and_kernel_instances_of_a_service_each_have_their_path() {
+    if !available() {
+        return;
+    }
+    const CLIENTS: usize = 8;
+    const QUESTIONS: u64 = 200;
+    let mut world = World::new();
+    let mut bed = switch_changed(1, 1, service(), |config| beside(config, Nanos::from_secs(60)));
+    world.add_server(&mut bed, 0);
+    let server = world.instances[&0].within(|| UdpSocket::bind(format!("{VIP}:80")).unwrap());
+    server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    bed.add(5, 0, 1, answer);
+    let clients: Vec<UdpSocket> = world.net.within(|| {
+        let bound = (0..CLIENTS).map(|_| {
+            let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+            socket.connect(format!("{VIP}:80")).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket
+        });
+        bound.collect()
+    });
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut data = [0; 64];
+            while !is_over.load(Ordering::Relaxed) {
+                if let Ok((len, from)) = server.recv_from(&mut data) {
+                    server.send_to(&data[..len], from).unwrap();
+                }
+            }
+        });
+        let asking = scope.spawn(|| {
+            for number in 0..QUESTIONS {
+                for client in &clients {
+                    let (mut question, mut data) = ([7; 32], [0; 64]);
+                    question[..8].copy_from_slice(&number.to_ne_bytes());
+                    client.send(&question).unwrap();
+                    assert_eq!(client.recv(&mut data).unwrap(), question.len());
+                    assert_eq!(data[..32], question);
+                }
+            }
+        });
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _end = Over(&is_over);
+        bed.until("all are answered", |_| asking.is_finished());
+        asking.join().unwrap();
+    });
+    let half = CLIENTS as u64 / 2;
+    bed.until("flows of the kernel's instance have rules", |bed| {
+        bed.reading.slots[0].fast_rules == half
+    });
+    bed.until("all is back", |bed| bed.reading.in_flight() == 0);
+    let [kernel, memif] = [0, 5].map(|slot| bed.reading.slots[slot]);
+    println!(
+        "{} and {} packets by rules",
+        kernel.fast_packets, memif.fast_packets
+    );
+    assert_eq!((kernel.new_flows, memif.new_flows), (half, half));
+    assert!(kernel.fast_packets > half * QUESTIONS, "{}", kernel.fast_packets);
+    assert_eq!((memif.fast_rules, memif.fast_packets), (0, 0));
+    assert_eq!(
+        (memif.to_packets, memif.back_packets),
+        (half * QUESTIONS, half * QUESTIONS)
+    );
+}

@@ -18,6 +18,7 @@ mod contract;
 mod edges;
 mod failures;
 mod fast;
+mod fast_flood;
 mod flood;
 mod fragments;
 #[path = "../kept/mod.rs"]
