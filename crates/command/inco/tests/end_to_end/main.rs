@@ -45,6 +45,7 @@ mod kubernetes;
 mod kubernetes_operator;
 mod kubernetes_pods;
 mod load_reports;
+mod memory;
 mod monitoring;
 mod named_tests;
 mod nat;

@@ -64,7 +64,7 @@ fn cpus_of(pid: u32) -> Option<f64> {
 }
 
 /// What `inco explain autoscaler` says of an input.
-fn explained(place: &Place, input: &str) -> Value {
+pub(crate) fn explained(place: &Place, input: &str) -> Value {
     let mut explain = place
         .inco(&["explain", "autoscaler", "--input", "-", "--json"])
         .stdin(Stdio::piped())
