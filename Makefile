@@ -161,6 +161,7 @@ promises: ## the tests of docs/promises.md at their stated size: an hour; root, 
 	@failed=0; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test end_to_end -- --nocapture --test-threads 1 $(STATED_SIZE) || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p soft-switch $(WITH_DPDK) --test switch -- --nocapture --test-threads 1 fast:: edges:: tunnels:: || failed=1; \
+	INCO_FULL_LENGTH=1 $(TEST) -p openflow-switch $(WITH_DPDK) --test real -- --nocapture --test-threads 1 path_changes:: || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) $(WITH_DPDK) --test page_in_browser || failed=1; \
 	INCO_FULL_LENGTH=1 $(TEST) -p ebpf-switch $(WITH_DPDK) --test driver -- --nocapture --test-threads 1 many:: || failed=1; \
 	$(MAKE) --no-print-directory binaries && $(TARGET_DIR)/release/inco bench restart --rounds 5 --json >$(PAUSES) && \

@@ -6,6 +6,7 @@
 )]
 
 mod ovs;
+mod path_changes;
 mod steering;
 #[path = "../tracked/mod.rs"]
 mod tracked;

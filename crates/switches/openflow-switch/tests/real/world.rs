@@ -21,10 +21,17 @@ pub(crate) struct World {
     pub(crate) monitor: Line,
     pub(crate) instances: Vec<Line>,
     pub(crate) packets: Tracked,
+    /// Copies of packets that came out of the monitor port: those of flows without a rule of their own.
+    pub(crate) copies: u64,
 }
 
 impl World {
     pub(crate) fn start(setup: FlowSetup, max_revalidator_ms: u32) -> Option<World> {
+        World::start_with(setup, max_revalidator_ms, Nanos::from_secs(10))
+    }
+
+    /// The same, where a flow has ended after that time without a packet.
+    pub(crate) fn start_with(setup: FlowSetup, max_revalidator_ms: u32, idle: Nanos) -> Option<World> {
         let ovs = Ovs::start()?;
         ovs.bridge(max_revalidator_ms);
         let (wan, monitor, instances) = ovs.lines();
@@ -46,7 +53,7 @@ impl World {
         let settings = Settings {
             setup,
             statistics_every: Nanos::from_millis(50),
-            idle: Timeouts::all(Nanos::from_secs(10)),
+            idle: Timeouts::all(idle),
             ..Settings::default()
         };
         let scheduler = Scheduler::from_name("round-robin").unwrap();
@@ -60,6 +67,7 @@ impl World {
             monitor,
             instances,
             packets: Tracked::default(),
+            copies: 0,
         };
         for slot in 0..INSTANCES {
             world
@@ -98,6 +106,8 @@ impl World {
             }
         }
         while let Some(frame) = self.monitor.receive() {
+            // Behind the tag that says whose it is.
+            self.copies += u64::from(frame.get(16..18) == Some([0x08, 0x00].as_slice()));
             self.steering.monitor(&frame, now);
         }
         self.steering.tick(now);
