@@ -75,7 +75,7 @@ fn packets_keep_their_order_while_flows_get_and_lose_rules() {
         by_rules > sent / 10 && world.copies > sent / 10,
         "{by_rules} of {sent}"
     );
-    // Beside compilers it made 282 a second.
+    // Beside compilers it made 180 to 310 a second.
     let changes = (promotions + figures.ended_flows) as f64;
-    assert!(changes > 100.0 * seconds, "{changes} changes in {seconds:.1} s");
+    assert!(changes > 30.0 * seconds, "{changes} changes in {seconds:.1} s");
 }
