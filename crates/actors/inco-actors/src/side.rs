@@ -318,9 +318,11 @@ impl Running {
     fn lines(&self) -> BTreeMap<u32, Line> {
         let now = clock::monotonic();
         let running = self.actors.runtime().running();
+        // Where actors are is read before what runs here: one that comes in between would seem to be stopped else, and inco
+        // would stop it when a side begins again. None leaves in between: moves away begin on this thread.
+        let rows = self.actors.rows().into_iter();
         let runs = self.actors.runtime().actors();
         let runs: BTreeMap<ActorId, _> = runs.iter().map(|row| (row.actor, row)).collect();
-        let rows = self.actors.rows().into_iter();
         rows.map(|row| {
             let mut line = Line {
                 actor: row.actor.0,
@@ -403,5 +405,77 @@ impl Running {
             self.events.drain(..count);
             self.next = next;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::mpsc;
+
+    use actor_migration::Effect;
+    use actor_runtime::PolicyName;
+
+    use super::*;
+
+    /// A side with one actor, whose cores run.
+    fn side(side: Side, begin: Begin, end: End) -> Running {
+        let network = Network::open(&crate::Options {
+            side,
+            control: PathBuf::new(),
+            socket: None,
+            interfaces: Vec::new(),
+            ring_slots: 1_024,
+            udp: None,
+        });
+        let mut declarations = Declarations::new(Settings {
+            policy: PolicyName::Hybrid,
+            cores: 1,
+            queues: Default::default(),
+            quantum_ns: 50_000,
+            tail_threshold_ns: 1_000_000,
+            hysteresis_thousandths: 100,
+            rest_ns: 100_000,
+            entry: 0,
+            routes: Vec::new(),
+            incarnation: 1,
+        });
+        let limits = actor_objects::Limits {
+            bytes: 1 << 16,
+            objects: 64,
+        };
+        let declaration = Declaration {
+            actor: 0,
+            kind: "echo".to_owned(),
+            mailbox_limit: 1_024,
+            held_limit: 1_024,
+        };
+        declarations.add(declaration, begin, Objects::create(limits).unwrap().0);
+        declarations.attach(end);
+        let mut running = declarations.begin(side, &network.unwrap(), kinds::make).unwrap();
+        running.start().unwrap();
+        running
+    }
+
+    #[test]
+    fn an_actor_that_comes_during_a_look_does_not_seem_to_be_stopped() {
+        let order = Order::Declared(Declared::CARD_TO_HOST);
+        let limits = actor_channel::Limits::default();
+        let (file, of_card) = End::create(limits, actor_channel::Side::Card, order, 7).unwrap();
+        let of_host = end(&file, Side::Host, 1_000, 1_000_000_000).unwrap();
+        let card = side(Side::Card, Begin::Here, of_card);
+        let host = side(Side::Host, Begin::Away, of_host);
+        let (says, comes) = mpsc::channel();
+        host.actors.watch(move |_, effect| {
+            if matches!(effect, Effect::Start) {
+                // It is here, and does not run yet. The look begins now, and must wait for what this core holds.
+                says.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        card.command(0, Command::Move).unwrap();
+        comes.recv_timeout(Duration::from_secs(60)).unwrap();
+        let line = host.lines()[&0];
+        assert!(line.is_here && !line.is_stopped, "{line:?}");
     }
 }

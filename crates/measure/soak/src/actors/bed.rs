@@ -178,13 +178,22 @@ impl<'g> Bed<'g> {
 
     /// The actors that were lost with their processes, as `service actor`.
     pub(crate) fn lost(&self) -> Result<Vec<String>> {
-        let mut lost = Vec::new();
+        self.in_state("lost")
+    }
+
+    /// The actors that are stopped, in the same form: no fault stops one.
+    pub(crate) fn stopped(&self) -> Result<Vec<String>> {
+        self.in_state("stopped")
+    }
+
+    fn in_state(&self, state: &str) -> Result<Vec<String>> {
+        let mut found = Vec::new();
         for service in APPLICATIONS {
             let row = self.inco.row(service)?;
-            let of = row.actors.iter().filter(|of| of.state == "lost");
-            lost.extend(of.map(|of| format!("{service} {}", of.actor)));
+            let of = row.actors.iter().filter(|of| of.state == state);
+            found.extend(of.map(|of| format!("{service} {}", of.actor)));
         }
-        Ok(lost)
+        Ok(found)
     }
 
     /// What the checkers say of a segment.

@@ -105,7 +105,7 @@ impl<'g> Run<'g> {
             };
             let left = duration.saturating_sub(began.elapsed());
             self.segment(&mut of, left.clamp(SEGMENT_LEAST, SEGMENT))?;
-            if of.lost()?.is_empty() {
+            if of.lost()?.is_empty() && of.stopped()?.is_empty() {
                 bed = Some(of);
             } else {
                 of.stop()?;
@@ -129,6 +129,10 @@ impl<'g> Run<'g> {
         self.verdict.lost_actors += lost.len() as u64;
         if !lost.is_empty() {
             output::line(format!("      lost with their processes: {}", lost.join(", ")))?;
+        }
+        let stopped = bed.stopped()?;
+        if !stopped.is_empty() {
+            problems.push(format!("nobody has stopped {}", stopped.join(", ")));
         }
         if lost.iter().any(|of| of.starts_with(APPLICATIONS[2])) {
             // Its windows do not come any more.
