@@ -216,7 +216,13 @@ mod tests {
     #[test]
     fn the_program_is_looked_for_beside_this_one() {
         let expected = Path::new("/code/target/release/inco-nf");
-        assert_eq!(beside(Path::new("/code/target/release/inco"), "inco-nf"), expected);
-        assert_eq!(beside(Path::new("/code/target/release/deps/images-1"), "inco-nf"), expected);
+        assert_eq!(
+            beside(Path::new("/code/target/release/inco"), "inco-nf"),
+            expected
+        );
+        assert_eq!(
+            beside(Path::new("/code/target/release/deps/images-1"), "inco-nf"),
+            expected
+        );
     }
 }
