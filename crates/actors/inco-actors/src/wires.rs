@@ -21,7 +21,7 @@ pub(crate) enum Wires {
     /// The switch connects. By data port.
     Memif {
         /// Where it does.
-        listener: Listener,
+        listener: Box<Listener>,
         /// Its links.
         links: Vec<Option<Link>>,
     },
@@ -38,7 +38,10 @@ impl Wires {
         let listener =
             Listener::bind(path, config).with_context(|| format!("cannot listen on {}", path.display()))?;
         let links = (0..PORTS).map(|_| None).collect();
-        Ok(Wires::Memif { listener, links })
+        Ok(Wires::Memif {
+            listener: Box::new(listener),
+            links,
+        })
     }
 
     /// Opens interfaces by name, with so many slots in each ring.

@@ -19,6 +19,9 @@ use crate::status::{Condition, Writer, agreed};
 pub const CONTROLLER: &str = "inco.dev/gateway";
 const GROUP: &str = "gateway.networking.k8s.io";
 
+/// Whether a node has these labels, each with its value.
+pub type HasLabels<'a> = &'a dyn Fn(&[(String, String)]) -> bool;
+
 /// Why something does not hold: the reason of its condition, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Obstacle {
@@ -222,11 +225,7 @@ fn listener(of: &Value) -> Listener {
     }
 }
 
-fn gateway(
-    of: &Object,
-    addresses: &BTreeMap<Id, Result<IpAddr, String>>,
-    has: &dyn Fn(&[(String, String)]) -> bool,
-) -> Gateway {
+fn gateway(of: &Object, addresses: &BTreeMap<Id, Result<IpAddr, String>>, has: HasLabels<'_>) -> Gateway {
     let nodes = of.nodes();
     let given = || match addresses.get(&of.id) {
         Some(Ok(address)) => Ok(*address),
@@ -328,7 +327,7 @@ pub fn resolve(
     objects: &[Object],
     services: &[Object],
     addresses: &BTreeMap<Id, Result<IpAddr, String>>,
-    has: &dyn Fn(&[(String, String)]) -> bool,
+    has: HasLabels<'_>,
 ) -> (Gateways, Vec<Wanted>) {
     let each = own(objects).map(|of| (of.id.clone(), gateway(of, addresses, has)));
     let mut all = Gateways {
@@ -606,7 +605,7 @@ fn route_status(
             Ok(()) => parent
                 .accepted
                 .clone()
-                .and_then(|()| parent.parts.iter().map(refusal).collect()),
+                .and_then(|()| parent.parts.iter().try_for_each(refusal)),
             Err(_) => parent.accepted.clone(),
         };
         let own = [

@@ -90,15 +90,20 @@ fn clients_notice_nothing(engine: Engine) {
     let inco = network.run(&place, &text);
     inco.settled(2, 0);
     let began = Instant::now();
-    let span = if is_full_length() { 60 } else { 5 };
+    let span = Duration::from_secs(if is_full_length() { 60 } else { 5 });
     let mut count = 3;
-    while began.elapsed() < Duration::from_secs(span) {
+    // On a busy machine most of a download is over before its flow has a rule.
+    let (promotions, packets) = loop {
         download(&network);
         // Another instance comes, or one leaves, while flows have rules.
         place.must(&["scale", "web", &count.to_string()]);
         count = 5 - count;
-    }
-    let (promotions, packets) = promoted(&inco);
+        let (promotions, packets) = promoted(&inco);
+        let is_much = promotions > 100 && packets > 1_000;
+        if began.elapsed() > span && (is_much || began.elapsed() > Duration::from_secs(120)) {
+            break (promotions, packets);
+        }
+    };
     println!(
         "{promotions} promotions in {:.1} s, {packets} packets by rules",
         began.elapsed().as_secs_f64()
