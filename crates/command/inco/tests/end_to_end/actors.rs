@@ -307,6 +307,19 @@ fn move_to(inco: &Inco, to: ActorSide) {
     inco.client().act(&action).unwrap();
 }
 
+/// Has the actor move there and back and there again, under requests.
+fn move_about(inco: &Inco, client: &mut Client) {
+    for to in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
+        let enough = client.answers.len() + 200;
+        move_to(inco, to);
+        is_on(inco, to, || client.turn());
+        eventually("requests are answered", PATIENCE, || {
+            client.turn();
+            (client.answers.len() > enough).then_some(())
+        });
+    }
+}
+
 fn is_on(inco: &Inco, side: ActorSide, mut meanwhile: impl FnMut()) {
     eventually("it is there", PATIENCE, || {
         meanwhile();
@@ -404,15 +417,7 @@ fn inco_runs_a_service_of_actors_moves_them_under_load_and_survives_the_end_of_e
     assert_eq!(actor(&inco, "count").side, Some(ActorSide::Card));
 
     // Each request is answered once and in order, and has changed the state once, wherever the actor was.
-    for to in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
-        let enough = client.answers.len() + 200;
-        move_to(&inco, to);
-        is_on(&inco, to, || client.turn());
-        eventually("requests are answered", PATIENCE, || {
-            client.turn();
-            (client.answers.len() > enough).then_some(())
-        });
-    }
+    move_about(&inco, &mut client);
     client.settle();
     let expected: Vec<_> = (1..client.next).map(|number| (number, number)).collect();
     assert!(
@@ -569,15 +574,7 @@ fn actors_answer_through_interfaces_of_the_kernel_while_they_move_and_after_the_
     inco.settled(2, 0);
     let mut client = Client::new(&network);
     client.ask(|| ());
-    for to in [ActorSide::Host, ActorSide::Card, ActorSide::Host] {
-        let enough = client.answers.len() + 200;
-        move_to(&inco, to);
-        is_on(&inco, to, || client.turn());
-        eventually("requests are answered", PATIENCE, || {
-            client.turn();
-            (client.answers.len() > enough).then_some(())
-        });
-    }
+    move_about(&inco, &mut client);
     client.settle();
     client.counted_each_once();
     // The process that has the interface towards the clients ends, and the actor is on the other side.
