@@ -292,7 +292,8 @@ kinds! {
         /// The action with all its arguments, as the API takes it.
         #[serde(default)]
         request: serde_json::Value,
-        /// The requester: `uid 0` over the unix socket, `token admin` over TCP, `signal` for a signal.
+        /// The requester: `uid 0` over the unix socket, `token admin` over TCP, `signal` for a signal, `earlier run` for
+        /// what was set before a crash or an upgrade and holds on.
         #[serde(default)]
         by: String,
         /// Whether it was refused; `result` then gives the reason.
