@@ -86,7 +86,9 @@ LONG += soak::a_minute swarm:: the_checkers_pass_over the_end_of_the_side openfl
 LONGEST := driver switch
 # What one of the two runs filters, the other one has: nothing is left out.
 ALL_OF_IT := | sed 's/; [0-9]* filtered out//'
-OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET) $(LONGEST),$(SUITES))
+# Suites of which most tests wait for an engine, an API server or a browser. They run beside the rest, many at a time.
+PATIENT := api_server conformance crash fake page_in_browser real
+OTHERS := $(filter-out $(WAITING) $(COMPUTING) $(QUIET) $(LONGEST) $(PATIENT),$(SUITES))
 named = $(addprefix --test ,$(1))
 TEST = INCO_NF=$(TARGET_DIR)/debug/inco-nf $(CARGO) test --no-fail-fast --workspace
 
@@ -126,14 +128,18 @@ computing-tests:
 	exit $$failed
 
 other-tests:
-	@failed=0; log=$$(mktemp); set -o pipefail; \
-	{ $(TEST) $(WITH_DPDK) $(call named,$(LONGEST)) -- --skip flood:: 2>&1 $(ALL_OF_IT) >$$log; } & longest=$$!; \
-	trap "kill $$longest 2>/dev/null; rm -f $$log" EXIT; \
+	@failed=0; logs=$$(mktemp -d); set -o pipefail; \
+	{ $(TEST) $(WITH_DPDK) $(call named,$(LONGEST)) -- --skip flood:: 2>&1 $(ALL_OF_IT) >$$logs/longest; } & longest=$$!; \
+	{ RUST_TEST_THREADS=8 $(TEST) $(WITH_DPDK) $(call named,$(PATIENT)) $(if $(LONG),-- --skip swarm::) \
+	    >$$logs/patient 2>&1; } & patient=$$!; \
+	trap "kill $$longest $$patient 2>/dev/null; rm -r $$logs" EXIT; \
 	trap 'exit 130' INT TERM; \
-	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) $(if $(LONG),-- --skip swarm::) || failed=1; \
+	$(TEST) $(WITH_DPDK) $(call named,$(OTHERS)) || failed=1; \
 	INCO_REQUIRE= INCO_SKIPPED= $(TEST) $(call named,$(WITHOUT_DPDK)) || failed=1; \
+	wait $$patient || failed=1; \
+	cat $$logs/patient; \
 	wait $$longest || failed=1; \
-	cat $$log; \
+	cat $$logs/longest; \
 	exit $$failed
 
 # Most of its threads wait for their turn.
