@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use edge_steering::{
-    DATAGRAM_LIMIT, Gate, Head, MachineId, Machines, Member, ONWARD_BYTES, Onward, Rule, ServiceLoad,
-    Serving, Settings, Towards, Verdict, at_machine, machine_of, write,
+    DATAGRAM_LIMIT, Gate, Head, MachineId, Machines, Member, ONWARD_BYTES, Onward, Rule, SERVICES_LIMIT,
+    ServiceLoad, Serving, Settings, Towards, Verdict, at_machine, machine_of, write,
 };
 use model::{Nanos, mix};
 use signal::Key;
@@ -45,6 +45,7 @@ fn genuine(incarnation: u8, counter: u8, rest: &[u8]) -> Vec<u8> {
     let services: Vec<ServiceLoad> = rest
         .chunks_exact(4)
         .zip(1_u32..)
+        .take(SERVICES_LIMIT)
         .map(|(bytes, service)| ServiceLoad {
             service,
             state: [Serving::Serving, Serving::Draining, Serving::Leaving][usize::from(bytes[0]) % 3],
