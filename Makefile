@@ -18,7 +18,7 @@ WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features d
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to other targets)"
+	@echo "  (ENGINE=oci|docker|swarm, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to other targets)"
 
 setup: ## install what building, testing and the demo need; prints what and why
 	@scripts/setup.sh rust build dpdk test api lint deb
@@ -201,11 +201,11 @@ move-to-arm: ## an actor in WebAssembly moves to an emulated Arm processor and b
 # The demo's own build: neither optimised for speed nor with debug information, without DPDK, the benches, the
 # simulator and `inco top`.
 demo: ## the whole loop on this machine, live, and a report (ENGINE=, SWITCH=, ARGS=--quick, --all, --actors or --cluster)
-	@scripts/setup.sh rust build $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web --cluster,$(ARGS)),web)
+	@scripts/setup.sh rust build $(if $(filter docker swarm,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench) $(if $(filter --web --cluster,$(ARGS)),web)
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
 	@echo "demo: building what it needs, in target/demo; on two cores this takes some minutes the first time"
 	$(CARGO) build --profile demo -p inco -p inco-nf --no-default-features \
-	    $(if $(filter docker,$(ENGINE)),--features inco/docker) $(if $(filter --actors,$(ARGS)),-p inco-actors --features inco-actors/wasm)
+	    $(if $(filter docker swarm,$(ENGINE)),--features inco/docker) $(if $(filter --actors,$(ARGS)),-p inco-actors --features inco-actors/wasm)
 	$(TARGET_DIR)/demo/inco demo --engine $(ENGINE) --switch $(SWITCH) $(ARGS)
 
 bench: ## inco bench steer: the switch beside testpmd and OVS-DPDK (ARGS=--full); root for hugepages

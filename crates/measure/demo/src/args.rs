@@ -2,12 +2,25 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
 use images::EngineName;
 use testbed::SwitchName;
 
 use crate::function::Function;
 use crate::web::Balancer;
+
+/// What runs the containers of a demo.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DemoEngine {
+    /// Embedded: containers without a daemon.
+    #[default]
+    Oci,
+    /// Docker or Podman.
+    Docker,
+    /// With --cluster: a swarm of Docker's, which is started for the demo alone.
+    Swarm,
+}
 
 /// Arguments of `inco demo`.
 #[derive(Debug, Args)]
@@ -22,7 +35,8 @@ use crate::web::Balancer;
         "  inco demo --function firewall\n",
         "  inco demo --web\n",
         "  inco demo --actors\n",
-        "  inco demo --cluster\n\n",
+        "  inco demo --cluster\n",
+        "  inco demo --cluster --engine swarm\n\n",
         "Stops cleanly with Ctrl-C.",
     )
 )]
@@ -50,7 +64,8 @@ pub struct DemoArgs {
     pub actors: bool,
     /// Run three machines and two edges, in network namespaces, each with an inco of its own: nginx and a DNS function behind
     /// addresses that both edges have. The load grows, a machine is drained, edges are restarted and killed, a machine is lost: about
-    /// a minute. Needs root, and nginx on this machine
+    /// a minute. Needs root, and nginx on this machine. With --engine swarm the machines are nodes of a swarm of Docker's, which
+    /// places the web servers
     #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler", "web", "actors", "function"])]
     pub cluster: bool,
     /// With --web, run only these balancers; default: all
@@ -67,7 +82,7 @@ pub struct DemoArgs {
     pub function: Option<&'static Function>,
     /// The container engine
     #[arg(long, value_enum, default_value_t)]
-    pub engine: EngineName,
+    pub engine: DemoEngine,
     /// The switch
     #[arg(long, value_enum, default_value_t)]
     pub switch: SwitchName,
@@ -87,4 +102,20 @@ pub struct DemoArgs {
     /// Milliseconds between two new flows, for short runs in tests
     #[arg(long, hide = true, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub flow_interval_ms: Option<u64>,
+}
+
+impl DemoArgs {
+    /// The engine of one machine.
+    ///
+    /// # Errors
+    /// It is one of several machines.
+    pub(crate) fn engine_here(&self) -> Result<EngineName> {
+        match self.engine {
+            DemoEngine::Oci => Ok(EngineName::Oci),
+            DemoEngine::Docker => Ok(EngineName::Docker),
+            DemoEngine::Swarm => {
+                bail!("inco demo --engine swarm: a swarm has several machines; add --cluster")
+            }
+        }
+    }
 }

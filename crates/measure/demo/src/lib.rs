@@ -30,10 +30,9 @@ mod web;
 use anyhow::{Context, Result, bail};
 use display::output::{self, WrongUsage};
 use display::table::short;
-use images::EngineName;
 use testbed::{Environment, Interrupt, make_image};
 
-pub use args::DemoArgs;
+pub use args::{DemoArgs, DemoEngine};
 use experiment::{CPUS, Calibration, Experiment};
 pub use function::Function;
 use live::Live;
@@ -46,7 +45,7 @@ pub use web::Balancer;
 /// # Errors
 /// Returns an error if the machine lacks a requirement, if the demo was interrupted, or if inco broke a promise.
 pub fn run(args: &DemoArgs) -> Result<()> {
-    if args.engine == EngineName::Oci && !rustix::process::geteuid().is_root() {
+    if args.engine != DemoEngine::Docker && !rustix::process::geteuid().is_root() {
         return Err(WrongUsage(
             "inco: the demo's containers need root: run it with sudo, or with --engine docker as a member of the \
              group docker"
@@ -63,9 +62,10 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     if args.cluster {
         return cluster::run(args);
     }
+    let engine = args.engine_here()?;
     let interrupt = Interrupt::listen()?;
-    make_image(args.engine)?;
-    let ground = Environment::new(args.engine, args.switch, args.keep_dir, interrupt)?;
+    make_image(engine)?;
+    let ground = Environment::new(engine, args.switch, args.keep_dir, interrupt)?;
     let mut live = Live::new(args.json);
     let result = show(args, &ground, &mut live);
     live.end();

@@ -1071,6 +1071,40 @@ fn the_cluster_demo_loses_nothing_but_by_the_loss_of_a_machine() {
     assert_eq!(result["left_behind"], serde_json::json!([]));
 }
 
+/// With a swarm of Docker's, whose nodes are the machines: one is drained, inco is killed, a node loses its power.
+#[test]
+fn the_cluster_demo_of_a_swarm_loses_nothing_but_by_the_loss_of_a_node() {
+    if !real_parts::has_swarm() || !servers(&["ip", "nginx"]) {
+        return;
+    }
+    let _turn = Place::with_a_cpu();
+    let mut arguments = vec!["--cluster", "--engine", "swarm", "--json"];
+    if !real_parts::is_full_length() {
+        arguments.push("--quick");
+    }
+    let mut demo = Demo::start(&arguments);
+    let status = demo.wait_for_so_long(Duration::from_secs(300));
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let phases = result["phases"].as_array().unwrap();
+    assert_eq!(phases.len(), 7, "{result:#}");
+    for phase in phases {
+        let answered: u64 = (0..3)
+            .map(|machine| phase["requests"][machine].as_u64().unwrap())
+            .sum();
+        assert!(answered > 0, "{result:#}");
+        for count in ["failed", "moved"] {
+            assert_eq!(phase[count], 0, "{result:#}");
+        }
+    }
+    // The machine that drained, and the lost one, have no web server at the end of that.
+    for (phase, machine) in [("machine 1 drains", 0), ("machine 3 is lost", 2)] {
+        let of = phases.iter().find(|of| of["phase"] == phase).unwrap();
+        assert_eq!(of["instances"][machine], 0, "{result:#}");
+    }
+    assert_eq!(result["left_behind"], serde_json::json!([]));
+}
+
 /// In the short form: actors of a store and of analytics go to the host under load and come back. Clients count what they
 /// lose, and compare each window with the tuples that were sent.
 #[test]

@@ -119,11 +119,12 @@ fn phases(quick: bool) -> [Phase; 3] {
 /// # Errors
 /// Something does not start, the demo was interrupted, or a promise was broken.
 pub(super) fn run(args: &DemoArgs) -> Result<()> {
-    if args.engine != EngineName::Oci {
+    let engine = args.engine_here()?;
+    if engine != EngineName::Oci {
         bail!("inco demo --actors: the sides are made by the engine oci; leave --engine out");
     }
     let interrupt = Interrupt::listen()?;
-    let ground = Environment::new(args.engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
+    let ground = Environment::new(engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
     let mut live = Live::new(args.json);
     let shown = show(&ground, &interrupt, args.quick, &mut live);
     live.end();

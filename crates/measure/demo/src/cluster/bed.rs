@@ -13,10 +13,11 @@ use model::{Action, InstanceState};
 use testbed::network::Namespace;
 use testbed::{Environment, Interrupt, Session, WEB_SERVER_IMAGE};
 
+use super::load::Asked;
+use super::{MACHINES, Machines};
 use crate::web::{CONFIGURATION, command, write_configuration};
 
-/// Machines and edges.
-pub(super) const MACHINES: u8 = 3;
+/// Edges.
 pub(super) const EDGES: u8 = 2;
 /// The image of the function with memif ports.
 pub(super) const FUNCTION_IMAGE: &str = "inco/dns";
@@ -31,12 +32,26 @@ const LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The addresses of the services.
-pub(super) fn web() -> SocketAddr {
+fn web() -> SocketAddr {
     ([10, 79, 0, 100], 80).into()
 }
 
-pub(super) fn names() -> SocketAddr {
+fn names() -> SocketAddr {
     ([10, 79, 0, 101], 53).into()
+}
+
+/// Whom clients ask.
+pub(super) fn asked() -> Asked {
+    Asked {
+        web: web(),
+        names: Some(names()),
+        machines: [1, 2, 3].map(answer_of),
+    }
+}
+
+/// What the web servers of a machine say.
+fn answer_of(machine: u8) -> String {
+    format!("machine {machine}\n")
 }
 
 fn tunnel_address(node: Node) -> String {
@@ -318,22 +333,6 @@ impl<'g> Bed<'g> {
         self.session_mut(Node::Edge(edge))?.stop_for_now()
     }
 
-    /// Active web servers of each machine.
-    ///
-    /// # Errors
-    /// A machine's inco does not answer.
-    pub(super) fn instances(&self) -> Result<Vec<u32>> {
-        let count = |number| -> Result<u32> {
-            let rows = self.session(Node::Machine(number))?.client()?.services()?;
-            Ok(rows
-                .iter()
-                .filter(|row| row.name == "web")
-                .map(|row| row.active)
-                .sum())
-        };
-        (1..=MACHINES).map(count).collect()
-    }
-
     /// Stops everything. Returns what was left in the system.
     ///
     /// # Errors
@@ -349,7 +348,21 @@ impl<'g> Bed<'g> {
     }
 }
 
-fn namespace(role: &str) -> Result<Namespace> {
+impl Machines for Bed<'_> {
+    fn servers(&self) -> Result<Vec<u32>> {
+        let count = |number| -> Result<u32> {
+            let rows = self.session(Node::Machine(number))?.client()?.services()?;
+            Ok(rows
+                .iter()
+                .filter(|row| row.name == "web")
+                .map(|row| row.active)
+                .sum())
+        };
+        (1..=MACHINES).map(count).collect()
+    }
+}
+
+pub(super) fn namespace(role: &str) -> Result<Namespace> {
     Namespace::new(format!("inco-cluster-{}-{role}", std::process::id()))
 }
 
@@ -374,7 +387,7 @@ fn uplink(node: Node, more: &str) -> String {
 /// The configuration of a machine: web servers, and a function with memif ports.
 fn machine(number: u8, ground: &Environment) -> Result<String> {
     let directory = ground.directory();
-    let servers = write_configuration(directory, &format!("machine {number}\n"))?;
+    let servers = write_configuration(directory, &answer_of(number))?;
     let zone = directory.join("zone");
     fs::create_dir_all(&zone).with_context(|| format!("cannot make {}", zone.display()))?;
     let records = format!(

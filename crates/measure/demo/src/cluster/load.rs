@@ -1,7 +1,7 @@
 //! The clients of the demo: connections to web servers, and questions to the function. Each counts what fails, by the machine
 //! that should have answered.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use testbed::http::Connection;
 use testbed::network::Namespace;
 
-use super::bed::{MACHINES, NAME, names, web};
+use super::MACHINES;
+use super::bed::NAME;
 
 /// Requests of connections, one after the other.
 const REQUESTS: [u32; 6] = [1, 1, 30, 1, 4, 120];
@@ -29,6 +30,16 @@ const QUESTIONS: u32 = 50;
 /// Failures of which the cause is kept.
 const CAUSES: usize = 5;
 
+/// Whom clients ask, and who answers.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) web: SocketAddr,
+    /// The function, where there is one.
+    pub(super) names: Option<SocketAddr>,
+    /// How what the web servers of each machine say begins. The rest may differ between servers.
+    pub(super) machines: [String; MACHINES as usize],
+}
+
 /// What was counted since the last look.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
@@ -36,8 +47,8 @@ pub(super) struct Counts {
     pub(super) answered: [u64; MACHINES as usize],
     /// Questions that each has answered.
     pub(super) named: [u64; MACHINES as usize],
-    /// Requests that failed, questions without an answer, and answers of another machine than the one before, in connections
-    /// and flows during which no machine was away.
+    /// Requests that failed, questions without an answer, and answers of another server or machine than the one before, in
+    /// connections and flows during which no machine was away.
     pub(super) failed: u64,
     pub(super) unanswered: u64,
     pub(super) moved: u64,
@@ -68,8 +79,8 @@ impl Counts {
     }
 }
 
-#[derive(Default)]
 struct Shared {
+    asked: Asked,
     counts: Mutex<Counts>,
     is_over: AtomicBool,
     /// Clients that ask now.
@@ -108,17 +119,21 @@ impl Load {
     ///
     /// # Errors
     /// The network is gone, or there can be no more threads.
-    pub(super) fn start(client: &Namespace) -> Result<Load> {
-        let shared = Arc::new(Shared::default());
+    pub(super) fn start(client: &Namespace, asked: Asked) -> Result<Load> {
+        let asking = if asked.names.is_some() { ASKING } else { 0 };
+        let shared = Arc::new(Shared {
+            asked,
+            counts: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            clients: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
+        });
         let threads = client.within(|| {
             let spawn = |number: u32| {
                 let shared = Arc::clone(&shared);
-                let run = move || {
-                    if number < CLIENTS_MAX {
-                        connections(&shared, number);
-                    } else {
-                        questions(&shared);
-                    }
+                let run = move || match shared.asked.names {
+                    Some(names) if number >= CLIENTS_MAX => questions(&shared, names),
+                    _ => connections(&shared, number),
                 };
                 let name = format!("client-{number}");
                 std::thread::Builder::new()
@@ -126,7 +141,7 @@ impl Load {
                     .spawn(run)
                     .context("cannot start a thread")
             };
-            (0..CLIENTS_MAX + ASKING).map(spawn).collect()
+            (0..CLIENTS_MAX + asking).map(spawn).collect()
         })?;
         Ok(Load { shared, threads })
     }
@@ -183,18 +198,19 @@ fn connections(shared: &Shared, number: u32) {
 
 fn connection(shared: &Shared, requests: u32, changes: u32) -> Result<()> {
     let mut began = Instant::now();
-    let mut connection = Connection::open(web())?;
+    let mut connection = Connection::open(shared.asked.web)?;
     let mut first = None;
     for number in 1..=requests {
         let answer = connection.get("/", number == requests)?;
-        let machine = answer
-            .strip_prefix("machine ")
-            .and_then(|number| number.trim().parse::<usize>().ok())
+        let machines = &shared.asked.machines;
+        let machine = machines
+            .iter()
+            .position(|machine| answer.starts_with(machine.as_str()))
             .with_context(|| format!("the answer is {answer:?}"))?;
         shared.note(|counts| {
-            counts.note_answer(machine.wrapping_sub(1), began.elapsed());
+            counts.note_answer(machine, began.elapsed());
         });
-        note_machine(shared, changes, &mut first, machine);
+        note_answerer(shared, changes, &mut first, answer);
         std::thread::sleep(PAUSE);
         began = Instant::now();
     }
@@ -219,9 +235,11 @@ fn note_failure(
     });
 }
 
-/// A machine has answered in a connection or a flow.
-fn note_machine(shared: &Shared, changes: u32, first: &mut Option<usize>, machine: usize) {
-    let has_moved = first.replace(machine).is_some_and(|first| first != machine);
+/// A server or a machine has answered in a connection or a flow.
+fn note_answerer<A: Clone + PartialEq>(shared: &Shared, changes: u32, first: &mut Option<A>, answerer: A) {
+    let has_moved = first
+        .replace(answerer.clone())
+        .is_some_and(|first| first != answerer);
     if has_moved {
         let by_loss = shared.was_away(changes);
         shared.note(|counts| {
@@ -235,18 +253,18 @@ fn note_machine(shared: &Shared, changes: u32, first: &mut Option<usize>, machin
 }
 
 /// Questions to the function, each of which its machine answers with its number.
-fn questions(shared: &Shared) {
+fn questions(shared: &Shared, names: SocketAddr) {
     while !shared.is_over() {
         let changes = shared.changes();
-        if let Err(cause) = flow_of_questions(shared, changes) {
+        if let Err(cause) = flow_of_questions(shared, names, changes) {
             note_failure(shared, changes, &cause, |counts| &mut counts.unanswered);
         }
     }
 }
 
-fn flow_of_questions(shared: &Shared, changes: u32) -> Result<()> {
+fn flow_of_questions(shared: &Shared, names: SocketAddr, changes: u32) -> Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0").context("no socket")?;
-    socket.connect(names()).context("no way to the function")?;
+    socket.connect(names).context("no way to the function")?;
     socket
         .set_read_timeout(Some(ANSWER_LIMIT))
         .context("no timeout")?;
@@ -284,7 +302,7 @@ fn flow_of_questions(shared: &Shared, changes: u32) -> Result<()> {
                 *count += 1;
             }
         });
-        note_machine(shared, changes, &mut first, machine.into());
+        note_answerer(shared, changes, &mut first, machine);
         std::thread::sleep(2 * PAUSE);
     }
     Ok(())

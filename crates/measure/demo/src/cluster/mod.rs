@@ -2,10 +2,13 @@
 //! of its own. Web servers and a DNS function with memif ports are behind addresses that both edges have, and the client's
 //! kernel spreads its packets over the edges. The load grows; a machine is drained; an edge is restarted, another one
 //! is killed; a machine is lost. Requests may fail and flows may move only by the loss of the machine.
+//!
+//! With `--engine swarm` ([`swarm`]) the machines are nodes of a swarm of Docker's, and one inco steers to all of them.
 
 mod bed;
 mod load;
 mod result;
+mod swarm;
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +19,14 @@ use images::EngineName;
 use model::InstanceState;
 use testbed::{Environment, Interrupt};
 
-use super::args::DemoArgs;
+use super::args::{DemoArgs, DemoEngine};
 use super::live::Live;
-use bed::{Bed, EDGES, FUNCTION_IMAGE, MACHINES, Node};
+use bed::{Bed, EDGES, FUNCTION_IMAGE, Node};
 use load::{Counts, Load};
 use result::{Cluster, EdgeRow, PhaseRow};
 
+/// Machines with web servers.
+const MACHINES: u8 = 3;
 /// Clients of the web servers while the load is low, and while it is high.
 const LOW: u32 = 8;
 const HIGH: u32 = load::CLIENTS_MAX;
@@ -36,16 +41,16 @@ const ROUTER: Duration = Duration::from_millis(200);
 /// # Errors
 /// Something does not start, the demo was interrupted, or a promise was broken.
 pub(super) fn run(args: &DemoArgs) -> Result<()> {
-    if args.engine != EngineName::Oci {
-        bail!("inco demo --cluster: each machine has an engine of its own, oci; leave --engine out");
-    }
     let interrupt = Interrupt::listen()?;
     testbed::make_web_server_image()?;
-    let image = images::build_function("dns", &ImageRef::from(FUNCTION_IMAGE))?;
-    images::deliver(args.engine, engine::DEFAULT_HOST, &image)?;
-    let grounds = bed::grounds(args.engine, args.keep_dir, &interrupt)?;
     let mut live = Live::new(args.json);
-    let shown = show(&grounds, &interrupt, args.quick, &mut live);
+    let shown = match args.engine {
+        DemoEngine::Oci => machines(args, &interrupt, &mut live),
+        DemoEngine::Swarm => swarm::show(args, &interrupt, &mut live),
+        DemoEngine::Docker => {
+            bail!("inco demo --cluster: no engine docker; leave --engine out, or write --engine swarm")
+        }
+    };
     live.end();
     let cluster = shown?;
     if args.json {
@@ -60,21 +65,21 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
+/// Machines with an engine each, behind edges.
+fn machines(args: &DemoArgs, interrupt: &Interrupt, live: &mut Live) -> Result<Cluster> {
+    images::build_function("dns", &ImageRef::from(FUNCTION_IMAGE))?;
+    let grounds = bed::grounds(EngineName::Oci, args.keep_dir, interrupt)?;
+    show(&grounds, interrupt, args.quick, live)
+}
+
 fn show(grounds: &[Environment], interrupt: &Interrupt, quick: bool, live: &mut Live) -> Result<Cluster> {
     live.print_line(&format!(
         "inco demo --cluster: {MACHINES} machines behind {EDGES} edges, each a network namespace with an inco of its own. \
          nginx and a DNS function are behind addresses that both edges have. All of them share this machine's CPUs.\n"
     ));
     let bed = Bed::start(grounds, interrupt, |text| live.print_line(text))?;
-    let load = Load::start(&bed.client)?;
-    let mut demo = Demo {
-        bed,
-        load,
-        interrupt,
-        lasts: Duration::from_secs(if quick { 2 } else { 5 }),
-        began: Instant::now(),
-        phases: Vec::new(),
-    };
+    let load = Load::start(&bed.client, bed::asked())?;
+    let mut demo = Demo::new(bed, load, interrupt, quick);
     demo.phases(live)?;
     let Demo {
         bed, load, phases, ..
@@ -97,9 +102,18 @@ fn show(grounds: &[Environment], interrupt: &Interrupt, quick: bool, live: &mut 
     Ok(cluster)
 }
 
+/// Machines with web servers.
+trait Machines {
+    /// Active web servers of each machine.
+    ///
+    /// # Errors
+    /// An inco does not answer.
+    fn servers(&self) -> Result<Vec<u32>>;
+}
+
 /// The running demo.
-struct Demo<'d> {
-    bed: Bed<'d>,
+struct Demo<'d, B> {
+    bed: B,
     load: Load,
     interrupt: &'d Interrupt,
     /// A phase lasts at least so long.
@@ -108,7 +122,7 @@ struct Demo<'d> {
     phases: Vec<PhaseRow>,
 }
 
-impl Demo<'_> {
+impl Demo<'_, Bed<'_>> {
     fn phases(&mut self, live: &mut Live) -> Result<()> {
         self.load.set_clients(LOW);
         self.phase("low load", live, |_| Ok(()))?;
@@ -149,13 +163,26 @@ impl Demo<'_> {
         self.load.set_clients(LOW);
         self.phase("low again", live, |_| Ok(()))
     }
+}
+
+impl<'d, B: Machines> Demo<'d, B> {
+    fn new(bed: B, load: Load, interrupt: &'d Interrupt, quick: bool) -> Demo<'d, B> {
+        Demo {
+            bed,
+            load,
+            interrupt,
+            lasts: Duration::from_secs(if quick { 2 } else { 5 }),
+            began: Instant::now(),
+            phases: Vec::new(),
+        }
+    }
 
     /// Does something, and shows what clients see meanwhile and for the rest of the phase.
     fn phase(
         &mut self,
         name: &'static str,
         live: &mut Live,
-        change: impl FnOnce(&mut Bed<'_>) -> Result<()>,
+        change: impl FnOnce(&mut B) -> Result<()>,
     ) -> Result<()> {
         let began = Instant::now();
         change(&mut self.bed)?;
@@ -167,7 +194,7 @@ impl Demo<'_> {
             std::thread::sleep(Duration::from_millis(50));
         }
         let counts: Counts = self.load.take();
-        let row = PhaseRow::of(name, began.elapsed(), took, &counts, self.bed.instances()?);
+        let row = PhaseRow::of(name, began.elapsed(), took, &counts, self.bed.servers()?);
         live.print_line(&format!(
             "{:5.1} s  {}",
             self.began.elapsed().as_secs_f64(),

@@ -120,7 +120,7 @@ impl Cluster {
             for (count, what) in [
                 (row.failed, "requests failed"),
                 (row.unanswered, "questions had no answer"),
-                (row.moved, "answers came from another machine"),
+                (row.moved, "answers came from another server"),
             ] {
                 if count > 0 {
                     broken.push(format!(
@@ -167,10 +167,17 @@ impl Cluster {
         }
         let mut text = table.text();
         text.push_str(
-            "\nFailed: requests and questions without an answer. Moved: answers of another machine than before, in one \
+            "\nFailed: requests and questions without an answer. Moved: answers of another server or machine than before, in one \
              connection or flow. By loss: both, of connections and flows that were there while machine 3 was away. All machines \
              share this one's CPUs, so requests/s say nothing of several machines.\n",
         );
+        if let [of] = self.edges.as_slice() {
+            text.push_str(&format!(
+                "{} flows moved because their machine was lost\n",
+                of.expected_moves
+            ));
+            return text;
+        }
         for of in &self.edges {
             text.push_str(&format!(
                 "edge {}: {} packets asked machines for flows of the other edge, {} came back; {} flows moved because their \

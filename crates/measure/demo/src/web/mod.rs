@@ -100,12 +100,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// # Errors
 /// A program is missing, something does not start, the demo was interrupted, or a request failed because inco scaled.
 pub(super) fn run(args: &DemoArgs) -> Result<()> {
-    if args.engine != EngineName::Oci {
+    let engine = args.engine_here()?;
+    if engine != EngineName::Oci {
         bail!("inco demo --web: the peers' containers are made by the engine oci; leave --engine out");
     }
     let interrupt = Interrupt::listen()?;
     testbed::make_web_server_image()?;
-    let ground = Environment::new(args.engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
+    let ground = Environment::new(engine, SwitchName::Soft, args.keep_dir, interrupt.clone())?;
     let mut live = Live::new(args.json);
     let balancers = match args.balancer.as_slice() {
         [] => &Balancer::ALL[..],
