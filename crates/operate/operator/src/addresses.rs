@@ -1,8 +1,8 @@
 //! Addresses for Services and Gateways: the pool, and who has which.
 //!
-//! Each node computes the same: an address that an object has in its status stays, the older object wins, and what is
-//! free is given from the lowest address on. Two nodes that give the same address to two objects at once see both in the
-//! next list, and the younger one gets another.
+//! Each node computes the same: an address that an object has in its status stays, the older object wins, whether the
+//! other one asks for its address or has it, and what is free is given from the lowest address on. Two nodes that give the
+//! same address to two objects at once see both in the next list, and the younger one gets another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -91,27 +91,21 @@ pub fn assign(claims: &[Claim], pool: &Pool) -> BTreeMap<Id, Result<IpAddr, Stri
     claims.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
     let mut taken = BTreeSet::new();
     let mut given = BTreeMap::new();
-    for claim in claims.iter().filter(|of| of.asked.is_some()) {
-        if let Some(address) = claim.asked {
-            let answer = match taken.insert(address) {
-                true => Ok(address),
-                false => Err(format!(
-                    "an older object has the address {address}; ask for another one"
-                )),
-            };
-            given.insert(claim.id.clone(), answer);
-        }
-    }
-    let others = || claims.iter().filter(|of| of.asked.is_none());
-    for claim in others() {
-        if let Some(address) = claim.has.filter(|of| pool.contains(*of))
-            && taken.insert(address)
-        {
-            given.insert(claim.id.clone(), Ok(address));
-        }
+    for claim in &claims {
+        let Some(address) = claim.asked.or(claim.has.filter(|of| pool.contains(*of))) else {
+            continue;
+        };
+        let answer = match (taken.insert(address), claim.asked) {
+            (true, _) => Ok(address),
+            (false, Some(_)) => Err(format!(
+                "an older object has the address {address}; ask for another one"
+            )),
+            (false, None) => continue,
+        };
+        given.insert(claim.id.clone(), answer);
     }
     let mut free = pool.all();
-    for claim in others() {
+    for claim in claims {
         if given.contains_key(&claim.id) {
             continue;
         }
@@ -172,6 +166,23 @@ mod tests {
             said[0] == "10.0.0.1" && said[1].contains("an older object has the address 10.0.0.1"),
             "{said:?}"
         );
+    }
+
+    /// Whoever writes a Service may be somebody else than who has the address.
+    #[test]
+    fn nobody_takes_the_address_of_an_older_one_by_asking_for_it() {
+        let all = [claim(1, None, Some("10.0.0.1")), claim(2, Some("10.0.0.1"), None)];
+        let said = given(&all, "10.0.0.0/30");
+        assert!(
+            said[0] == "10.0.0.1" && said[1].contains("an older object has the address 10.0.0.1"),
+            "{said:?}"
+        );
+        // An older one gets what it asks for, and the other one another address.
+        let all = [claim(1, Some("10.0.0.1"), None), claim(2, None, Some("10.0.0.1"))];
+        assert_eq!(given(&all, "10.0.0.0/30"), ["10.0.0.1", "10.0.0.0"]);
+        // What is asked for later is not given to one without an address before.
+        let all = [claim(1, None, None), claim(2, Some("10.0.0.0"), None)];
+        assert_eq!(given(&all, "10.0.0.0/30"), ["10.0.0.1", "10.0.0.0"]);
     }
 
     #[test]
