@@ -162,6 +162,8 @@ impl Cluster {
                     }
                     all => all?,
                 };
+                // A part of the list would have all others look deleted.
+                let Some(all) = all else { return Ok(Err(too_many(kind))) };
                 known.insert(kind);
                 match kind {
                     SERVICE => services = all,
@@ -180,8 +182,8 @@ impl Cluster {
             }
             let found = api(client, None, "Node").get(node).await?;
             listed.labels = found.metadata.labels.unwrap_or_default();
-            Ok((listed, known))
-        })?;
+            Ok(Ok((listed, known)))
+        })??;
         self.known = known;
         Ok(listed)
     }
@@ -253,8 +255,17 @@ impl Cluster {
     }
 }
 
-/// All objects of a kind, a page after the other.
-async fn listed_all(api: &Api<DynamicObject>, kind: &'static str) -> Result<Vec<Object>, kube::Error> {
+fn too_many(kind: &str) -> Error {
+    Error::Cluster(format!(
+        "there are more than {OBJECTS_LIMIT} objects of the kind {kind}; have the operator follow one namespace, by --namespace"
+    ))
+}
+
+/// All objects of a kind, a page after the other; [`None`]: there are too many.
+async fn listed_all(
+    api: &Api<DynamicObject>,
+    kind: &'static str,
+) -> Result<Option<Vec<Object>>, kube::Error> {
     let mut params = ListParams::default().limit(PAGE);
     let mut all = Vec::new();
     loop {
@@ -263,11 +274,8 @@ async fn listed_all(api: &Api<DynamicObject>, kind: &'static str) -> Result<Vec<
         all.extend(page.items.into_iter().map(|of| object(kind, of)));
         match next {
             Some(token) if all.len() < OBJECTS_LIMIT => params = params.continue_token(&token),
-            Some(_) => {
-                tracing::warn!(kind, limit = OBJECTS_LIMIT, "further objects are left out");
-                return Ok(all);
-            }
-            None => return Ok(all),
+            Some(_) => return Ok(None),
+            None => return Ok(Some(all)),
         }
     }
 }
@@ -368,4 +376,48 @@ async fn watched(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by it")]
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Whoever makes many objects must not have those of others look deleted.
+    #[test]
+    fn a_list_that_is_too_long_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let item = json!({ "metadata": { "name": "x", "namespace": "edge" } });
+        let page = json!({ "kind": "List", "apiVersion": "v1", "metadata": { "continue": "more" },
+            "items": vec![item; PAGE as usize] });
+        // It ends with the test's process.
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                let mut connection = connection.unwrap();
+                let mut head = BufReader::new(connection.try_clone().unwrap()).lines();
+                while head.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+                let answer = format!(
+                    "HTTP/1.1 200 X\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{page}"
+                );
+                connection.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let kubeconfig = folder.path().join("kubeconfig");
+        let text = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "clusters": [{ "name": "c", "cluster": { "server": url } }], "users": [{ "name": "u", "user": {} }],
+            "contexts": [{ "name": "x", "context": { "cluster": "c", "user": "u" } }] });
+        std::fs::write(&kubeconfig, text.to_string()).unwrap();
+        let access = kubernetes::Cluster {
+            kubeconfig: Some(kubeconfig),
+            context: None,
+        };
+        let said = Cluster::new(access, None).unwrap().list("n1").unwrap_err();
+        let said = said.to_string();
+        assert!(said.starts_with("there are more than 20000 objects of the kind"), "{said}");
+    }
 }
