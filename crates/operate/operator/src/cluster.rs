@@ -18,6 +18,7 @@ use tokio::runtime::Runtime;
 
 use crate::objects::{GATEWAY_CLASS, KINDS, Object, SERVICE, api_version, is_optional};
 use crate::plan::Id;
+use crate::spec::shortened;
 use crate::{Error, gateway};
 
 /// Objects per page of a list.
@@ -34,12 +35,16 @@ const WATCH_GRACE: Duration = Duration::from_secs(10);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// Longest name of a manager of fields in bytes.
 const MANAGER_LIMIT: usize = 128;
+/// Longest text of the API server about an object, in characters.
+const MESSAGE_LIMIT: usize = 512;
 /// The code of what is not there.
 const NOT_FOUND: u16 = 404;
 /// The code of what this account may not do.
 const FORBIDDEN: u16 = 403;
 /// The code of a change of something that has changed meanwhile.
 const CONFLICT: u16 = 409;
+/// The codes of an answer that has nothing to do with the object: who asks is not known, or the server has no time.
+const OF_NO_OBJECT: [u16; 5] = [401, 429, 502, 503, 504];
 
 /// The objects of a list, the Services that routes name, and the labels of the node.
 #[derive(Clone, Debug, Default)]
@@ -221,11 +226,15 @@ impl Cluster {
         self.ask(async |client| {
             let api = api(client, Some(&id.namespace), id.kind);
             match api.patch_status(&id.name, params, patch).await {
-                Ok(of) => Ok(Some(object(id.kind, of))),
-                Err(kube::Error::Api(said)) if [NOT_FOUND, CONFLICT].contains(&said.code) => Ok(None),
+                Ok(of) => Ok(Ok(Some(object(id.kind, of)))),
+                Err(kube::Error::Api(said)) if [NOT_FOUND, CONFLICT].contains(&said.code) => Ok(Ok(None)),
+                // As of an object that is too large with it.
+                Err(kube::Error::Api(said)) if !OF_NO_OBJECT.contains(&said.code) => {
+                    Ok(Err(Error::Refused(shortened(&said.message, MESSAGE_LIMIT))))
+                }
                 Err(error) => Err(error),
             }
-        })
+        })?
     }
 
     /// Tells an event of an object.

@@ -40,6 +40,9 @@ pub enum Error {
     /// The API server does not answer, or refuses.
     #[error("{0}")]
     Cluster(String),
+    /// The API server does not take what is said of an object. Others have nothing to do with that.
+    #[error("{0}")]
+    Refused(String),
     /// A file cannot be read or written, or is wrong.
     #[error("{0}")]
     File(String),

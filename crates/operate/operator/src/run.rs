@@ -73,10 +73,20 @@ pub type Check<'a> = &'a dyn Fn(&str) -> Vec<Fault>;
 /// Something that inco has refused: the table, why, and when.
 type Refused = BTreeMap<Part, (Table, String, Instant)>;
 
+/// What of that is tried again now: what has waited longest. It is one part, since inco may refuse all that it gets together
+/// for one of them, and would again.
+fn due(refused: &Refused, now: Instant) -> Option<Part> {
+    let waiting = refused.iter().map(|(part, (_, _, at))| (at, part));
+    let (at, part) = waiting.min()?;
+    (now.saturating_duration_since(*at) >= RETRY).then(|| part.clone())
+}
+
 /// What was written of an object, and when.
 struct Written {
     status: Value,
     at: Instant,
+    /// Whether the API server has not taken it.
+    is_refused: bool,
 }
 
 struct Operator<'a> {
@@ -194,8 +204,9 @@ impl<'a> Operator<'a> {
                 let is_there = |id: &Id| self.objects.iter().any(|of| of.id == *id);
                 self.written.retain(|id, _| is_there(id));
                 self.told.retain(|id, _| is_there(id));
+                let again = due(&self.refused, Instant::now());
                 self.refused
-                    .retain(|(id, _), (_, _, at)| is_there(id) && at.elapsed() < RETRY);
+                    .retain(|part, _| is_there(&part.0) && Some(part) != again.as_ref());
                 true
             }
             Err(error) => {
@@ -236,41 +247,38 @@ impl<'a> Operator<'a> {
 
     /// Brings what is wanted in force, as far as it is accepted.
     fn apply(&mut self) {
-        self.problem = None;
+        self.problem = self.tried().err();
+        if self.problem.is_some() {
+            self.log(1, self.problem.clone());
+        }
+    }
+
+    /// The same; why it is not in force.
+    fn tried(&mut self) -> Result<(), String> {
         for _ in 0..ATTEMPTS {
-            let planned = self.settings.files.read().and_then(|(base, before)| {
-                let plan = self.planned(&base, &before)?;
-                Ok((plan, before))
-            });
-            let (plan, before) = match planned {
-                Ok(planned) => planned,
-                Err(problem) => return self.cannot(problem),
-            };
+            let (base, before) = self.settings.files.read()?;
+            let plan = self.planned(&base, &before)?;
             self.unwanted.retain(|name, _| plan.unwanted.contains(name));
             for name in &plan.unwanted {
                 self.unwanted.entry(name.clone()).or_insert_with(Instant::now);
             }
             if plan.text == before && !self.is_open {
                 self.verdicts = plan.verdicts;
-                return;
+                return Ok(());
             }
             if self.rests_until.is_some_and(|until| Instant::now() < until) {
-                return;
+                return self.problem.clone().map_or(Ok(()), Err);
             }
             match self.attempt(&plan, &before) {
                 Attempt::Done => {
                     self.verdicts = plan.verdicts;
-                    return;
+                    return Ok(());
                 }
-                Attempt::Later(problem) => return self.cannot(problem),
+                Attempt::Later(problem) => return Err(problem),
                 Attempt::Again => {}
             }
         }
-    }
-
-    fn cannot(&mut self, problem: String) {
-        self.log(1, Some(problem.clone()));
-        self.problem = Some(problem);
+        Err(format!("inco refuses {ATTEMPTS} changes; the others are tried soon"))
     }
 
     fn attempt(&mut self, plan: &Plan, before: &str) -> Attempt {
@@ -320,7 +328,9 @@ impl<'a> Operator<'a> {
         let had = files::services(before);
         let changed = self.wishes.wanted.iter().filter_map(|of| {
             let table = of.table.as_ref().ok()?;
-            let is_new = had.get(&of.service) != Some(table) && !self.refused.contains_key(&of.part());
+            // What was refused of it before may have been another table.
+            let is_known = self.refused.get(&of.part()).is_some_and(|(it, ..)| it == table);
+            let is_new = had.get(&of.service) != Some(table) && !is_known;
             is_new.then_some((of, table))
         });
         let changed: Vec<_> = changed.collect();
@@ -373,7 +383,9 @@ impl<'a> Operator<'a> {
                 Some(entry) => self.told.insert(id.clone(), entry),
                 None => self.told.remove(&id),
             };
+            let rests = |of: &Written| of.is_refused && of.at.elapsed() < RESYNC;
             if let Some(status) = written
+                && !self.written.get(&id).is_some_and(rests)
                 && let Err(error) = self.write(index, &id, status)
             {
                 return self.log(0, Some(error.to_string()));
@@ -542,15 +554,30 @@ impl<'a> Operator<'a> {
             return Ok(());
         };
         let answer = match id.kind {
-            FUNCTION | SERVICE => self.cluster.apply_status(id, &self.settings.node, &status)?,
-            _ => self.cluster.change_status(object, &status)?,
+            FUNCTION | SERVICE => self.cluster.apply_status(id, &self.settings.node, &status),
+            _ => self.cluster.change_status(object, &status),
         };
-        // The next list says what else has become of it.
-        let Some(there) = answer else { return Ok(()) };
-        (object.status, object.version) = (there.status, there.version);
+        let is_refused = match answer {
+            Ok(Some(there)) => {
+                (object.status, object.version) = (there.status, there.version);
+                false
+            }
+            // The next list says what else has become of it.
+            Ok(None) => return Ok(()),
+            // What is wrong with one object holds up no other one.
+            Err(Error::Refused(why)) => {
+                if !self.written.get(id).is_some_and(|of| of.is_refused) {
+                    let (kind, object) = (id.kind, format!("{}/{}", id.namespace, id.name));
+                    tracing::warn!(kind, object, why, "the API server does not take its status");
+                }
+                true
+            }
+            Err(error) => return Err(error),
+        };
         let written = Written {
             status,
             at: Instant::now(),
+            is_refused,
         };
         self.written.insert(id.clone(), written);
         Ok(())
@@ -689,4 +716,34 @@ enum Attempt {
     Again,
     /// Nothing can be done now.
     Later(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_together_is_tried_again_apart() {
+        let part = |name: &str| {
+            let id = Id {
+                kind: FUNCTION,
+                namespace: "edge".to_owned(),
+                name: name.to_owned(),
+            };
+            (id, name.to_owned())
+        };
+        let since = Instant::now();
+        let of = |name: &str, after_ms: u64| {
+            let at = since + Duration::from_millis(after_ms);
+            (part(name), (Table::new(), "no".to_owned(), at))
+        };
+        let mut refused = Refused::from([of("a", 1), of("b", 0), of("c", 2)]);
+        assert_eq!(due(&refused, since), None);
+        let later = since + RETRY + Duration::from_millis(5);
+        for name in ["b", "a", "c"] {
+            assert_eq!(due(&refused, later), Some(part(name)));
+            refused.remove(&part(name));
+        }
+        assert_eq!(due(&refused, later), None);
+    }
 }

@@ -31,6 +31,9 @@ const KINDS: [(&str, &str); 7] = [
     ("DaemonSet", "/apis/apps/v1/namespaces/inco/daemonsets"),
 ];
 
+/// The name of an object of which the fake one takes no status.
+pub(crate) const TOO_LARGE: &str = "a-large-one";
+
 /// What the tests do at an API server.
 pub(crate) trait Server {
     fn kubeconfig(&self) -> PathBuf;
@@ -221,6 +224,10 @@ fn asked(store: &mut Store, (method, path, query): (&str, &str, &str), body: &[u
         "PATCH" => {
             let path = path.strip_suffix("/status").ok_or(404_u16)?;
             let mut object = store.objects.get(path).ok_or(404_u16)?.clone();
+            // As the store of a real one says that an object is too large with its status.
+            if object["metadata"]["name"] == TOO_LARGE {
+                return Err(500);
+            }
             let patch: Value = serde_json::from_slice(body).unwrap();
             let version = &patch["metadata"]["resourceVersion"];
             if !version.is_null() && *version != object["metadata"]["resourceVersion"] {

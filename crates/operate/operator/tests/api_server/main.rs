@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use real_parts::{ApiServer, has_kubernetes};
 use serde_json::{Value, json};
 
-use cluster::{FakeServer, Server};
+use cluster::{FakeServer, Server, TOO_LARGE};
 use node::Node;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -397,6 +397,58 @@ fn nodes_of_kubernetes_say_one_thing_together() {
 fn objects_of_a_kubernetes_that_is_a_fake_are_followed() {
     let folder = tempfile::tempdir().unwrap();
     follows_objects(&FakeServer::start(folder.path()));
+}
+
+#[test]
+fn an_object_whose_status_is_not_taken_holds_up_no_other_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeServer::start(folder.path());
+    let node = Node::start(&server, "n1");
+    server.make(FUNCTIONS, &function(TOO_LARGE, &json!({ "image": "a" })));
+    server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a" })));
+    becomes(&server, &format!("{FUNCTIONS}/firewall"), "Ready", "True");
+    assert_eq!(node.services(), [TOO_LARGE, "firewall", "own"]);
+    node.end();
+}
+
+#[test]
+fn an_object_that_is_refused_in_two_forms_holds_up_no_other_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeServer::start(folder.path());
+    let node = Node::start(&server, "n1");
+    let path = format!("{FUNCTIONS}/wrong");
+    server.make(FUNCTIONS, &function("wrong", &json!({ "image": "missing" })));
+    becomes(&server, &path, "Accepted", "False");
+    server.merge(&path, &json!({ "spec": { "min": 2 } }));
+    // The operator has tried that.
+    std::thread::sleep(Duration::from_secs(3));
+    let since = Instant::now();
+    server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a" })));
+    becomes(&server, &format!("{FUNCTIONS}/firewall"), "Ready", "True");
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
+    node.end();
+}
+
+/// After a change that inco refuses for none of its services, the operator rests. What waits meanwhile is not accepted.
+#[test]
+fn what_inco_does_not_have_is_not_accepted_while_the_operator_rests() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeServer::start(folder.path());
+    let node = Node::start(&server, "n1");
+    let path = format!("{FUNCTIONS}/firewall");
+    server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a", "min": 1 })));
+    becomes(&server, &path, "Ready", "True");
+    node.spoil();
+    server.merge(&path, &json!({ "spec": { "min": 2 } }));
+    becomes(&server, &path, "Accepted", "False");
+    // It looks twice in that time.
+    for _ in 0..23 {
+        std::thread::sleep(Duration::from_secs(1));
+        let seen = server.get(&path).unwrap();
+        assert_eq!(condition(&seen, "Accepted").unwrap()["status"], "False", "{seen}");
+        assert_eq!(seen["status"]["active"], 1);
+    }
+    node.end();
 }
 
 #[test]

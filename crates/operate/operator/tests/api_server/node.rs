@@ -16,6 +16,9 @@ use crate::cluster;
 
 const BASE: &str = "[service.own]\nport = \"null\"\n";
 
+/// A line with which inco takes no file, whatever its services are.
+const UNUSABLE: &str = "# without a device";
+
 type Services = std::collections::BTreeMap<String, Value>;
 
 #[derive(Default)]
@@ -71,7 +74,11 @@ fn changes(before: &Services, after: &Services) -> Vec<KeyChange> {
 }
 
 fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Result<Outcome, Refusal> {
-    let after = services(&std::fs::read_to_string(file).unwrap());
+    let text = std::fs::read_to_string(file).unwrap();
+    if text.contains(UNUSABLE) {
+        return Err(Refusal::new("the device is not there", "nothing has changed"));
+    }
+    let after = services(&text);
     let is_missing = |of: &Value| of.get("image").and_then(Value::as_str) == Some("missing");
     if let Some((name, _)) = after.iter().find(|(_, of)| is_missing(of)) {
         let said = format!("inco.toml:7: service.{name}.image: there is no image \"missing\"; build it");
@@ -213,6 +220,12 @@ impl Node {
 
     pub(crate) fn end(mut self) {
         self.halt();
+    }
+
+    /// Has inco refuse each file from now on, by a change of the base file.
+    pub(crate) fn spoil(&self) {
+        let base = format!("{UNUSABLE}\n{BASE}");
+        std::fs::write(self.folder.path().join("base.toml"), base).unwrap();
     }
 
     /// The services that inco has.
