@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +77,20 @@ impl Files {
             let base = self.base.display();
             format!("the base file {base} cannot be read: {error}; name it with --base")
         })?;
-        Ok((base, text_of(&self.accepted()).unwrap_or_default()))
+        let path = self.accepted();
+        let accepted = match text_of(&path) {
+            Ok(text) => text,
+            // Nothing was accepted yet, or somebody else has written there.
+            Err(error) if [ErrorKind::NotFound, ErrorKind::InvalidData].contains(&error.kind()) => {
+                String::new()
+            }
+            // As if nothing had been accepted, what is in force would go.
+            Err(error) => {
+                let path = path.display();
+                return Err(format!("{path} cannot be read: {error}; let the operator read its folder"));
+            }
+        };
+        Ok((base, accepted))
     }
 
     /// Has inco's configuration file there: what was accepted last, or else the base.
@@ -106,5 +119,32 @@ impl Files {
 
     pub(crate) fn accept(&self, text: &str) -> Result<(), String> {
         replace(&self.accepted(), text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by it")]
+    use super::*;
+
+    #[test]
+    fn what_was_accepted_and_cannot_be_read_is_not_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files {
+            base: folder.path().join("base.toml"),
+            file: folder.path().join("inco.toml"),
+        };
+        fs::write(&files.base, "base").unwrap();
+        let read = |accepted: &str| {
+            files.accept(accepted).unwrap();
+            files.read().unwrap().1
+        };
+        assert_eq!(files.read().unwrap(), ("base".to_owned(), String::new()));
+        assert_eq!(read("accepted"), "accepted");
+        fs::remove_file(files.accepted()).unwrap();
+        // A folder opens, and cannot be read.
+        fs::create_dir(files.accepted()).unwrap();
+        let said = files.read().unwrap_err();
+        assert!(said.contains("inco.toml.accepted cannot be read: "), "{said}");
     }
 }
