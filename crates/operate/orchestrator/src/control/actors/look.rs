@@ -57,8 +57,9 @@ impl Track {
             .last
             .filter(|(of, served, ran)| *of == side && *served <= line.served && *ran <= line.ran_ns);
         let (_, served, ran) = before.unwrap_or((side, 0, 0));
-        self.served += line.served - served;
-        self.ran_ns += line.ran_ns - ran;
+        // A side may say anything.
+        self.served = self.served.saturating_add(line.served - served);
+        self.ran_ns = self.ran_ns.saturating_add(line.ran_ns - ran);
         self.last = Some((side, line.served, line.ran_ns));
     }
 }
@@ -200,6 +201,17 @@ mod tests {
         // Its process was replaced.
         looks.take(&[row(Card, 1, 5)], second(4));
         assert_eq!((looks.shown(0).served, looks.shown(0).rate), (38, 1.0));
+    }
+
+    #[test]
+    fn totals_of_a_side_that_says_anything_stay_numbers() {
+        let mut looks = Looks::default();
+        for (second, served) in [(1, u64::MAX), (2, 3), (3, u64::MAX)] {
+            let row = row(actor_control::Side::Card, served, served);
+            looks.take(&[row], Nanos::from_secs(second));
+            assert!(looks.shown(0).rate.is_finite());
+        }
+        assert_eq!(looks.shown(0).served, u64::MAX);
     }
 
     #[test]

@@ -38,6 +38,15 @@ struct Moving {
     phases: Vec<(Phase, u64)>,
 }
 
+impl Moving {
+    /// A phase has begun: each does so once, whatever a side says.
+    fn note(&mut self, phase: Phase, at_ns: u64) {
+        if self.phases.iter().all(|(of, _)| *of != phase) {
+            self.phases.push((phase, at_ns));
+        }
+    }
+}
+
 /// Why an actor is to move.
 #[derive(Clone, Debug)]
 struct Because {
@@ -388,7 +397,7 @@ impl Supervised {
                     let because = because.unwrap_or_else(|| plain("by the word of the side".to_owned()));
                     self.tell_of(actor, side, ActorChange::MoveBegun, because, None);
                 }
-                self.moving.entry(actor).or_default().phases.push((phase, at_ns));
+                self.moving.entry(actor).or_default().note(phase, at_ns);
             }
             What::Moved => {
                 let (phases, took_us) = self.phases_of(actor, at_ns);
@@ -789,5 +798,21 @@ fn policy_name(sides: &Sides) -> &'static str {
         PolicyName::Drr => "drr",
         PolicyName::Hybrid => "hybrid",
         PolicyName::Preemptive => "preemptive",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_that_repeats_itself_takes_no_memory() {
+        let mut moving = Moving::default();
+        let all = [Phase::Prepare, Phase::Ready, Phase::Gone, Phase::Clean];
+        for at in 0..1_000 {
+            moving.note(all[at % 4], at as u64);
+        }
+        let expected: Vec<(Phase, u64)> = all.into_iter().zip(0..).collect();
+        assert_eq!(moving.phases, expected);
     }
 }
