@@ -1,5 +1,5 @@
-//! Functions' own counters, which they publish in shared pages. A page is what a container says: its numbers are shown,
-//! and decide nothing.
+//! Functions' own counters, which they publish in shared pages. A page is what a container says: its numbers are shown.
+//! Of these, busy time and memory decide something, and only where a policy is told to go by them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
