@@ -13,11 +13,11 @@ use model::{Action, EventKind, InstanceId, InstanceState, Nanos, PolicyChoice, S
 use scheduling::Scheduler;
 use switch::{Change, FlowFilter, PickRecord, SwitchEvent};
 
-use super::ControlLoop;
 use super::actors::is_about_actor;
 use super::journal::new_event;
 use super::reload::FileReader;
 use super::request::{Asked, flow_key};
+use super::{ControlLoop, EARLIER_RUN};
 use crate::case::Case;
 use crate::upgrade::Upgrade;
 
@@ -370,7 +370,11 @@ impl ControlLoop {
 
     /// Records the result of an action and answers its requester.
     pub(super) fn conclude(&mut self, asked: Asked, result: Result<Outcome, Refusal>) {
-        if result.is_ok() && self.run_time.note(&asked.action) {
+        let has_changed = match &result {
+            Ok(_) => self.run_time.note(&asked.action),
+            Err(_) => asked.caller.name == EARLIER_RUN && self.run_time.refused_again(&asked.action),
+        };
+        if has_changed {
             self.keep_run_time();
         }
         let name = asked.action.name();

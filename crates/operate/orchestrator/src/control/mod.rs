@@ -76,6 +76,9 @@ const IDLE_PERIOD: Nanos = Nanos::from_millis(20);
 /// Time limit of a shutdown. After it, the rest is reported as left behind.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
+/// Who asks for what operators had set in the run before.
+const EARLIER_RUN: &str = "earlier run";
+
 /// How long an upgrade waits for clients that have connected and have no answer yet, which may wait for a CPU. Packets
 /// flow meanwhile.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(3);
@@ -222,11 +225,15 @@ impl ControlLoop {
             tracing::warn!(error, "what was set by hand before inco ended is lost");
             Vec::new()
         });
+        if !actions.is_empty() {
+            self.run_time.again(&actions);
+            self.keep_run_time();
+        }
         for action in actions {
             let asked = Asked {
                 action,
                 caller: Caller {
-                    name: "earlier run".to_owned(),
+                    name: EARLIER_RUN.to_owned(),
                     may_act: true,
                     is_root: false,
                 },

@@ -56,6 +56,20 @@ fn set_by(action: &Action) -> Option<(&str, Setting, bool)> {
 }
 
 impl RunTime {
+    /// What the run before had, which is set again now. So a run that ends before that is done loses none of it.
+    pub(super) fn again(&mut self, actions: &[Action]) {
+        for action in actions {
+            self.note(action);
+        }
+    }
+
+    /// What was to be set again is refused, as for a service that is no more. Whether a setting has ended by it: else a
+    /// later run would set it, when there may be such a service again.
+    pub(super) fn refused_again(&mut self, action: &Action) -> bool {
+        let key = set_by(action).map(|(service, setting, _)| (service.to_owned(), setting));
+        key.is_some_and(|key| self.actions.remove(&key).is_some())
+    }
+
     /// An action was carried out. Whether a setting has changed by it.
     pub(super) fn note(&mut self, action: &Action) -> bool {
         let Some((service, setting, differs)) = set_by(action) else {
@@ -166,6 +180,17 @@ mod tests {
         assert!(!settings.file_sets("web", true, true));
         assert!(settings.file_sets("dns", true, false));
         assert!(settings.actions.is_empty());
+    }
+
+    #[test]
+    fn what_a_run_before_had_is_kept_until_it_is_refused() {
+        let mut settings = RunTime::default();
+        settings.again(&[scale(Some(3)), scheduler("maglev")]);
+        assert!(!settings.note(&scale(Some(3))), "it was kept all the time");
+        assert!(settings.refused_again(&scheduler("maglev")));
+        assert!(!settings.refused_again(&scheduler("maglev")));
+        let of: Vec<&Action> = settings.actions.values().collect();
+        assert_eq!(of, [&scale(Some(3))]);
     }
 
     #[test]
