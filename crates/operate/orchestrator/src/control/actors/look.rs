@@ -12,23 +12,36 @@ use configuration::ActorMember;
 /// Time over which rates are shown.
 const WINDOW: Nanos = Nanos::from_secs(1);
 /// Decisions of a side about groups that become events, at most, in a second: each has all that it depends on.
-const DECISIONS_A_SECOND: u32 = 32;
+pub(super) const DECISIONS_A_SECOND: u32 = 32;
+/// What happens to actors that becomes an event, at most, in a second of a side: each of them may have moved away and back.
+pub(super) const HAPPENINGS_A_SECOND: u32 = 2 * actor_control::ACTORS_LIMIT;
 
-/// How many decisions of a side may still become events.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Decisions {
+/// How much of what a side says may still become events.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    a_second: u32,
     since: Nanos,
     told: u32,
     left_out: u64,
 }
 
-impl Decisions {
+impl Told {
+    /// So much in a second.
+    pub(super) fn new(a_second: u32) -> Told {
+        Told {
+            a_second,
+            since: Nanos::ZERO,
+            told: 0,
+            left_out: 0,
+        }
+    }
+
     /// Whether one more may: then how many were left out before it, that nobody was told of.
     pub(super) fn next(&mut self, now: Nanos) -> Option<u64> {
         if now.since(self.since) >= Nanos::from_secs(1) {
             (self.since, self.told) = (now, 0);
         }
-        if self.told >= DECISIONS_A_SECOND {
+        if self.told >= self.a_second {
             self.left_out += 1;
             return None;
         }
@@ -216,7 +229,7 @@ mod tests {
 
     #[test]
     fn decisions_beyond_those_of_a_second_are_counted() {
-        let mut decisions = Decisions::default();
+        let mut decisions = Told::new(DECISIONS_A_SECOND);
         let begins = Nanos::from_secs(5);
         for _ in 0..DECISIONS_A_SECOND {
             assert_eq!(decisions.next(begins), Some(0));

@@ -10,14 +10,16 @@ use actor_control::{Group, Happening, Phase, What, Why};
 use actor_scheduling::Decision;
 use actor_scheduling::groups::Decided;
 use actor_scheduling::migration::{Case, Memory, Move, Observation};
-use actor_supervisor::{DeclaredActor, Error, EventKind as Told, Row, Runs, Supervisor, Wish, entry_names};
+use actor_supervisor::{DeclaredActor, Error, EventKind as Heard, Row, Runs, Supervisor, Wish, entry_names};
 use api::types::{ActorRow, ActorSideRow, ActorsRow, Outcome, Refusal};
 use clock::{monotonic, unix_ms};
 use configuration::{ActorMember, Actors, Moves, Sides};
 use keeper::{Entry, Keeper};
 use model::{Action, ActorChange, ActorSide, EventKind, Nanos, SideChange};
 
-use super::look::{Decisions, Looks, control_side, side_of};
+use super::look::{
+    DECISIONS_A_SECOND, HAPPENINGS_A_SECOND, Looks, Told, control_side, side_of,
+};
 use super::{Order, Shared, lock};
 use crate::control::journal::new_event;
 use crate::control::request::Asked;
@@ -93,7 +95,9 @@ pub(super) struct Supervised {
     because: BTreeMap<u32, Because>,
     moved: BTreeMap<u32, (u64, String)>,
     /// By side: how many decisions about groups may be told.
-    decisions: [Decisions; 2],
+    decisions: [Told; 2],
+    /// By side: how much of what happens to actors.
+    happenings: [Told; 2],
     /// Actors that have ended: they end again where their side begins again.
     stopped: BTreeSet<u32>,
     /// Those of a side that has begun again.
@@ -190,7 +194,8 @@ impl Supervised {
             moving: BTreeMap::new(),
             because: BTreeMap::new(),
             moved: BTreeMap::new(),
-            decisions: Default::default(),
+            decisions: [Told::new(DECISIONS_A_SECOND); 2],
+            happenings: [Told::new(HAPPENINGS_A_SECOND); 2],
             stopped: BTreeSet::new(),
             to_stop: BTreeSet::new(),
             looped: BTreeSet::new(),
@@ -341,10 +346,10 @@ impl Supervised {
     }
 
     /// Hears what the supervisor says.
-    fn hear(&mut self, side: ActorSide, kind: Told) {
+    fn hear(&mut self, side: ActorSide, kind: Heard) {
         let at = side.index();
         match kind {
-            Told::Started { again } => {
+            Heard::Started { again } => {
                 self.starts[at] += 1;
                 self.to_stop.extend(&self.stopped);
                 let actors = self.supervisor.rows();
@@ -355,7 +360,7 @@ impl Supervised {
                 };
                 self.tell_side(side, SideChange::Started, reason);
             }
-            Told::Ended { interrupted } => {
+            Heard::Ended { interrupted } => {
                 self.looped.clear();
                 // A side whose process never began is replaced by the engine, which says so.
                 if std::mem::replace(&mut self.ended_told[at], true) {
@@ -371,9 +376,9 @@ impl Supervised {
                 };
                 self.tell_side(side, SideChange::Ended, reason);
             }
-            Told::Broken { reason } => self.tell_side(side, SideChange::Broken, reason),
-            Told::Actor(happening) => self.hear_of_actor(side, happening),
-            Told::Decided(decided) => self.hear_of_groups(side, *decided),
+            Heard::Broken { reason } => self.tell_side(side, SideChange::Broken, reason),
+            Heard::Actor(happening) => self.hear_of_actor(side, happening),
+            Heard::Decided(decided) => self.hear_of_groups(side, *decided),
         }
     }
 
@@ -386,6 +391,45 @@ impl Supervised {
         });
     }
 
+    /// Tells what a side says of an actor. One that says it again and again does not fill the event log.
+    fn tell_heard(
+        &mut self,
+        actor: u32,
+        side: ActorSide,
+        change: ActorChange,
+        because: Because,
+        took_us: Option<u64>,
+    ) {
+        self.tell_lost(actor, side, change, (because, None), took_us);
+    }
+
+    /// The same, with how many messages were lost.
+    fn tell_lost(
+        &mut self,
+        actor: u32,
+        side: ActorSide,
+        change: ActorChange,
+        (because, lost): (Because, Option<u64>),
+        took_us: Option<u64>,
+    ) {
+        let Some(left_out) = self.happenings[side.index()].next(monotonic()) else {
+            return;
+        };
+        let Because { mut reason, case } = because;
+        if left_out > 0 {
+            reason.push_str(&format!("; {left_out} events before this one were not told"));
+        }
+        self.tell(EventKind::Actor {
+            actor: self.name(actor),
+            side,
+            change,
+            reason,
+            took_us,
+            lost,
+            case,
+        });
+    }
+
     fn hear_of_actor(&mut self, side: ActorSide, of: Happening) {
         let Happening { actor, at_ns, what } = of;
         let plain = |reason: String| Because { reason, case: None };
@@ -395,7 +439,7 @@ impl Supervised {
                     self.moving.insert(actor, Moving::default());
                     let because = self.because.get(&actor).cloned();
                     let because = because.unwrap_or_else(|| plain("by the word of the side".to_owned()));
-                    self.tell_of(actor, side, ActorChange::MoveBegun, because, None);
+                    self.tell_heard(actor, side, ActorChange::MoveBegun, because, None);
                 }
                 self.moving.entry(actor).or_default().note(phase, at_ns);
             }
@@ -406,7 +450,7 @@ impl Supervised {
                     .remove(&actor)
                     .map_or_else(String::new, |of| of.reason);
                 self.moved.insert(actor, (unix_ms(), because));
-                self.tell_of(actor, side, ActorChange::MoveEnded, plain(phases), Some(took_us));
+                self.tell_heard(actor, side, ActorChange::MoveEnded, plain(phases), Some(took_us));
             }
             What::Stayed(why) => {
                 let (phases, took_us) = self.phases_of(actor, at_ns);
@@ -418,25 +462,18 @@ impl Supervised {
                     Why::PeerEnded => "the process of the other side has ended",
                 };
                 let reason = format!("{why}; {phases}");
-                self.tell_of(actor, side, ActorChange::MoveFailed, plain(reason), Some(took_us));
+                self.tell_heard(actor, side, ActorChange::MoveFailed, plain(reason), Some(took_us));
             }
             What::Came => {}
             What::Lost => {
                 let reason =
                     "its process ended with a message under way, or its region cannot be used".to_owned();
-                self.tell_of(actor, side, ActorChange::Lost, plain(reason), None);
+                self.tell_heard(actor, side, ActorChange::Lost, plain(reason), None);
             }
             What::Failed { reason, lost } => {
                 self.stopped.insert(actor);
-                self.tell(EventKind::Actor {
-                    actor: self.name(actor),
-                    side,
-                    change: ActorChange::Stopped,
-                    reason,
-                    took_us: None,
-                    lost: (lost > 0).then_some(lost),
-                    case: None,
-                });
+                let lost = (lost > 0).then_some(lost);
+                self.tell_lost(actor, side, ActorChange::Stopped, (plain(reason), lost), None);
             }
         }
     }
@@ -804,6 +841,37 @@ fn policy_name(sides: &Sides) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FILE: &str = r#"[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[service.kv]
+kind = "actors"
+match = { proto = "udp", dst = "10.0.0.70" }
+memory = "64MiB"
+[[service.kv.actors]]
+name = "count"
+kind = "counter"
+ports = "7000"
+region = "64KiB"
+"#;
+
+    #[test]
+    fn a_side_that_says_the_same_all_the_time_does_not_fill_the_event_log() {
+        let configuration = crate::load::parse(FILE, "inco.toml").unwrap();
+        let part = configuration.services[0].part.as_ref().unwrap();
+        let shared = Shared::default();
+        let mut of = Supervised::new("kv", Arc::clone(&part.of), None, Arc::clone(&shared)).unwrap();
+        for at_ns in 0..3_000 {
+            for what in [What::Phase(Phase::Prepare), What::Lost] {
+                let actor = 0;
+                of.hear_of_actor(ActorSide::Card, Happening { actor, at_ns, what });
+            }
+        }
+        // The test may take more than a second.
+        let told = lock(&shared).events.len();
+        assert!((512..3_000).contains(&told), "{told}");
+    }
 
     #[test]
     fn a_side_that_repeats_itself_takes_no_memory() {
