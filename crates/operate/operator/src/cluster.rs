@@ -168,7 +168,9 @@ impl Cluster {
                     all => all?,
                 };
                 // A part of the list would have all others look deleted.
-                let Some(all) = all else { return Ok(Err(too_many(kind))) };
+                let Some(all) = all else {
+                    return Ok(Err(too_many(kind)));
+                };
                 known.insert(kind);
                 match kind {
                     SERVICE => services = all,
@@ -427,6 +429,9 @@ mod tests {
         };
         let said = Cluster::new(access, None).unwrap().list("n1").unwrap_err();
         let said = said.to_string();
-        assert!(said.starts_with("there are more than 20000 objects of the kind"), "{said}");
+        assert!(
+            said.starts_with("there are more than 20000 objects of the kind"),
+            "{said}"
+        );
     }
 }

@@ -87,7 +87,9 @@ impl Files {
             // As if nothing had been accepted, what is in force would go.
             Err(error) => {
                 let path = path.display();
-                return Err(format!("{path} cannot be read: {error}; let the operator read its folder"));
+                return Err(format!(
+                    "{path} cannot be read: {error}; let the operator read its folder"
+                ));
             }
         };
         Ok((base, accepted))

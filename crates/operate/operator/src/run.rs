@@ -278,7 +278,9 @@ impl<'a> Operator<'a> {
                 Attempt::Again => {}
             }
         }
-        Err(format!("inco refuses {ATTEMPTS} changes; the others are tried soon"))
+        Err(format!(
+            "inco refuses {ATTEMPTS} changes; the others are tried soon"
+        ))
     }
 
     fn attempt(&mut self, plan: &Plan, before: &str) -> Attempt {

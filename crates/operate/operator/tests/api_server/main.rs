@@ -436,7 +436,10 @@ fn what_inco_does_not_have_is_not_accepted_while_the_operator_rests() {
     let server = FakeServer::start(folder.path());
     let node = Node::start(&server, "n1");
     let path = format!("{FUNCTIONS}/firewall");
-    server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a", "min": 1 })));
+    server.make(
+        FUNCTIONS,
+        &function("firewall", &json!({ "image": "a", "min": 1 })),
+    );
     becomes(&server, &path, "Ready", "True");
     node.spoil();
     server.merge(&path, &json!({ "spec": { "min": 2 } }));

@@ -17,9 +17,7 @@ use configuration::{ActorMember, Actors, Moves, Sides};
 use keeper::{Entry, Keeper};
 use model::{Action, ActorChange, ActorSide, EventKind, Nanos, SideChange};
 
-use super::look::{
-    DECISIONS_A_SECOND, HAPPENINGS_A_SECOND, Looks, Told, control_side, side_of,
-};
+use super::look::{DECISIONS_A_SECOND, HAPPENINGS_A_SECOND, Looks, Told, control_side, side_of};
 use super::{Order, Shared, lock};
 use crate::control::journal::new_event;
 use crate::control::request::Asked;
