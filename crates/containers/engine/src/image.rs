@@ -362,7 +362,7 @@ impl Store {
         let mut images: Vec<Image> = entries
             .flatten()
             .filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'))
-            .filter_map(|entry| read_image(&entry.path()))
+            .filter_map(|entry| read_image(&entry.path()).ok().flatten())
             .collect();
         images.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(images)
@@ -388,10 +388,11 @@ impl Store {
     /// The root file system of an image, and what it is.
     ///
     /// # Errors
-    /// [`EngineError::ImageMissing`].
+    /// [`EngineError::ImageMissing`]; [`EngineError::Io`] if it cannot be read.
     pub fn resolve(&self, name: &ImageRef) -> Result<(PathBuf, Image), EngineError> {
         let dir = self.dir_of(name)?;
-        let image = read_image(&dir).ok_or_else(|| EngineError::ImageMissing {
+        let read = read_image(&dir).map_err(|error| EngineError::io("read", &dir, &error))?;
+        let image = read.ok_or_else(|| EngineError::ImageMissing {
             image: name.with_tag(),
         })?;
         Ok((dir.join("rootfs"), image))
@@ -598,24 +599,32 @@ fn state_dir(given: Option<PathBuf>, run_dir: Option<PathBuf>) -> PathBuf {
 }
 
 /// What the image in this directory is; `None` where there is none. One that is being replaced is there all the time.
-fn read_image(dir: &Path) -> Option<Image> {
+fn read_image(dir: &Path) -> std::io::Result<Option<Image>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
     loop {
-        let held = File::open(dir).ok()?;
+        let held = match File::open(dir) {
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
+            held => held?,
+        };
         let opened = openat(
             &held,
             "image.json",
             OFlags::RDONLY | OFlags::CLOEXEC,
             Mode::empty(),
         );
-        let Ok(file) = opened else {
-            let (looked_in, in_place) = (held.metadata().ok()?, fs::metadata(dir).ok()?);
-            if looked_in.ino() == in_place.ino() {
-                return None;
-            }
-            // Another image took its place, and its files have gone.
-            continue;
+        match opened {
+            Ok(file) => return Ok(serde_json::from_reader(BufReader::new(File::from(file))).ok()),
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let in_place = match fs::metadata(dir) {
+            Err(error) if error.kind() == NotFound => return Ok(None),
+            in_place => in_place?,
         };
-        return serde_json::from_reader(BufReader::new(File::from(file))).ok();
+        if held.metadata()?.ino() == in_place.ino() {
+            return Ok(None);
+        }
+        // Another image took its place, and its files have gone.
     }
 }
 
@@ -839,6 +848,12 @@ mod tests {
         assert_eq!(again.image.bytes, built.bytes);
         let nothing_to_run = store.import(&image("copy:3"), &rootfs, &[], &[]).unwrap_err();
         assert_eq!(nothing_to_run, EngineError::NoProgram);
+
+        // An image that cannot be read is there: here its directory is a link to itself.
+        let loops = store.dir_of(&image("loops")).unwrap();
+        std::os::unix::fs::symlink(&loops, &loops).unwrap();
+        let unreadable = store.resolve(&image("loops")).unwrap_err();
+        assert!(matches!(unreadable, EngineError::Io { .. }), "{unreadable}");
 
         store.remove(&image("inco/forward")).unwrap();
         let missing = store.resolve(&image("inco/forward")).unwrap_err();
