@@ -52,7 +52,7 @@ fn service<'a>(snapshot: &'a Snapshot, name: &str) -> anyhow::Result<&'a Service
 fn failing(row: &ServiceRow) -> String {
     row.failing
         .as_ref()
-        .map_or_else(String::new, |how| format!(", {how}"))
+        .map_or_else(String::new, |how| format!(", {}", output::plain(how)))
 }
 
 /// The services that have not reached their target number of instances, with their state.

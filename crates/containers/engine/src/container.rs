@@ -511,7 +511,11 @@ impl Exit {
             .last()
             .map(str::trim)
             .filter(|line| !line.is_empty());
-        let said = said.map(|line| format!("; its last output: {line}"));
+        // It goes into the sentences of others, up to terminals.
+        let said = said.map(|line| {
+            let plain = line.replace(char::is_control, " ");
+            format!("; its last output: {plain}")
+        });
         EngineError::Command {
             name: name.to_owned(),
             reason: how + &said.unwrap_or_default(),
@@ -532,6 +536,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn what_a_command_wrote_does_not_control_a_terminal() {
+        let exit = Exit {
+            status: Some(3),
+            ..Exit::default()
+        };
+        let error = exit.failed_command("inco-web-1", "first\n\u{1b}[2Jno\rroom\n");
+        assert_eq!(
+            error.to_string(),
+            "the command in inco-web-1 exited with 3; its last output:  [2Jno room"
+        );
+    }
 
     #[test]
     fn an_image_without_a_tag_is_the_latest() {

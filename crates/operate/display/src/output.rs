@@ -56,6 +56,12 @@ pub fn rewrite(text: &str) {
     let _ = write!(io::stderr().lock(), "\r\x1b[K{text}");
 }
 
+/// Text of others on one line, for a terminal: what a program in a container wrote must neither look like lines of ours
+/// nor control the terminal.
+pub fn plain(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), " ")
+}
+
 /// An error and its causes in one line. Omits a cause that ends the text already.
 pub fn explain(error: &anyhow::Error) -> String {
     let mut text = String::new();
@@ -79,6 +85,14 @@ mod tests {
     use anyhow::{Context as _, anyhow};
 
     use super::*;
+
+    #[test]
+    fn text_of_others_stays_on_its_line() {
+        assert_eq!(
+            plain("it said: \u{1b}[2Jno\r\nservice web: fine\u{9b}1m"),
+            "it said:  [2Jno  service web: fine 1m"
+        );
+    }
 
     #[test]
     fn a_cause_is_said_once() {

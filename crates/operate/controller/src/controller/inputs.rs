@@ -335,7 +335,13 @@ fn exit_reason(exit: &Exit, output: &str) -> String {
         } => format!("its program exited with {status}"),
         _ => "its program ended".to_owned(),
     };
-    let output = output.trim();
+    // On one line: what a program writes must not look like lines of ours, nor control the terminal of whoever reads it.
+    let words: Vec<&str> = output
+        .split(char::is_control)
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    let output = words.join(" ");
     if !output.is_empty() {
         let skip = output.chars().count().saturating_sub(OUTPUT_SHOWN);
         let shown: String = output.chars().skip(skip).collect();
@@ -343,4 +349,22 @@ fn exit_reason(exit: &Exit, output: &str) -> String {
         let _ = write!(reason, "; its last output: {shown}");
     }
     reason
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_wrote_stays_on_one_line() {
+        let exit = Exit {
+            status: Some(3),
+            ..Exit::default()
+        };
+        assert_eq!(
+            exit_reason(&exit, "\u{1b}[2Jno room\r\n\nservice web: fine\n"),
+            "its program exited with 3; its last output: [2Jno room service web: fine"
+        );
+        assert_eq!(exit_reason(&exit, "\n\u{7}"), "its program exited with 3");
+    }
 }
