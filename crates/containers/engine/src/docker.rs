@@ -251,8 +251,13 @@ pub(crate) fn silent(after: Duration) -> EngineError {
 }
 
 pub(crate) fn unavailable(error: &Error) -> EngineError {
+    // The library's own words name its parts. The innermost cause is what the system said.
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
     EngineError::Unavailable {
-        reason: error.to_string(),
+        reason: cause.to_string(),
     }
 }
 

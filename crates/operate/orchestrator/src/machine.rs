@@ -697,6 +697,13 @@ pub fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
     };
     match rustix::fs::access(directory, rustix::fs::Access::WRITE_OK) {
         Ok(()) => Ok(()),
+        Err(Errno::ROFS) => Err(Unusable::new(
+            format!(
+                "{} is on a file system that is mounted read-only",
+                directory.display()
+            ),
+            "mount it for writing (`dmesg` may say why it is not), or set INCO_RUN_DIR to another directory",
+        )),
         Err(_) => Err(Unusable::new(
             format!("{} is not writable", directory.display()),
             "run inco as root, or set INCO_RUN_DIR to a directory of your own",
@@ -820,7 +827,7 @@ mod tests {
         assert!(
             error
                 .what
-                .contains("no engine answers at unix:///nonexistent/docker.sock"),
+                .contains("no engine answers at unix:///nonexistent/docker.sock (No such file or directory"),
             "{error:?}"
         );
     }
