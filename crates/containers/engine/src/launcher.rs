@@ -149,6 +149,8 @@ impl Launcher {
         )
         .map_err(at)?;
         let mut child = Command::new(&command.program)
+            // Under this name it is found in a list of processes.
+            .arg0("inco")
             .args(&command.arguments)
             .env(RUN_DIR, run_dir)
             .envs(command.clean_up.iter().map(|argument| (CLEAN_UP, argument)))
