@@ -407,6 +407,8 @@ impl Controller {
             (service.settings.min, service.settings.max) = (before.min, before.max);
         }
         service.back_ends_changed = true;
+        // Whoever corrects the image or the command of a crash loop does not wait for the end of its pause.
+        service.back_off.retry_now();
         service.settings.plan.recovers |= before.plan.recovers;
         service.settings.plan.id = id;
         if scheduler {
