@@ -492,7 +492,7 @@ fn a_count_and_a_policy_are_chosen() {
 fn a_lost_and_restored_connection_is_shown() {
     let mut top = Top::default();
     top.update(Update::Gone(
-        "inco is not running (no socket at /run/inco/api.sock)".to_owned(),
+        "inco is not running (nothing listens on /run/inco/api.sock)".to_owned(),
     ));
     is_as_before("waiting", &drawn(&top, 80, 24, PLAIN));
     top = self::top();

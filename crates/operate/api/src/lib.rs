@@ -11,6 +11,7 @@
 //! 4. Dropping the [`Server`] ends it and removes the socket.
 #![forbid(unsafe_code)]
 
+mod accepting;
 mod access;
 mod capture;
 mod client;
@@ -54,7 +55,7 @@ pub use tuple::{TupleError, parse_tuple};
 #[derive(Debug, Error)]
 pub enum ApiError {
     /// No inco listens on the socket.
-    #[error("inco is not running (no socket at {}): start it with `inco run -f inco.toml`", socket.display())]
+    #[error("inco is not running (nothing listens on {}): start it with `inco run -f inco.toml`", socket.display())]
     NotRunning {
         /// The socket.
         socket: PathBuf,

@@ -31,6 +31,7 @@ use tokio_rustls::rustls::{self, ServerConfig};
 use tower::ServiceExt as _;
 
 use crate::ApiError;
+use crate::accepting::Accepting;
 use crate::access::{Guard, Peer, Tokens, guard};
 use crate::connections::{ConnectionPermit, Connections, keep};
 use crate::control_request::{Caller, RequestSender};
@@ -437,16 +438,13 @@ struct Acceptor {
     figures: Arc<Figures>,
 }
 
-/// Probably out of file descriptors, which become free again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 impl Acceptor {
     async fn take_local(self, listener: UnixListener) {
         let _accepts = self.connections.acceptor();
         let door = Arc::new(self);
+        let mut accepting = Accepting::new();
         while let Some(accepted) = door.connections.until_closed(listener.accept()).await {
-            let Ok((stream, _)) = accepted else {
-                sleep(ACCEPT_PAUSE).await;
+            let Some((stream, _)) = accepting.take(accepted).await else {
                 continue;
             };
             // Arrived requests are read first: their connections are not idle.
@@ -470,9 +468,9 @@ impl Acceptor {
     async fn take_remote(self, listener: TcpListener, tls: TlsAcceptor) {
         let _accepts = self.connections.acceptor();
         let door = Arc::new(self);
+        let mut accepting = Accepting::new();
         while let Some(accepted) = door.connections.until_closed(listener.accept()).await {
-            let Ok((stream, from)) = accepted else {
-                sleep(ACCEPT_PAUSE).await;
+            let Some((stream, from)) = accepting.take(accepted).await else {
                 continue;
             };
             // Arrived tokens are read first: their connections become authenticated.

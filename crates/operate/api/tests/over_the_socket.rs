@@ -699,7 +699,7 @@ fn without_inco_the_client_names_the_command_that_starts_it() {
     let error = Client::connect(std::path::Path::new("/nonexistent/api.sock")).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "inco is not running (no socket at /nonexistent/api.sock): start it with `inco run -f inco.toml`"
+        "inco is not running (nothing listens on /nonexistent/api.sock): start it with `inco run -f inco.toml`"
     );
 }
 
