@@ -292,6 +292,10 @@ model::service_counters! { level! {
         failed_checks: u64 = counter "service_failed_checks",
         /// Questions to agents of its instances of which nothing came.
         silent_agents: u64 = counter "service_silent_agents",
+        /// Instances that failed.
+        failed_instances: u64 = counter "service_failed_instances",
+        /// Failures in a row of new instances: 0 once one has run for ten seconds. A gauge.
+        failures_in_a_row: u32 = gauge "service_failures_in_a_row",
         /// Minimum number of active instances. A gauge.
         min: u32 = gauge "service_min_instances",
         /// Maximum number of active instances. A gauge.

@@ -56,6 +56,19 @@ pub struct Status {
     pub flow_limit: u64,
     /// Events so far.
     pub events: u64,
+    /// Events that are missing in the files of the event log; absent if none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwritten_events: Option<UnwrittenEvents>,
+}
+
+/// Events that are missing in the files of the event log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnwrittenEvents {
+    /// Their number.
+    pub events: u64,
+    /// The directory, and why nothing can be written there; absent if events are written again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A place where instances run.

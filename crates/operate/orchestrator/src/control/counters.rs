@@ -7,7 +7,7 @@ use api::counters::{
     ResumedCounters, ServiceCounters, SignalCounters, SpanCounts, UplinkCounters, WorkerCounters,
 };
 use api::types::{Watts, WattsSource};
-use clock::{monotonic, unix_ms};
+use clock::monotonic;
 use model::{DropReason, InstanceState, Nanos};
 use switch::{Resumed, SlotCounters};
 
@@ -31,7 +31,7 @@ impl ControlLoop {
         ];
         Counters {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            start_unix_s: unix_ms() as f64 / 1e3 - self.started.elapsed().as_secs_f64(),
+            start_unix_s: self.started_unix_s,
             uplinks: self.uplink_counters(),
             services: self.service_counters(),
             instances: self.instance_counters(),
@@ -144,6 +144,8 @@ impl ControlLoop {
                     checks: status.checks.all,
                     failed_checks: status.checks.failed,
                     silent_agents: status.checks.silent_agents,
+                    failed_instances: self.journal.failed_instances(status.name),
+                    failures_in_a_row: status.failing.map_or(0, |of| of.failures),
                     min: status.min,
                     max: status.max,
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),

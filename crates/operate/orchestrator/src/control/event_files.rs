@@ -5,14 +5,15 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use api::counters::EventLogCounters;
+use api::types::UnwrittenEvents;
 use model::Event;
 use serde::Deserialize;
 
@@ -36,6 +37,14 @@ struct Figures {
     written: AtomicU64,
     bytes: AtomicU64,
     lost: AtomicU64,
+    /// Why nothing can be written at the moment.
+    refusal: Mutex<Option<String>>,
+}
+
+impl Figures {
+    fn set_refusal(&self, reason: Option<String>) {
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
 }
 
 impl EventFiles {
@@ -95,6 +104,20 @@ impl EventFiles {
             lost_events: self.figures.lost.load(Ordering::Relaxed),
         }
     }
+
+    /// The events that are missing in the files; `None` if none is.
+    pub(super) fn unwritten(&self) -> Option<UnwrittenEvents> {
+        let events = self.figures.lost.load(Ordering::Relaxed);
+        (events > 0).then(|| UnwrittenEvents {
+            events,
+            error: self
+                .figures
+                .refusal
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        })
+    }
 }
 
 impl Drop for EventFiles {
@@ -147,12 +170,18 @@ impl Writer {
                 if self.refused.is_none() {
                     tracing::error!(%error, directory = %self.directory.display(), "events cannot be written");
                 }
+                // Between two tries there is no error of the system.
+                if error.raw_os_error().is_some() || self.refused.is_none() {
+                    figures.set_refusal(Some(format!("{}: {error}", self.directory.display())));
+                }
                 self.refused = Some(Instant::now());
                 self.open = None;
                 lost += count;
                 (count, bytes) = (0, 0);
-            } else if lost == 0 {
-                self.refused = None;
+            } else if self.refused.take().is_some() {
+                let lost = figures.lost.load(Ordering::Relaxed);
+                tracing::warn!(lost, directory = %self.directory.display(), "events are written again");
+                figures.set_refusal(None);
             }
             figures.written.fetch_add(count, Ordering::Relaxed);
             figures.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -434,6 +463,11 @@ mod tests {
             figures.lost.load(Ordering::Relaxed),
         );
         assert_eq!(written + lost, 4);
+        let refusal = figures.refusal.lock().unwrap().clone().unwrap();
+        assert!(
+            refusal.starts_with(directory.path().to_str().unwrap()),
+            "{refusal}"
+        );
         assert!(lost >= 1, "{lost}");
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use api::EventLog;
 use api::counters::EventLogCounters;
+use api::types::UnwrittenEvents;
 use clock::{monotonic, unix_ms};
 use configuration::Configuration;
 use model::{Event, EventKind, InstanceState};
@@ -26,6 +27,8 @@ pub(super) struct Journal {
     counts: BTreeMap<&'static str, u64>,
     /// Number of autoscaler decisions, by service and action.
     decisions: BTreeMap<(String, &'static str), u64>,
+    /// Number of instances that failed, by service.
+    failed: BTreeMap<String, u64>,
 }
 
 impl Journal {
@@ -43,6 +46,7 @@ impl Journal {
             sequence: newest.max(written),
             counts: BTreeMap::new(),
             decisions: BTreeMap::new(),
+            failed: BTreeMap::new(),
         })
     }
 
@@ -56,16 +60,7 @@ impl Journal {
         self.sequence += 1;
         event.sequence = self.sequence;
         self.count(&event);
-        if let EventKind::State {
-            to: InstanceState::Failed,
-            reason,
-            ..
-        } = &event.kind
-        {
-            let service = event.service.as_deref().unwrap_or_default();
-            let instance = event.instance.map(|id| id.0);
-            tracing::warn!(service, instance, reason, "an instance failed");
-        }
+        warn_of(&event);
         let event = Arc::new(event);
         self.files.write(Arc::clone(&event));
         self.log.push(event);
@@ -79,6 +74,11 @@ impl Journal {
             EventKind::Relocated { .. } => Some("relocate"),
             _ => None,
         };
+        if let (EventKind::State { to, .. }, Some(service)) = (&event.kind, &event.service)
+            && *to == InstanceState::Failed
+        {
+            *self.failed.entry(service.clone()).or_default() += 1;
+        }
         if let (Some(decision), Some(service)) = (decision, &event.service) {
             *self.decisions.entry((service.clone(), decision)).or_default() += 1;
         }
@@ -108,8 +108,48 @@ impl Journal {
         DECISIONS.map(count).into()
     }
 
+    /// Number of a service's instances that failed.
+    pub(super) fn failed_instances(&self, service: &str) -> u64 {
+        self.failed.get(service).copied().unwrap_or(0)
+    }
+
+    /// Events that are missing in the files.
+    pub(super) fn unwritten(&self) -> Option<UnwrittenEvents> {
+        self.files.unwritten()
+    }
+
     pub(super) fn file_counters(&self) -> EventLogCounters {
         self.files.counters()
+    }
+}
+
+/// Writes what went wrong, and its end, to inco's own log: whoever reads only that log misses no failure.
+fn warn_of(event: &Event) {
+    let service = event.service.as_deref();
+    let instance = event.instance.map(|id| id.0);
+    match &event.kind {
+        EventKind::State {
+            to: InstanceState::Failed,
+            reason,
+            ..
+        } => tracing::warn!(service, instance, reason, "an instance failed"),
+        EventKind::Failure { what, reason } => tracing::warn!(service, instance, what, reason, "a failure"),
+        EventKind::Recovered { what, after_ms } => tracing::warn!(what, after_ms, "a failure has ended"),
+        EventKind::Uplink {
+            uplink,
+            up: false,
+            detail,
+        } => tracing::warn!(uplink, detail, "an uplink is down"),
+        EventKind::Action {
+            action,
+            by,
+            request,
+            refused: true,
+            result,
+        } if action == "reload" && request["check"] != true => {
+            tracing::warn!(by, result, "a reload is refused")
+        }
+        _ => {}
     }
 }
 

@@ -113,6 +113,8 @@ pub(super) struct ControlLoop {
     run_time: RunTime,
     journal: Journal,
     started: Instant,
+    /// The same, in seconds since 1970: noted once, so that it changes with a restart only.
+    started_unix_s: f64,
     /// Where the API listens.
     listens: Where,
     /// Since when new clients wait for the program that takes over.
@@ -337,6 +339,7 @@ impl ControlLoop {
             journal,
             configuration,
             started: Instant::now(),
+            started_unix_s: unix_ms() as f64 / 1e3,
             listens: Where::of(&place.socket, tcp.as_ref()),
             clients_wait_since: None,
             lag: Histogram::default(),

@@ -167,6 +167,7 @@ impl ControlLoop {
             live_flows: reading.workers.iter().map(|w| w.live_flows).sum(),
             flow_limit: reading.workers.iter().map(|w| w.flow_limit).sum(),
             events: self.journal.newest(),
+            unwritten_events: self.journal.unwritten(),
         }
     }
 
