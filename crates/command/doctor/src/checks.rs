@@ -16,6 +16,7 @@ use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use super::host::{Host, cpu_list, cpu_text};
 use super::{Finding, Purpose, SwarmAt, uplinks};
 use api::run_dir;
+use orchestrator::leftovers::Ended;
 use orchestrator::machine::{self, Machine};
 use orchestrator::raise_priority;
 
@@ -888,7 +889,10 @@ fn open_v_switch() -> Finding {
 fn running() -> Finding {
     const CHECK: &str = "running";
     match Machine::now().api_socket(None) {
-        Ok(()) => Finding::ok(CHECK, "no other inco uses this run directory"),
+        Ok(()) => match Ended::of(&run_dir::run_dir()) {
+            Some(of) => Finding::warn(CHECK, of.what(), of.remedy()),
+            None => Finding::ok(CHECK, "no other inco uses this run directory"),
+        },
         Err(error) => Finding::ok(CHECK, error.what),
     }
 }

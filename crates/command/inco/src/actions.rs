@@ -108,7 +108,7 @@ pub(crate) fn run_action(args: &ActionArgs, action: &Action) -> anyhow::Result<C
         .with_context(|| format!("cannot {}", action_in_words(action)))?;
     print_outcome(args, &outcome)?;
     if let Some(how) = permanent_form(action) {
-        output::complain(&format!("inco: this lasts until inco ends; to keep it, {how}"));
+        output::complain(&format!("inco: this lasts until `inco stop`; to keep it, {how}"));
     }
     Ok(client)
 }
@@ -773,12 +773,10 @@ pub(crate) struct StopArgs {
 }
 
 fn stop(args: &StopArgs) -> anyhow::Result<()> {
-    let client = match connect(&args.common.connection) {
+    let client = match Client::connect_to(args.common.connection.endpoint()?) {
         Ok(client) => client,
-        Err(error) if matches!(error.downcast_ref(), Some(ApiError::NotRunning { .. })) => {
-            return remove_leftovers(args, error);
-        }
-        Err(error) => return Err(error),
+        Err(error @ ApiError::NotRunning { .. }) => return remove_leftovers(args, error.into()),
+        Err(error) => return Err(error.into()),
     };
     let outcome = match client.act(&Action::Stop { keep: args.keep }) {
         // It was killed in an upgrade: its launcher has the socket open, and nobody answers.

@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use api::counters::{FunctionCounters, ResumedCounters};
 use api::types::{
     FlowExplanation, FlowFilter, FlowPage, InstanceRow, PlaceRow, PortPool, Refusal, ReportRow, ReportStatus,
-    ServiceRow, Status, WorkerRow,
+    ServiceRow, Status, UnwrittenEvents, WorkerRow,
 };
-use api::{ApiError, Client};
-use display::event::{clock, event_text};
+use api::{ApiError, Client, run_dir};
+use display::event::{event_text, moment};
 use display::output;
 use display::table::{Table, grouped, or_dash, percent, short, span_ms};
 use model::{Event, InstanceId, RolloutState};
+use orchestrator::leftovers::Ended;
 use serde::Serialize;
 
 use crate::cli::{
@@ -24,7 +25,18 @@ use crate::cli::{
 const WIDTH: usize = 100;
 
 pub(crate) fn connect(connection: &ConnectionArgs) -> anyhow::Result<Client> {
-    Ok(Client::connect_to(connection.endpoint()?)?)
+    Client::connect_to(connection.endpoint()?).map_err(|error| {
+        let ended = match &error {
+            ApiError::NotRunning { socket } => {
+                Ended::of(&run_dir::run_dir()).filter(|of| of.socket == *socket)
+            }
+            _ => None,
+        };
+        match ended {
+            Some(of) => anyhow::anyhow!("inco is not running: {}; {}", of.what(), of.remedy()),
+            None => error.into(),
+        }
+    })
 }
 
 /// Queries and prints, once or repeatedly.
@@ -53,6 +65,18 @@ pub(crate) fn show<T: Serialize>(
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<()> {
     show(&args.output, Client::status, status_text)
+}
+
+/// How many events are missing in the files of the event log, and why.
+fn unwritten_text(of: &UnwrittenEvents) -> String {
+    let events = grouped(of.events);
+    match &of.error {
+        Some(error) => format!(
+            "events cannot be written, {events} so far: {}",
+            output::plain(error)
+        ),
+        None => format!("{events} events could not be written; now they are"),
+    }
 }
 
 /// What was taken over from an earlier run: a line, and another one for each part that could not be.
@@ -109,9 +133,12 @@ fn status_text(status: &Status) -> String {
         grouped(status.events),
     );
     for (service, how) in &status.failing {
-        let _ = writeln!(text, "service {service}: {how}");
+        let _ = writeln!(text, "service {service}: {}", output::plain(how));
     }
-    if !status.failing.is_empty() {
+    if let Some(of) = &status.unwritten_events {
+        let _ = writeln!(text, "event log: {}", unwritten_text(of));
+    }
+    if !status.failing.is_empty() || status.unwritten_events.is_some() {
         text.push('\n');
     }
     if let Some(of) = &status.resumed {
@@ -285,7 +312,7 @@ fn services_text(rows: &[ServiceRow]) -> String {
         let reason = match &row.failing {
             None => service_reason(row),
             Some(how) => {
-                let _ = writeln!(failing, "{}: {how}", row.name);
+                let _ = writeln!(failing, "{}: {}", row.name, output::plain(how));
                 "failing, see below".to_owned()
             }
         };
@@ -301,10 +328,6 @@ fn services_text(rows: &[ServiceRow]) -> String {
             reason,
         ]);
     }
-    let failing: String = failing
-        .chars()
-        .map(|c| if c.is_control() && c != '\n' { '?' } else { c })
-        .collect();
     table.text_within(WIDTH)
         + &failing
         + &services_places_text(rows)
@@ -766,7 +789,7 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
         if args.json {
             output::json(event, false)
         } else {
-            output::line(event_text(event))
+            output::line(event_text(event, clock::unix_ms()))
         }
     };
     let last = usize::try_from(args.last)?;
@@ -791,6 +814,7 @@ pub(crate) fn explain_flow(args: &ExplainFlowArgs) -> anyhow::Result<()> {
 }
 
 fn explanation_text(of: &FlowExplanation) -> String {
+    let now = clock::unix_ms();
     let mut text = format!("{}\n", of.flow);
     if let Some(service) = &of.service {
         let by = of.matched_by.as_deref().filter(|by| !by.is_empty());
@@ -805,7 +829,7 @@ fn explanation_text(of: &FlowExplanation) -> String {
         let state = of.instance_state.map_or("gone", |state| state.name());
         let [forward, opposite] = row
             .since_unix_ms
-            .map(|at| at.map_or_else(String::new, |ms| format!(" since {}", clock(ms))));
+            .map(|at| at.map_or_else(String::new, |ms| format!(" since {}", moment(ms, now))));
         let _ = writeln!(
             text,
             "forward on instance {} ({state}){forward}, opposite on {}{opposite}\n\
@@ -822,7 +846,7 @@ fn explanation_text(of: &FlowExplanation) -> String {
         let _ = writeln!(text, "- {reason}");
     }
     for event in &of.events {
-        let _ = writeln!(text, "{}", event_text(event));
+        let _ = writeln!(text, "{}", event_text(event, now));
     }
     text
 }
@@ -1010,6 +1034,8 @@ mod tests {
             ..ServiceRow::default()
         };
         let how = "crash loop (12 failures, last: its program exited with 3 and said \"no rules\")";
+        let forged = services_text(&[row("web", Some("it said: \u{1b}[2J\nfirewall: fine"))]);
+        assert_eq!(forged.lines().last(), Some("web: it said:  [2J firewall: fine"));
         let rows = [row("firewall", None), row("web", Some(how))];
         let text = services_text(&rows);
         let table: Vec<&str> = text.lines().take(3).collect();
@@ -1042,6 +1068,26 @@ mod tests {
             "{wide}"
         );
         assert!(wide.contains(how), "{wide}");
+    }
+
+    #[test]
+    fn the_status_says_that_events_are_not_written() {
+        let of = |error: Option<&str>| {
+            let unwritten = UnwrittenEvents {
+                events: 1_200,
+                error: error.map(str::to_owned),
+            };
+            status_text(&Status {
+                unwritten_events: Some(unwritten),
+                ..Status::default()
+            })
+        };
+        let text = of(Some("/events: No space left on device (os error 28)"));
+        let line = "event log: events cannot be written, 1,200 so far: /events: No space left on device (os error 28)";
+        assert!(text.lines().any(|of| of == line), "{text}");
+        let line = "event log: 1,200 events could not be written; now they are";
+        assert!(of(None).lines().any(|of| of == line));
+        assert!(!status_text(&Status::default()).contains("event log"));
     }
 
     #[test]

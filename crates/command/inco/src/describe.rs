@@ -100,7 +100,7 @@ impl Past {
                 text.push_str("  none\n");
             }
             for event in events {
-                let _ = writeln!(text, "  {}", event_text(event));
+                let _ = writeln!(text, "  {}", event_text(event, clock::unix_ms()));
             }
         }
         text
@@ -201,10 +201,7 @@ fn heaviest(client: &Client, filter: &FlowFilter) -> Result<FlowPage, ApiError> 
 fn pairs<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let rows: Vec<_> = rows.into_iter().filter(|(_, value)| !value.is_empty()).collect();
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-    let line = |(name, value): (&str, String)| {
-        let value = value.replace(|c: char| c.is_control(), " ");
-        format!("{name:<width$}  {value}\n")
-    };
+    let line = |(name, value): (&str, String)| format!("{name:<width$}  {}\n", output::plain(&value));
     rows.into_iter().map(line).collect()
 }
 

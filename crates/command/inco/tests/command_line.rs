@@ -293,7 +293,7 @@ fn without_a_running_inco_the_commands_say_how_to_start_it() {
         let said = err(&output);
         assert!(
             said.contains(
-                "inco is not running (no socket at /nonexistent/inco/api.sock): start it with `inco run -f \
+                "inco is not running (nothing listens on /nonexistent/inco/api.sock): start it with `inco run -f \
                            inco.toml`"
             ),
             "{arguments:?}: {said}"
@@ -305,6 +305,38 @@ fn without_a_running_inco_the_commands_say_how_to_start_it() {
     assert_eq!(
         err(&output),
         "inco: nothing to stop: no inco runs with the run directory /nonexistent/inco, and none has left containers\n"
+    );
+}
+
+/// As after a kill: its mark is there, and no process has its number.
+#[test]
+fn after_a_run_that_was_killed_the_commands_say_how_to_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let mark = serde_json::json!({
+        "pid": u32::MAX, "file": "edge.toml", "socket": socket, "uplinks": [], "driver": "oci", "host": "", "tls": null,
+    });
+    std::fs::write(directory.path().join("run.json"), mark.to_string()).unwrap();
+    let ended = "the run of edge.toml (process 4294967295) has ended without removing its containers";
+    let output = inco(&["status"])
+        .env("INCO_RUN_DIR", directory.path())
+        .output()
+        .unwrap();
+    let said = err(&output);
+    assert!(
+        said.starts_with("inco is not running: ")
+            && said.contains(ended)
+            && said.contains("`inco run -f edge.toml`"),
+        "{said}"
+    );
+    let output = inco(&["doctor"])
+        .env("INCO_RUN_DIR", directory.path())
+        .output()
+        .unwrap();
+    assert!(
+        out(&output).contains(&format!("warn  running          {ended}")),
+        "{}",
+        out(&output)
     );
 }
 
@@ -748,7 +780,7 @@ fn actions_say_what_came_of_them() {
         assert!(output.status.success());
         let said = err(&output);
         assert!(
-            said.contains("lasts until inco ends") && said.contains(hint),
+            said.contains("lasts until `inco stop`") && said.contains(hint),
             "{said}"
         );
     }
@@ -804,7 +836,7 @@ fn a_waiting_command_reports_what_is_missing_at_its_timeout() {
         ),
         (
             &["scale", "dns", "3"],
-            "inco: this lasts until inco ends; to keep it, write instances = 3 into [service.dns]\n\
+            "inco: this lasts until `inco stop`; to keep it, write instances = 3 into [service.dns]\n\
              inco: service \"dns\" is not configured any more\n",
         ),
         (
@@ -889,7 +921,8 @@ fn a_service_and_an_instance_are_described_on_one_page() {
         "\nInstances\n  ID",
         "\nHeaviest flows\n",
         "\nDecisions\n  none\n",
-        "\nFailures\n  00:00:01.000Z      1 web/3: ring 25.0% full\n",
+        // An event of 1970.
+        "d ago 00:00:01.000Z      1 web/3: its ring fills up: 25.0% full when looked at\n",
         "\nEvents\n  none\n",
     ] {
         assert!(text.contains(said), "{text}\nhas no\n{said}");
@@ -899,7 +932,7 @@ fn a_service_and_an_instance_are_described_on_one_page() {
         "instance   web/3\n",
         "state      active for 10ms\n",
         "traffic    in 1.50k pps",
-        "1 web/3: ring",
+        "1 web/3: its ring",
     ] {
         assert!(text.contains(said), "{text}\nhas no\n{said}");
     }
@@ -943,10 +976,9 @@ fn stop_waits_for_the_end() {
 fn events_are_lines_and_can_be_followed() {
     let mut fake = Fake::start();
     fake.events.push(event(1));
-    assert_eq!(
-        out(&fake.run(&["events"])),
-        "00:00:01.000Z      1 web/3: ring 25.0% full\n"
-    );
+    let events = out(&fake.run(&["events"]));
+    let line = "d ago 00:00:01.000Z      1 web/3: its ring fills up: 25.0% full when looked at\n";
+    assert!(events.lines().count() == 1 && events.ends_with(line), "{events}");
     assert_eq!(out(&fake.run(&["events", "--service", "dns"])), "");
     let mut child = fake
         .inco(&["events", "--follow", "--json"])

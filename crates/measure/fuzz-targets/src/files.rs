@@ -161,6 +161,9 @@ pub(crate) fn events(bytes: &[u8]) {
         let again: Event = serde_json::from_str(&written).unwrap();
         assert_eq!(serde_json::to_string(&again).unwrap(), written);
         assert!(!display::event::event_sentence(&event).is_empty());
-        assert!(!display::event::event_text(&event).contains('\n'), "{event:?}");
+        assert!(
+            !display::event::event_text(&event, event.unix_ms).contains('\n'),
+            "{event:?}"
+        );
     }
 }

@@ -2,13 +2,14 @@
 
 use model::{ActorChange, Event, EventKind, FunctionChange, SideChange};
 
+use crate::output::plain;
 use crate::table::{percent, span_ms};
 
-/// An event as one line, with its time.
-pub fn event_text(event: &Event) -> String {
+/// An event as one line, with its time. `now_unix_ms` is the present, in milliseconds since 1970.
+pub fn event_text(event: &Event, now_unix_ms: u64) -> String {
     format!(
         "{} {:>6} {}",
-        clock(event.unix_ms),
+        moment(event.unix_ms, now_unix_ms),
         event.sequence,
         event_sentence(event)
     )
@@ -88,7 +89,9 @@ pub fn event_sentence(event: &Event) -> String {
             reason,
         } => format!("takes {weight} % of its share of new flows ({reason})"),
         EventKind::Health { reason, .. } => format!("takes no new flows ({reason})"),
-        EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
+        EventKind::Hot { occupancy } => {
+            format!("its ring fills up: {} full when looked at", percent(*occupancy))
+        }
         EventKind::Overcommitted { flows } => {
             let plural = if *flows == 1 { "" } else { "s" };
             format!(
@@ -215,8 +218,16 @@ pub fn event_sentence(event: &Event) -> String {
         }
     };
     // Also the name of a service: an event may come from a file.
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
-    about.chars().chain(what.chars()).map(plain).collect()
+    plain(&(about + &what))
+}
+
+/// A past time in UTC: the time of day, and before it how many days ago that was if it was not today.
+pub fn moment(unix_ms: u64, now_unix_ms: u64) -> String {
+    let day = |ms: u64| ms / 86_400_000;
+    match day(now_unix_ms).saturating_sub(day(unix_ms)) {
+        0 => clock(unix_ms),
+        days => format!("{days}d ago {}", clock(unix_ms)),
+    }
 }
 
 /// The time of day in UTC, from milliseconds since 1970.
@@ -261,12 +272,15 @@ mod tests {
         let two_lines = event(Some("we\nb"), None, started(0, 0));
         assert_eq!(event_sentence(&two_lines), "we b: inco started");
         assert_eq!(
-            event_text(&event(Some("web"), Some(InstanceId(3)), state)),
+            event_text(
+                &event(Some("web"), Some(InstanceId(3)), state),
+                2 * 86_400_000 - 1
+            ),
             "01:02:03.004Z     12 web/3: standby -> active (scaled out)"
         );
         assert_eq!(
-            event_text(&event(None, None, started(2, 0))),
-            "01:02:03.004Z     12 inco started and adopted 2 containers"
+            event_text(&event(None, None, started(2, 0)), 3 * 86_400_000),
+            "2d ago 01:02:03.004Z     12 inco started and adopted 2 containers"
         );
         let sentence = |of: EventKind| event_sentence(&event(None, None, of));
         let function = |change, drops| EventKind::Function {

@@ -155,6 +155,47 @@ impl Running {
     }
 }
 
+/// A run that has ended without removing everything: it was killed, it crashed, or it kept its containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Its process id.
+    pub pid: u32,
+    /// Path of its configuration, as given at its start.
+    pub file: String,
+    /// Unix socket of its API.
+    pub socket: PathBuf,
+}
+
+impl Ended {
+    /// The run that has left something in the run directory; `None` while an inco runs, or if nothing is left. It takes
+    /// no lock, so that it is not in the way of an inco that starts.
+    pub fn of(run_dir: &Path) -> Option<Ended> {
+        let file = File::open(run_dir.join(FILE)).ok()?;
+        let Record {
+            pid, file, socket, ..
+        } = Record::read(&file).ok()?;
+        let runs = Path::new("/proc").join(pid.to_string()).exists();
+        (!runs).then_some(Ended { pid, file, socket })
+    }
+
+    /// What has happened.
+    pub fn what(&self) -> String {
+        format!(
+            "the run of {} (process {}) has ended without removing its containers",
+            self.file, self.pid
+        )
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> String {
+        format!(
+            "`inco run -f {}` takes them over with their flows, `inco stop` removes them; why it ended is in its log \
+             and its event log",
+            self.file
+        )
+    }
+}
+
 /// Where the last run left sockets open, in its launcher or in Open vSwitch, for the next one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kept {
@@ -475,6 +516,16 @@ mod tests {
         let rest = longer.get(shorter.len()..).unwrap();
         fs::write(&path, [&shorter, rest].concat()).unwrap();
         assert_eq!(Record::read(&File::open(&path).unwrap()).unwrap().file, "a.toml");
+        // No process has the highest number.
+        let mut ended = record("a.toml");
+        ended.pid = u32::MAX;
+        fs::write(&path, serde_json::to_vec(&ended).unwrap()).unwrap();
+        let ended = Ended::of(directory.path()).unwrap();
+        assert_eq!((ended.pid, ended.file.as_str()), (u32::MAX, "a.toml"));
+        let mut runs = record("a.toml");
+        runs.pid = std::process::id();
+        fs::write(&path, serde_json::to_vec(&runs).unwrap()).unwrap();
+        assert_eq!(Ended::of(directory.path()), None);
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         record("b.toml").write(&file).unwrap();
         assert_eq!(
