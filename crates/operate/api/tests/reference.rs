@@ -339,6 +339,19 @@ fn alerts_and_dashboard_use_metrics_that_there_are() {
     };
     let rules = std::fs::read_to_string(root().join("deploy/prometheus/inco.rules.yml")).unwrap();
     check("inco.rules.yml", &rules);
+    let alerts: Vec<&str> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(alerts.len() > 10, "{alerts:?}");
+    let operating = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    for alert in alerts {
+        let row = format!("| `{alert}` | ");
+        assert!(
+            operating.contains(&row),
+            "docs/operating.md does not say what to do about {alert}"
+        );
+    }
     let dashboard = std::fs::read_to_string(root().join("deploy/grafana/inco.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
