@@ -203,10 +203,8 @@ fn permanent_form(action: &Action) -> Option<String> {
         "  inco exec firewall/3 -- /bin/ip -s link\n",
         "  inco exec 3 --json -- /bin/cat /proc/meminfo\n\n",
         "Only for root on inco's machine. The command is confined like the container's program, has no input and a \
-         time limit of\n",
-        "8 s. The first 64 KiB of its output are shown. The exit status is the command's, or 128 plus the signal \
-         that ended it.\n",
-        "Each command is recorded in the event log.",
+         time limit of 8 s. The first 64 KiB of its output are shown. The exit status is the command's, or 128 plus \
+         the signal that ended it. Each command is recorded in the event log.",
     )
 )]
 pub(crate) struct ExecArgs {
@@ -333,10 +331,8 @@ fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
         "  inco rollout firewall --status\n",
         "  inco rollout firewall --cancel\n\n",
         "It replaces standbys first, then active instances. A replacement takes new flows before an old instance \
-         drains, so the\n",
-        "number of active instances never falls. A replacement that fails aborts the rollout; the remaining old \
-         instances keep\n",
-        "running.",
+         drains, so the number of active instances never falls. A replacement that fails aborts the rollout; the \
+         remaining old instances keep running.",
     )
 )]
 pub(crate) struct RolloutArgs {
@@ -402,8 +398,7 @@ fn rollout_status(args: &RolloutArgs) -> anyhow::Result<()> {
         "  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n",
         "  inco policy firewall --record 3        record the next three scheduling decisions\n\n",
         "No pinned flow moves. The number of instances stays until the new autoscaler decides. \
-         docs/reference/configuration.md\n",
-        "lists the parameters.",
+         docs/reference/configuration.md lists the parameters.",
     )
 )]
 pub(crate) struct PolicyArgs {
@@ -576,8 +571,8 @@ fn selected_instances(
     override_usage = "inco purge [OPTIONS] <ID | --flow FLOW>",
     after_help = concat!(
         "Examples:\n",
-        "  inco purge 3                                                    all flows of instance 3\n",
-        "  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      only this flow",
+        "  inco purge 3                                           all flows of instance 3\n",
+        "  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'  only this flow",
     )
 )]
 pub(crate) struct PurgeArgs {
@@ -625,8 +620,7 @@ fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
         "Example:\n",
         "  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\n",
         "Requires affinity = \"relaxed\" of the service. The flow's packets are held until earlier ones have \
-         returned, so they stay\n",
-        "in order.",
+         returned, so they stay in order.",
     )
 )]
 pub(crate) struct MoveArgs {
@@ -683,10 +677,8 @@ fn hold_back(args: &HoldBackArgs, action: fn(String, bool) -> Action) -> anyhow:
         "  inco reload --check --diff      the changes of a reload, with old and new values\n",
         "  inco reload --check --json | jq '.changes[] | select(.needs_restart)'\n\n",
         "Policies, limits, matches and new services change under traffic; no flow moves. A file with a problem, or \
-         with a change\n",
-        "that needs a restart, changes nothing; the error names the key. SIGHUP has the same effect. Exit status 1 \
-         if the reload\n",
-        "is refused, or with --check would be.",
+         with a change that needs a restart, changes nothing; the error names the key. SIGHUP has the same effect. \
+         Exit status 1 if the reload is refused, or with --check would be.",
     )
 )]
 pub(crate) struct ReloadArgs {

@@ -149,8 +149,7 @@ impl RunArgs {
         "  inco check -f inco.toml && inco reload      beside a running inco\n",
         "  inco check -f inco.toml --offline      on a machine other than the target\n\n",
         "Exit status 2 if the configuration has a problem; each problem names file, line, key and what to write. \
-         Sockets and\n",
-        "addresses of an inco that runs in the same run directory count as free.",
+         Sockets and addresses of an inco that runs in the same run directory count as free.",
     )
 )]
 pub(crate) struct CheckArgs {
@@ -341,7 +340,9 @@ pub(crate) struct ServicesArgs {
         "  inco instances\n",
         "  inco instances firewall --watch 0.5\n",
         "  inco instances --selector service=firewall,state!=active\n",
-        "  inco instances --json | jq '.[] | select(.state == \"active\")'",
+        "  inco instances --json | jq '.[] | select(.state == \"active\")'\n\n",
+        "FOR is the time in this state, RING the occupied share of its ring, CPU its part of LIMIT (or of one CPU), \
+         LIMIT its CPUs, CAPACITY the packets per second that it can process.",
     )
 )]
 pub(crate) struct InstancesArgs {
@@ -365,7 +366,9 @@ pub(crate) struct InstancesArgs {
         "  inco flows --instance 3\n",
         "  inco flows --top 10 --watch\n",
         "  inco flows --address 10.0.0.7\n",
-        "  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'",
+        "  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'\n\n",
+        "TX counts packets in the direction of FLOW, RX those in the opposite one. IDLE is the time since its last packet. \
+         With --top, +- is the part of PPS that may be of other flows.",
     )
 )]
 pub(crate) struct FlowsArgs {
@@ -434,8 +437,7 @@ pub(crate) struct DescribeArgs {
         "  inco logs firewall --tail 20      the last 20 lines of each container, with a prefix\n",
         "  inco logs firewall > firewall.log\n\n",
         "inco stores the last MiB of each container and 16 MiB of all containers of a service, including ended ones. \
-         A restart of\n",
-        "inco clears it. On a terminal, control characters are shown as ?.",
+         A restart of inco clears it. On a terminal, control characters are shown as ?.",
     )
 )]
 pub(crate) struct LogsArgs {
@@ -462,12 +464,9 @@ pub(crate) struct LogsArgs {
         "  inco capture firewall --drops instance_ring_full --packets 20 -w -\n",
         "  inco capture -w - | tshark -r - -T fields -e frame.interface_name -e frame.comment\n\n",
         "The file is pcapng, with one interface for each point. A packet's comment has the reason of its drop, its \
-         instance, uplink\n",
-        "and flow. One capture runs at a time; Ctrl-C ends it, and the file is valid. Packets that come faster than \
-         the file is\n",
-        "written are left out and counted: no packet is dropped or delayed for a capture. `driver = \"ebpf\"` and \
-         \"openflow\"\n",
-        "cannot capture: use tcpdump.",
+         instance, uplink and flow. One capture runs at a time; Ctrl-C ends it, and the file is valid. Packets that \
+         come faster than the file is written are left out and counted: no packet is dropped or delayed for a \
+         capture. `driver = \"ebpf\"` and \"openflow\" cannot capture: use tcpdump.",
     )
 )]
 pub(crate) struct CaptureArgs {
@@ -540,8 +539,7 @@ pub(crate) struct EventsArgs {
         "  inco top --interval 0.5\n",
         "  NO_COLOR=1 inco top --ascii\n\n",
         "The last line shows keys; ? lists all of them. No action runs without a y. inco top waits if inco does not \
-         run, and\n",
-        "reconnects.",
+         run, and reconnects.",
     )
 )]
 pub(crate) struct TopArgs {
@@ -561,10 +559,11 @@ pub(crate) struct TopArgs {
         "Examples:\n",
         "  inco explain scheduler --input case.json\n",
         "  inco explain autoscaler --input case.json\n",
-        "  inco events --json | jq -c 'select(.event == \"scaled\") | .case // empty' | tail -n 1 | inco explain autoscaler \
-         --input -\n",
-        "  inco policy firewall --record 1 && inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 \
-         | inco explain scheduler --input -",
+        "  inco events --json | jq -c 'select(.event == \"scaled\") | .case // empty' | tail -n 1 |\n",
+        "    inco explain autoscaler --input -\n",
+        "  inco policy firewall --record 1\n",
+        "  inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 |\n",
+        "    inco explain scheduler --input -",
     )
 )]
 pub(crate) struct ExplainArgs {
@@ -585,8 +584,9 @@ pub(crate) enum ExplainCommand {
     #[command(
         after_help = concat!(
             "Example:\n",
-            "  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",",
-            "\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\n",
+            "  echo '{\"policy\":\"hpa\",\"replicas\":3,\n",
+            "    \"spec\":{\"metrics\":[{\"kind\":\"value\",\"value\":20000,\"target\":15000}]}}' |\n",
+            "    inco explain autoscaler --input -\n\n",
             "docs/policies.md describes the input. Exit status 2 if it is invalid.",
         )
     )]
@@ -594,7 +594,8 @@ pub(crate) enum ExplainCommand {
     /// Show what is decided about actors and cores, by what their sides have reported
     #[command(after_help = concat!(
         "Examples:\n",
-        "  inco events --json | jq -c 'select(.event == \"actor\" and .case)' | tail -1 | inco explain actors --input -\n",
+        "  inco events --json | jq -c 'select(.event == \"actor\" and .case)' | tail -n 1 |\n",
+        "    inco explain actors --input -\n",
         "  inco explain actors --input case.json --json\n\n",
         "The input is a line of the event log, or the case in it. Exit status 2 if it is invalid.",
     ))]
@@ -609,9 +610,10 @@ pub(crate) enum ExplainCommand {
 #[command(after_help = concat!(
     "Example:\n",
     "  inco explain placement -f examples/host-and-card.toml --load 15kpps\n",
-    "  grep '\"relocated\"' events.jsonl | tail -n 1 | inco explain placement -f examples/host-and-card.toml --event -\n\n",
-    "All figures are of a MODEL, with a band for what it leaves open. It takes what the file says of the places.\n",
-    "See docs/places.md.",
+    "  grep '\"relocated\"' events.jsonl | tail -n 1 |\n",
+    "    inco explain placement -f examples/host-and-card.toml --event -\n\n",
+    "All figures are of a MODEL, with a band for what it leaves open. It takes what the file says of the places. See \
+     docs/places.md.",
 ))]
 pub(crate) struct ExplainPlacementArgs {
     /// The configuration file, with [[place]]
@@ -705,10 +707,8 @@ pub(crate) struct ActionArgs {
         "  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n",
         "  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json\n\n",
         "It asks the inco of the uplink which instances fail or are purged, and counts moves of their flows \
-         separately, as\n",
-        "expected. Without an inco (an instance's own socket, another program), a packet that returns from another \
-         instance than\n",
-        "the first one of its flow counts as mis-steered.",
+         separately, as expected. Without an inco (an instance's own socket, another program), a packet that returns \
+         from another instance than the first one of its flow counts as mis-steered.",
     )
 )]
 pub(crate) struct TrafficArgs {
@@ -770,9 +770,9 @@ pub(crate) enum ImageCommand {
         "  inco image pull localhost:5000/lab/ids                from a registry of this machine, without TLS\n",
         "  inco image pull registry.lan/lab/ids@sha256:5891b5...  by its digest\n",
         "  inco image pull 10.0.0.5:5000/lab/ids --plain-http    from another machine, without TLS\n\n",
-        "Logins come from ~/.docker/config.json (or DOCKER_CONFIG), where `docker login` writes them.\n",
-        "Authorities of a registry are /etc/docker/certs.d/REGISTRY/*.crt, beside those of this machine.\n",
-        "`inco run` pulls missing images of its configuration by itself.",
+        "Logins come from ~/.docker/config.json (or DOCKER_CONFIG), where `docker login` writes them. Authorities of \
+         a registry are /etc/docker/certs.d/REGISTRY/*.crt, beside those of this machine. `inco run` pulls missing \
+         images of its configuration by itself.",
     )
 )]
 pub(crate) struct ImagePullArgs {
@@ -827,19 +827,15 @@ pub(crate) struct ImageBuildArgs {
 #[command(
     after_help = concat!(
         "Examples:\n",
-        "  inco image import ids.tar                                         the output of docker save, under its \
-         own name\n",
-        "  inco image import lab/ids ids.tar                                 under another name\n",
-        "  inco image import lab/ids ./oci-layout -- /usr/bin/ids --fast     with another program than the image's \
-         own\n",
-        "  inco image import lab/swap ./rootfs -- /usr/bin/swap\n",
-        "  inco image import nginx                                           this machine's nginx with its \
-         libraries, modules and files\n",
+        "  inco image import ids.tar                                      the output of docker save\n",
+        "  inco image import lab/ids ids.tar                              the same under another name\n",
+        "  inco image import lab/ids ./oci-layout -- /usr/bin/ids --fast  with another program\n",
+        "  inco image import lab/swap ./rootfs -- /usr/bin/swap           a root file system\n",
+        "  inco image import nginx                                        this machine's nginx\n",
         "  inco image import lab/proxy /usr/sbin/haproxy\n\n",
         "An image with layers (an OCI image layout, or the output of docker save) defines its program, working \
-         directory and user.\n",
-        "A root file system (a directory, or the output of docker export) needs a COMMAND.\n",
-        "A program of this machine brings its libraries; of nginx, haproxy, redis-server and testpmd inco knows the \
+         directory and user. A root file system (a directory, or the output of docker export) needs a COMMAND. A \
+         program of this machine brings its libraries; of nginx, haproxy, redis-server and testpmd inco knows the \
          rest. For a program, arguments after -- replace the usual ones.",
     )
 )]
@@ -906,6 +902,26 @@ mod tests {
                 "inco {} has no example",
                 command.get_name()
             );
+            command.get_subcommands().for_each(look);
+        }
+        look(&Cli::command());
+    }
+
+    /// The terminal breaks prose where it ends. A command that it breaks cannot be copied.
+    #[test]
+    fn examples_fit_into_a_line_and_prose_has_no_breaks_of_its_own() {
+        fn look(command: &clap::Command) {
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            for paragraph in help.split("\n\n") {
+                let is_prose = !paragraph.contains("\n  ");
+                assert!(!is_prose || !paragraph.contains('\n'), "{paragraph}");
+                for line in paragraph.lines().filter(|_| !is_prose) {
+                    assert!(line.chars().count() <= 100, "{line}");
+                }
+            }
             command.get_subcommands().for_each(look);
         }
         look(&Cli::command());

@@ -23,8 +23,9 @@ use crate::cli::ConnectionArgs;
         "  inco operator --base /etc/inco/base.toml --file /run/inco/inco.toml --node n1\n",
         "  inco operator --prepare --base base.toml --file inco.toml      before `inco run -f inco.toml`\n",
         "  inco operator --namespace edge --addresses 10.0.0.100-10.0.0.120 --node n1\n\n",
-        "It runs beside `inco run -f FILE` on each node (deploy/kubernetes/operator.yaml). The base file has the switch,\n",
-        "uplinks and engine of the node, and is a configuration by itself. Without the API server all goes on as it is.",
+        "It runs beside `inco run -f FILE` on each node (deploy/kubernetes/operator.yaml). The base file has the \
+         switch, uplinks and engine of the node, and is a configuration by itself. Without the API server all goes \
+         on as it is.",
     )
 )]
 pub(crate) struct OperatorArgs {

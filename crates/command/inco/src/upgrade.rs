@@ -33,9 +33,9 @@ const LOOK: Duration = Duration::from_millis(10);
         "  inco upgrade                              after a new package was installed\n",
         "  ./inco upgrade --deadline 30              to the program that is run here\n",
         "  inco upgrade --program /opt/inco/bin/inco\n\n",
-        "Only for root on inco's machine. The new program takes over flows, rings, sockets and containers.\n",
-        "If it does not serve by the deadline, the program before goes on, and the exit status is 1.\n",
-        "A program that does not accept the configuration in use is refused at once.",
+        "Only for root on inco's machine. The new program takes over flows, rings, sockets and containers. If it \
+         does not serve by the deadline, the program before goes on, and the exit status is 1. A program that does \
+         not accept the configuration in use is refused at once.",
     )
 )]
 pub(crate) struct UpgradeArgs {

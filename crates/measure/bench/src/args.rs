@@ -98,7 +98,7 @@ pub enum SteerDriver {
         "  inco bench steer --full --csv all.csv\n",
         "  inco bench steer --json --flows 32,1000 --rounds 5\n",
         "  inco bench steer --ip ipv6 --flows 10000 --no-ovs\n",
-        "  inco bench steer --driver ebpf      the programs' cost per packet: established, new, a flood of SYNs",
+        "  inco bench steer --driver ebpf      CPU time of the programs: established, new, a flood of SYNs",
 
     )
 )]
@@ -312,8 +312,8 @@ pub struct RestartArgs {
         "  sudo inco bench balance\n",
         "  sudo inco bench balance --json --rounds 5 --seconds 36 > balance.json\n",
         "  sudo inco bench balance --balancer rss,weighted,weighted-alone\n\n",
-        "Containers of inco's own engine need root. It starts nginx, wrk and haproxy in network namespaces\n",
-        "of its own (apt-get install nginx-light wrk haproxy). Stops cleanly with Ctrl-C.",
+        "Containers of inco's own engine need root. It starts nginx, wrk and haproxy in network namespaces of its \
+         own (apt-get install nginx-light wrk haproxy). Stops cleanly with Ctrl-C.",
     )
 )]
 pub struct BalanceArgs {
@@ -460,8 +460,8 @@ pub struct WakeArgs {
         "  sudo inco bench function nat --json\n",
         "  inco bench function all --rounds 9 --milliseconds 100\n",
         "  sudo inco bench function firewall --service      as the instance of a service, and alone\n\n",
-        "Peers in the kernel (nftables) and --service need root. A peer that is missing is left out, with the\n",
-        "reason.",
+        "Peers in the kernel (nftables) and --service need root. A peer that is missing is left out, with the \
+         reason.",
     )
 )]
 pub struct FunctionArgs {
@@ -537,8 +537,8 @@ pub enum ActorsExperiment {
         "  sudo inco bench openflow\n",
         "  sudo inco bench openflow bursts reactive --seconds 10\n",
         "  sudo inco bench openflow rules --rules 20000 --json\n\n",
-        "Containers of inco's own engine need root. It starts an Open vSwitch of its own (apt-get install\n",
-        "openvswitch-switch-dpdk).",
+        "Containers of inco's own engine need root. It starts an Open vSwitch of its own (apt-get install \
+         openvswitch-switch-dpdk).",
     )
 )]
 pub struct OpenflowArgs {
@@ -582,10 +582,9 @@ pub struct OpenflowArgs {
         "  sudo inco bench paths --path bridge,ebpf --work tcp --json\n",
         "  sudo inco bench paths --scope across --duration 10 --html paths.html --costs paths.toml\n",
         "  sudo inco bench paths --device eth2,eth3    two functions of a card, joined by the card\n\n",
-        "The paths of a card were tried with stand-ins alone, never with a card.\n",
-        "Needs root, and iperf3, nginx, redis, wrk, nftables, ethtool and Open vSwitch for what each of them measures. A path\n",
-        "that this machine lacks is listed with the reason. docs/paths.md explains each path and figure. Stops cleanly\n",
-        "with Ctrl-C.",
+        "The paths of a card were tried with stand-ins alone, never with a card. Needs root, and iperf3, nginx, \
+         redis, wrk, nftables, ethtool and Open vSwitch for what each of them measures. A path that this machine \
+         lacks is listed with the reason. docs/paths.md explains each path and figure. Stops cleanly with Ctrl-C.",
     )
 )]
 pub struct PathsArgs {

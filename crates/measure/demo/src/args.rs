@@ -47,7 +47,8 @@ pub struct DemoArgs {
     /// Run three schedulers, with 1 s between new flows: three minutes
     #[arg(long)]
     pub all: bool,
-    /// Like --all, and also measure saturation of 1 to 8 instances and packets of 64, 512 and 1500 bytes
+    /// Like --all, and also measure saturation of 1 to 8 instances, packets of 64, 512 and 1500 bytes, and dpdk-testpmd as
+    /// the function
     #[arg(long)]
     pub full: bool,
     /// Offer 150/42 of what all instances can process, as SmartINCO does, to three schedulers: three minutes. Tells the

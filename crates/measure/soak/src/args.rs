@@ -22,13 +22,11 @@ const MINUTES_LIMIT: i64 = 24 * 60;
         "  inco soak --list      the faults\n",
         "  inco soak actors --duration 1h\n\n",
         "Each bed is an inco of its own with traffic of its own. Everything is private to the run: directories, \
-         mounts, control\n",
-        "groups, Docker engine, Open vSwitch. Two faults reach further: cpu-contention takes all CPUs for seconds, \
-         and clock-jump\n",
-        "sets the clock of this machine and sets it back within a second, by the monotonic clock (Linux has no wall \
-         clock per\n",
-        "namespace); a guard process sets it back if this one is killed. Leave them out with --without.\n",
-        "The seed gives the sequence of faults. Ctrl-C ends the run; nothing stays. Exit status 1 if a check failed.",
+         mounts, control groups, Docker engine, Open vSwitch. Two faults reach further: cpu-contention takes all \
+         CPUs for seconds, and clock-jump sets the clock of this machine and sets it back within a second, by the \
+         monotonic clock (Linux has no wall clock per namespace); a guard process sets it back if this one is \
+         killed. Leave them out with --without. The seed gives the sequence of faults. Ctrl-C ends the run; nothing \
+         stays. Exit status 1 if a check failed.",
     )
 )]
 pub struct SoakArgs {
@@ -79,11 +77,10 @@ pub enum Other {
         "Examples:\n",
         "  inco soak actors\n",
         "  inco soak actors --duration 1h --seed 7 --json | tail -n 1 | jq .ok\n\n",
-        "Real processes and containers, with clients over the network. Faults: either side of an application is killed \
-         under load,\n",
-        "or cut off for up to 0.6 s; clients are cut off; actors move. What is checked: docs/soak.md. The seed gives the \
-         sequence of\n",
-        "faults. Ctrl-C ends the run; nothing stays. Exit status 1 if a check failed.",
+        "Real processes and containers, with clients over the network. Faults: either side of an application is \
+         killed under load, or cut off for up to 0.6 s; clients are cut off; actors move. What is checked: \
+         docs/soak.md. The seed gives the sequence of faults. Ctrl-C ends the run; nothing stays. Exit status 1 if a \
+         check failed.",
     )
 )]
 pub struct ActorsArgs {

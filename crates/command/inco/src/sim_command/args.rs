@@ -60,8 +60,8 @@ pub(crate) struct SimRunArgs {
 #[command(
     after_help = concat!(
         "Example:\n",
-        "  inco sim compare scenarios/smartinco-schedulers.toml scenarios/smartinco-all-schedulers.toml --report \
-         compared.html\n\n",
+        "  inco sim compare scenarios/smartinco-schedulers.toml scenarios/smartinco-all-schedulers.toml \\\n",
+        "    --report compared.html\n\n",
         "Variants are paired by name. All output is simulated.",
     )
 )]
@@ -80,10 +80,10 @@ pub(crate) struct SimCompareArgs {
 #[command(
     after_help = concat!(
         "Example:\n",
-        "  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary \
-         service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\n",
-        "A combination with * is on the Pareto front: no other one loses fewer packets without more instance-time.\n",
-        "All output is simulated.",
+        "  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 \\\n",
+        "    --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\n",
+        "A combination with * is on the Pareto front: no other one loses fewer packets without more instance-time. \
+         All output is simulated.",
     )
 )]
 pub(crate) struct SimSweepArgs {
