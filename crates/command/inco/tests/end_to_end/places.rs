@@ -523,13 +523,15 @@ fn the_host_and_card_example_runs_as_it_is() {
     place.must(&["scale", "forward", "4"]);
     becomes(&inco, (2, 2));
     cpus_are_those_of_the_places(&inco);
-    let quota = |place: &str| {
+    let at = |place: &str| {
         let rows = inco.instances();
-        let row = rows.iter().find(|row| row.place.as_deref() == Some(place));
-        row.unwrap().cpu_quota.unwrap()
+        let row = rows.iter().find(|row| row.place.as_deref() == Some(place)).unwrap();
+        (row.cpu_quota.unwrap(), row.capacity_pps.unwrap())
     };
-    assert!((quota("card") - 0.035).abs() < 1e-3, "{}", quota("card"));
-    assert_eq!(quota("host"), 0.1);
+    let (cpus, pps) = at("card");
+    assert!((cpus - 0.035).abs() < 1e-3, "{cpus}");
+    assert!((pps - 3500.0).abs() < 1.0, "{pps}");
+    assert_eq!(at("host"), (0.1, 10_000.0));
     let load = "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"10s\"\n[[phase]]\nduration = \"1s\"\nflows = 12\n\
                 rate_per_flow = \"50pps\"\n";
     assert_clean(&place.traffic(load).report());

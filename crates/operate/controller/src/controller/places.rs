@@ -52,6 +52,15 @@ impl Controller {
         Some(&place.name)
     }
 
+    /// Capacity in packets per second of an instance with its quota and at its place; [`None`] while that of its service
+    /// is not known.
+    pub fn capacity_pps(&self, instance: &Instance) -> Option<f64> {
+        let service = self.services.get(instance.service.index())?;
+        let usual = (service.capacity_pps, service.frame_bytes);
+        let pps = capacity_of(&self.settings.places, &service.settings, usual, instance);
+        (pps > 0.0).then_some(pps)
+    }
+
     /// Whether a place is on this machine.
     pub fn is_here(&self, place: PlaceId) -> bool {
         let place = self.settings.places.get(place.index());

@@ -8,7 +8,7 @@ use api::counters::{
 };
 use api::types::{Watts, WattsSource};
 use clock::monotonic;
-use model::{DropReason, InstanceState, Nanos};
+use model::{DropReason, InstanceState, Nanos, ServiceId};
 use switch::{Resumed, SlotCounters};
 
 use super::ControlLoop;
@@ -108,6 +108,17 @@ impl ControlLoop {
             .collect()
     }
 
+    /// Capacity in packets per second of all active instances of a service; [`None`] while it is not known.
+    pub(super) fn active_capacity_pps(&self, service: ServiceId) -> Option<f64> {
+        let controller = self.decide.shell.controller();
+        let active = controller
+            .instances()
+            .iter()
+            .filter(|i| i.service() == service && i.state() == InstanceState::Active);
+        let pps: f64 = active.filter_map(|i| controller.capacity_pps(i)).sum();
+        (pps > 0.0).then_some(pps)
+    }
+
     fn service_counters(&self) -> Vec<ServiceCounters> {
         let controller = self.decide.shell.controller();
         controller
@@ -126,8 +137,6 @@ impl ControlLoop {
                         ((*name).to_owned(), count.count() as u32)
                     })
                     .collect();
-                let active = states.get(InstanceState::Active.name()).copied().unwrap_or(0);
-                let capacity = status.capacity_pps * f64::from(active);
                 let held = status.held_back;
                 let (jain, max_min) = self.balance(status.id);
                 ServiceCounters {
@@ -148,7 +157,9 @@ impl ControlLoop {
                     failures_in_a_row: status.failing.map_or(0, |of| of.failures),
                     min: status.min,
                     max: status.max,
-                    utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
+                    utilisation: self
+                        .active_capacity_pps(status.id)
+                        .map(|pps| rates.offered_stable_pps / pps),
                     capacity_pps: (status.capacity_pps > 0.0).then_some(status.capacity_pps),
                     jain,
                     max_min,
@@ -184,11 +195,6 @@ impl ControlLoop {
                     Some(_) => self.gather.since_baseline(slot),
                     None => SlotCounters::default(),
                 };
-                let capacity = controller
-                    .services()
-                    .find(|status| status.id == instance.service())
-                    .map(|status| status.capacity_pps)
-                    .filter(|pps| *pps > 0.0);
                 let function = counters.function;
                 let ring_wait = rates.and_then(|rates| rates.ring_wait);
                 let took = function.and_then(|function| function.took);
@@ -220,7 +226,7 @@ impl ControlLoop {
                     memory_bytes: counters.memory_bytes(),
                     cpu_quota: instance.cpus(),
                     utilisation: rates
-                        .zip(capacity)
+                        .zip(controller.capacity_pps(instance))
                         .map(|(rates, pps)| rates.arrivals_fast_pps / pps),
                     ..InstanceCounters::of(&counters)
                 }

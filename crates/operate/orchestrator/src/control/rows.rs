@@ -188,7 +188,6 @@ impl ControlLoop {
                     of_service.iter().filter(|i| states.contains(&i.state())).count() as u32
                 };
                 let active = count(&[InstanceState::Active]);
-                let capacity = status.capacity_pps * f64::from(active);
                 let counters = self
                     .gather
                     .reading
@@ -201,7 +200,7 @@ impl ControlLoop {
                     .map(|i| self.gather.since_baseline(i.slot()).ring_drops)
                     .sum();
                 let (jain, max_min) = self.balance(status.id);
-                let highest = self.highest_load(&of_service, status.capacity_pps);
+                let highest = self.highest_load(&of_service);
                 ServiceRow {
                     name: status.name.to_owned(),
                     image: service.image.clone(),
@@ -239,7 +238,9 @@ impl ControlLoop {
                         .filter_map(|i| self.gather.collector.slot(i.slot()))
                         .map(|r| r.signals.new_flows_fast_per_s)
                         .sum(),
-                    utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
+                    utilisation: self
+                        .active_capacity_pps(status.id)
+                        .map(|pps| rates.offered_stable_pps / pps),
                     highest_utilisation: highest.map(|(load, _)| load),
                     highest_instance: highest.map(|(_, id)| id),
                     reason: status.reason.to_owned(),
@@ -261,19 +262,15 @@ impl ControlLoop {
     }
 
     /// The highest load among the instances that take new flows, with its instance, if their capacity is known.
-    fn highest_load(
-        &self,
-        instances: &[&controller::Instance],
-        capacity_pps: f64,
-    ) -> Option<(f64, InstanceId)> {
+    fn highest_load(&self, instances: &[&controller::Instance]) -> Option<(f64, InstanceId)> {
+        let controller = self.decide.shell.controller();
         let active = instances.iter().filter(|i| i.state() == InstanceState::Active);
         let loads = active.filter_map(|instance| {
             let rates = self.gather.collector.slot(instance.slot())?;
-            Some((rates.arrivals_stable_pps / capacity_pps, instance.id()))
+            let load = rates.arrivals_stable_pps / controller.capacity_pps(instance)?;
+            Some((load, instance.id()))
         });
-        loads
-            .filter(|_| capacity_pps > 0.0)
-            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
+        loads.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
     }
 
     /// All keys of a service in the running configuration.
@@ -429,11 +426,6 @@ impl ControlLoop {
             let rates = self.gather.collector.slot(slot).filter(|r| r.id == instance.id());
             let counters = self.gather.since_baseline(slot);
             let service = self.configuration.services.get(instance.service().index());
-            let capacity = controller
-                .services()
-                .find(|s| s.id == instance.service())
-                .map(|s| s.capacity_pps)
-                .filter(|pps| *pps > 0.0);
             let has_container = instance.container() != controller::Container::Absent;
             InstanceRow {
                 id: instance.id(),
@@ -454,7 +446,7 @@ impl ControlLoop {
                 live_flows: rates.map_or(0, |r| r.signals.live_flows),
                 ring_occupancy: rates.map_or(0.0, |r| r.ring_occupancy),
                 dropped_packets: counters.drops().map(|(_, packets)| packets).sum(),
-                capacity_pps: capacity,
+                capacity_pps: controller.capacity_pps(instance),
                 cpu_quota: instance.cpus(),
                 core: instance.core(),
                 cpu: self.gather.cpu_share(slot, instance.cpus()),
