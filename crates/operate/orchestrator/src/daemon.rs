@@ -93,9 +93,11 @@ pub fn run(
     }
     let reading = &summary.reading;
     output::line(format!(
-        "inco has ended: {} packets offered, {} returned, {} dropped",
+        "inco has ended: {} packets offered, {} originated, {} returned, {} delivered, {} dropped",
         reading.offered(),
+        reading.originated(),
         reading.sent(),
+        reading.delivered(),
         reading.dropped(),
     ))
 }
