@@ -18,6 +18,11 @@ use engine::{DockerConfig, ImageRef, LeftOut};
 use clap::ValueEnum;
 use display::output::WrongUsage;
 
+/// Whether `inco image build` knows the name: that of a function, or [`ACTORS`].
+pub fn is_built_in(name: &str) -> bool {
+    name == ACTORS || function_names().any(|function| function == name)
+}
+
 /// The names of the functions built into `inco-nf`.
 fn function_names() -> impl Iterator<Item = &'static str> + Clone {
     functions::LIBRARY.iter().map(|entry| entry.about().name)
@@ -48,8 +53,8 @@ pub fn store() -> Store {
 
 /// Builds the image of a built-in function, or of [`ACTORS`]: FROM scratch, with only its static program.
 pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> {
-    let known = || function_names().chain([ACTORS]);
-    if !known().any(|name| name == function) {
+    if !is_built_in(function) {
+        let known = || function_names().chain([ACTORS]);
         let write = match configuration::nearest(function, known()) {
             Some(near) => format!("did you mean {near}?"),
             None => format!("known functions: {}", known().collect::<Vec<_>>().join(", ")),

@@ -226,12 +226,17 @@ impl Facts for Machine {
             return Ok(());
         }
         let pull = if is_docker { "docker" } else { "inco image" };
-        let write = match near {
-            Some(near) if may_be_pulled => format!("write {near:?}, or run `{pull} pull {image}`"),
-            Some(near) => format!("write {near:?}, or create it with `inco image import {image} SOURCE`"),
-            None => match image.trim_end_matches(":latest") {
-                "inco/forward" => "run `inco image build forward`".to_owned(),
-                "inco/actors" => "run `inco image build actors`".to_owned(),
+        let built = image.trim_end_matches(":latest").strip_prefix("inco/");
+        let write = match (built.filter(|function| images::is_built_in(function)), near) {
+            (Some(function), _) => {
+                let engine = if is_docker { " --engine docker" } else { "" };
+                format!("run `inco image build {function}{engine}`")
+            }
+            (None, Some(near)) if may_be_pulled => format!("write {near:?}, or run `{pull} pull {image}`"),
+            (None, Some(near)) => {
+                format!("write {near:?}, or create it with `inco image import {image} SOURCE`")
+            }
+            (None, None) => match image.trim_end_matches(":latest") {
                 "testpmd" => "run `inco image import testpmd`".to_owned(),
                 _ if is_docker => format!("run `docker pull {image}`, or `docker build -t {image} .`"),
                 _ if may_be_pulled => format!(
@@ -500,11 +505,10 @@ fn interface_is_there(interface: &str) -> Result<(), Unusable> {
     let there = interfaces();
     let there: Vec<&str> = there.iter().map(String::as_str).collect();
     if !there.contains(&interface) {
-        let near = configuration::nearest(interface, there.iter().copied());
-        let write = near.map_or_else(
-            || format!("write one of {}", there.join(", ")),
-            |near| format!("write \"veth:{near}\""),
-        );
+        let write = match configuration::nearest(interface, there.iter().copied()) {
+            Some(near) => format!("write {near:?} in its place, or another one that `ip link` shows"),
+            None => "write one that `ip link` shows".to_owned(),
+        };
         let what = format!("no network interface is named {interface:?}");
         return Err(Unusable::new(what, write));
     }
@@ -797,6 +801,15 @@ mod tests {
         assert_eq!(Machine::now().image(&oci, "nobody/has-this"), Ok(()));
         let error = Machine::now().image(&oci, "inco/has-not-this").unwrap_err();
         assert!(error.write.contains("inco image import"), "{error:?}");
+        for function in ["maglev", "actors"] {
+            let error = Machine::now()
+                .image(&docker(), &format!("inco/{function}"))
+                .unwrap_err();
+            assert_eq!(
+                error.write,
+                format!("run `inco image build {function} --engine docker`")
+            );
+        }
     }
 
     #[test]
