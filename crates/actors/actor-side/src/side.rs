@@ -81,8 +81,10 @@ pub enum Error {
     /// The runtime refused it.
     #[error(transparent)]
     Runtime(#[from] actor_runtime::Error),
-    /// Nobody makes actors of this kind.
-    #[error("no actor is of kind `{0}`")]
+    /// Nobody makes actors of this kind, or not with these options.
+    #[error(
+        "no actor of kind `{0}` can be made: correct the kind, an option or a file of it; `inco logs` has more"
+    )]
     UnknownKind(String),
     /// No actor has this number.
     #[error("{0} is not known here")]

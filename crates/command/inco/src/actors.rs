@@ -22,8 +22,9 @@ use crate::client_commands::{connect, show};
         "  inco actors kv --watch\n",
         "  inco actors move counter host\n",
         "  inco actors --json | jq '.[].actors[] | select(.side == \"host\")'\n\n",
-        "SIDE is where the actor runs, MODE how it is served (fcfs: first come, first served; drr: in turns), µ and TAIL \
-         are its\nresponse times (TAIL: µ + 3σ), LOAD is how many cores its messages need.",
+        "SIDE is where the actor runs, MODE how it is served (fcfs: first come, first served; drr: in turns). MEAN and \
+         TAIL are its response times (TAIL: the mean and three standard deviations). LOAD is how many cores its \
+         messages need.",
     )
 )]
 pub(crate) struct ActorsArgs {
@@ -177,7 +178,7 @@ fn actors_text(rows: &[ActorsRow]) -> String {
                 .map_or_else(|| "no process".to_owned(), |id| format!("instance {id}"));
             let _ = writeln!(
                 text,
-                "  {}{at}: {}, {instance}; {} cores {} by {}; requests {}, answers {}, unsent {}, refused {}",
+                "  {}{at}: {}, {instance}; cores {}, {} busy, by {}; requests {}, answers {}, unsent {}, refused {}",
                 side.side.name(),
                 if side.runs { "runs" } else { "does not run" },
                 side.cores,
@@ -190,8 +191,8 @@ fn actors_text(rows: &[ActorsRow]) -> String {
             );
         }
         let mut table = Table::new(&[
-            "actor", "side", "mode", "state", ">mailbox", ">µ us", ">tail us", ">req/s", ">load", ">served",
-            ">objects", ">moves",
+            "actor", "side", "mode", "state", ">mailbox", ">mean us", ">tail us", ">req/s", ">load",
+            ">served", ">objects", ">moves",
         ]);
         for actor in &row.actors {
             table.row(cells(actor));

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use configuration::{
     Capacity, Configuration, EngineDriver, Placement, Service, show_rate, show_size, show_span,
 };
-use model::Fallback;
+use model::{ActorSide, Fallback};
 use orchestrator::leftovers::Running;
 use orchestrator::load::{load, load_for_this_machine, service_text};
 use orchestrator::machine::{Machine, images_to_pull};
@@ -168,9 +168,11 @@ impl Plan {
             .filter_map(|index| configuration.services.get(*index))
             .map(|service| ServicePlan {
                 name: service.name.clone(),
-                matches: match configuration.previous(service) {
-                    Some(before) => format!("what {} returns", before.name),
-                    None => service_text(service),
+                matches: match (configuration.previous(service), &service.part) {
+                    (Some(before), _) => format!("what {} returns", before.name),
+                    // The other side has the packets of clients.
+                    (None, Some(part)) if part.side == ActorSide::Host => "none".to_owned(),
+                    (None, _) => service_text(service),
                 },
                 uplinks: service.uplinks.iter().map(uplink_name).collect(),
                 image: service.image.clone(),
@@ -303,7 +305,7 @@ impl Plan {
                 service.name.clone(),
                 service.matches.clone(),
                 service.uplinks.join(", "),
-                service.image.clone().unwrap_or_else(|| "(sink)".to_owned()),
+                service.image.clone().unwrap_or_else(|| "-".to_owned()),
                 if service.min == service.max {
                     service.min.to_string()
                 } else {

@@ -206,14 +206,13 @@ fn pairs<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
 }
 
 fn policy(of: &model::PolicyChoice) -> String {
-    if of.parameters.is_empty() {
+    // A parameter that is null is not in use.
+    let used = of.parameters.iter().filter(|(_, value)| !value.is_null());
+    let parameters: Vec<String> = used.map(|(name, value)| format!("{name} = {value}")).collect();
+    if parameters.is_empty() {
         return of.policy.clone();
     }
-    let parameters = of
-        .parameters
-        .iter()
-        .map(|(name, value)| format!("{name} = {value}"));
-    format!("{} ({})", of.policy, parameters.collect::<Vec<_>>().join(", "))
+    format!("{} ({})", of.policy, parameters.join(", "))
 }
 
 fn service_text(of: &OfService, all: bool) -> String {
@@ -229,7 +228,7 @@ fn service_text(of: &OfService, all: bool) -> String {
     });
     let mut text = pairs([
         ("service", row.name.clone()),
-        ("image", row.image.clone().unwrap_or_else(|| "(sink)".to_owned())),
+        ("image", row.image.clone().unwrap_or_default()),
         ("next", row.next.clone().unwrap_or_default()),
         (
             "instances",
@@ -409,10 +408,10 @@ fn instance_text(of: &OfInstance) -> String {
         ),
         ("watts", row.watts.map_or_else(String::new, |of| of.to_string())),
         (
-            "packets",
+            "mean gap",
             row.gap_us.map_or_else(
                 || "none now".to_owned(),
-                |gap| format!("one each {} on average", micros(gap)),
+                |gap| format!("{} on average", micros(gap)),
             ),
         ),
         (

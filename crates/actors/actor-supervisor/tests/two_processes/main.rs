@@ -227,5 +227,5 @@ fn a_kind_that_nobody_makes_is_refused_with_its_name() {
         assert!(since.elapsed() < WAIT);
         std::thread::sleep(Duration::from_millis(1));
     };
-    assert!(reason.contains("no actor is of kind `dragon`"), "{reason}");
+    assert!(reason.contains("no actor of kind `dragon`"), "{reason}");
 }

@@ -761,7 +761,8 @@ impl Supervised {
                 runs: self.supervisor.is_running(control_side(side)),
                 cores,
                 policy: policy_name(&self.sides).to_owned(),
-                busy: (load / f64::from(cores.max(1))).min(1.0),
+                // The sum of no loads is -0.0.
+                busy: (load.abs() / f64::from(cores.max(1))).min(1.0),
                 starts: self.starts[side.index()],
                 requests: counts.requests,
                 answers: counts.answers,
