@@ -158,7 +158,8 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_of_the_chart_for_cards_is_valid() {
+    fn the_configurations_of_the_charts_are_valid() {
+        assert_eq!(check(include_str!("../../../../deploy/kubernetes/chart/base.toml")), []);
         let text = include_str!("../../../../deploy/dpf/chart/inco.toml");
         assert_eq!(check(text), []);
         assert!(!check(&text.replace("kernel:wan", "")).is_empty());

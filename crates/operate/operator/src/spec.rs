@@ -359,7 +359,7 @@ mod tests {
     /// The schema has each field, as the shape that is read here, and no other.
     #[test]
     fn the_schema_has_the_same_fields() {
-        let text = include_str!("../../../../deploy/kubernetes/crd.yaml");
+        let text = include_str!("../../../../deploy/kubernetes/chart/crds/networkfunctions.yaml");
         let (_, spec) = text.split_once("\n              spec:\n").unwrap();
         let (spec, _) = spec.split_once("\n              status:\n").unwrap();
         let (_, spec) = spec.split_once("\n                properties:\n").unwrap();

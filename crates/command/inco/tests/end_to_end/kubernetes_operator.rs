@@ -70,7 +70,7 @@ fn cluster(place: &Place) -> ApiServer {
         ("DaemonSet", "/apis/apps/v1/namespaces/inco/daemonsets"),
     ];
     for manifest in [
-        include_str!("../../../../../deploy/kubernetes/crd.yaml"),
+        include_str!("../../../../../deploy/kubernetes/chart/crds/networkfunctions.yaml"),
         include_str!("../../../../../deploy/kubernetes/operator.yaml"),
     ] {
         server.apply(manifest, &kinds, false);

@@ -52,7 +52,7 @@ pub(crate) trait Server {
 /// Has the definition, the operator's account with its rights, a namespace and a node there.
 pub(crate) fn prepare(server: &ApiServer) {
     server.apply(
-        include_str!("../../../../../deploy/kubernetes/crd.yaml"),
+        include_str!("../../../../../deploy/kubernetes/chart/crds/networkfunctions.yaml"),
         &KINDS,
         false,
     );
@@ -103,20 +103,17 @@ impl Server for ApiServer {
             .unwrap();
     }
     fn know_gateways(&self) {
-        let kinds = [
-            ("CustomResourceDefinition", DEFINITIONS),
-            (
-                "GatewayClass",
-                "/apis/gateway.networking.k8s.io/v1/gatewayclasses",
-            ),
-        ];
-        self.apply(include_str!("gateway.yaml"), &kinds, false);
-        self.apply(CLASS, &kinds, false);
+        let class = (
+            "GatewayClass",
+            "/apis/gateway.networking.k8s.io/v1/gatewayclasses",
+        );
+        self.apply(include_str!("gateway.yaml"), &KINDS, false);
+        self.apply(GATEWAY, &[&KINDS[..], &[class]].concat(), false);
     }
 }
 
-/// The class of inco.
-const CLASS: &str = include_str!("../../../../../deploy/kubernetes/gatewayclass.yaml");
+/// The class of inco, and the operator's rights for Gateways.
+const GATEWAY: &str = include_str!("../../../../../deploy/kubernetes/gateway.yaml");
 
 /// A merge of JSON, which appends nothing to lists.
 fn merged(into: &mut Value, with: &Value) {
@@ -362,11 +359,9 @@ impl Server for FakeServer {
     }
     fn know_gateways(&self) {
         self.store.lock().unwrap().knows_gateways = true;
-        let (_, name) = CLASS.split_once("name: ").unwrap();
-        let (_, controller) = CLASS.split_once("controllerName: ").unwrap();
-        let word = |of: &str| of.split([',', '}', '\n']).next().unwrap().to_owned();
-        let class = json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
-            "metadata": { "name": word(name) }, "spec": { "controllerName": word(controller) } });
+        let mut all = GATEWAY.split("\n---\n");
+        let class = all.find(|of| of.contains("kind: GatewayClass\n")).unwrap();
+        let class: Value = serde_saphyr::from_str(class).unwrap();
         self.make(&format!("{GATEWAYS}/v1/gatewayclasses"), &class.to_string());
     }
 }

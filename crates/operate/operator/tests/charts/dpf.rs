@@ -1,113 +1,19 @@
 //! The chart for cards of NVIDIA DPF, rendered and compared with what DPF wants of a chart. Nothing here runs on a card.
-//!
-//! The renderer knows as much of Helm's templates as the chart has, and refuses everything else: so it cannot take a
-//! template for something that Helm would not.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
 
 use serde_json::Value;
 
-const CHART: &str = include_str!("../../../../deploy/dpf/chart/Chart.yaml");
-const VALUES: &str = include_str!("../../../../deploy/dpf/chart/values.yaml");
-const CONFIGURATION: &str = include_str!("../../../../deploy/dpf/chart/inco.toml");
+use crate::template::{Context, documents, read};
+
+const CHART: &str = include_str!("../../../../../deploy/dpf/chart/Chart.yaml");
+const VALUES: &str = include_str!("../../../../../deploy/dpf/chart/values.yaml");
+const CONFIGURATION: &str = include_str!("../../../../../deploy/dpf/chart/inco.toml");
 const TEMPLATES: [&str; 2] = [
-    include_str!("../../../../deploy/dpf/chart/templates/configmap.yaml"),
-    include_str!("../../../../deploy/dpf/chart/templates/daemonset.yaml"),
+    include_str!("../../../../../deploy/dpf/chart/templates/configmap.yaml"),
+    include_str!("../../../../../deploy/dpf/chart/templates/daemonset.yaml"),
 ];
-const OBJECTS: &str = include_str!("../../../../deploy/dpf/dpuservice.yaml");
+const OBJECTS: &str = include_str!("../../../../../deploy/dpf/dpuservice.yaml");
 
 const FUNCTIONS: &str = "nvidia.com/bf_sf";
-
-fn read(text: &str) -> Value {
-    serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
-}
-
-/// What a template is rendered with.
-struct Context<'a> {
-    release: &'a str,
-    values: &'a Value,
-}
-
-impl Context<'_> {
-    /// The value of an expression.
-    fn value(&self, expression: &str) -> Value {
-        let mut parts = expression.split(" | ");
-        let mut value = self.term(parts.next().unwrap());
-        for part in parts {
-            value = match part.strip_prefix("default ") {
-                Some(other) if value.as_str() == Some("") => {
-                    let other = other.strip_prefix('(').and_then(|of| of.strip_suffix(')'));
-                    self.term(other.unwrap())
-                }
-                Some(_) => value,
-                None if part == "toJson" => Value::String(value.to_string()),
-                None => panic!("{part} is not known"),
-            };
-        }
-        value
-    }
-
-    fn term(&self, term: &str) -> Value {
-        match term {
-            ".Release.Name" => Value::String(self.release.to_owned()),
-            ".Release.Namespace" => Value::String("dpf".to_owned()),
-            ".Files.Get \"inco.toml\"" => Value::String(CONFIGURATION.to_owned()),
-            _ => {
-                let path = term
-                    .strip_prefix(".Values.")
-                    .unwrap_or_else(|| panic!("{term} is not known"));
-                let pointer = format!("/{}", path.replace('.', "/"));
-                let found = self.values.pointer(&pointer);
-                found
-                    .unwrap_or_else(|| panic!("there is no value {path}"))
-                    .clone()
-            }
-        }
-    }
-
-    fn text(&self, expression: &str) -> String {
-        match self.value(expression) {
-            Value::String(of) => of,
-            other => panic!("{expression} is no text: {other}"),
-        }
-    }
-
-    fn render(&self, template: &str) -> String {
-        let mut out = String::new();
-        let mut lines = template.lines();
-        while let Some(line) = lines.next() {
-            match line.trim().strip_prefix("{{- range $key, $value := ") {
-                None => out += &self.line(line),
-                Some(of) => {
-                    let of = self.term(of.strip_suffix(" }}").unwrap());
-                    let body: Vec<&str> = lines
-                        .by_ref()
-                        .take_while(|of| of.trim() != "{{- end }}")
-                        .collect();
-                    for (key, value) in of.as_object().unwrap() {
-                        for line in &body {
-                            let line = line.replace("{{ $key }}", key);
-                            let line = line.replace("{{ $value | toJson }}", &value.to_string());
-                            out += &self.line(&line);
-                        }
-                    }
-                }
-            }
-        }
-        out
-    }
-
-    fn line(&self, line: &str) -> String {
-        let (mut out, mut rest) = (String::new(), line);
-        while let Some((before, after)) = rest.split_once("{{ ") {
-            let (expression, end) = after.split_once(" }}").unwrap();
-            out += before;
-            out += &self.text(expression);
-            rest = end;
-        }
-        assert!(!rest.contains("{{"), "{line} is not known");
-        out + rest + "\n"
-    }
-}
 
 /// The values with those of a DPUService, as DPF sets them.
 fn values(service: &Value) -> Value {
@@ -123,7 +29,13 @@ fn values(service: &Value) -> Value {
 }
 
 fn rendered(release: &str, values: &Value) -> Vec<Value> {
-    let context = Context { release, values };
+    let context = Context {
+        release,
+        namespace: "dpf",
+        chart: CHART,
+        values,
+        files: &[("inco.toml", CONFIGURATION)],
+    };
     TEMPLATES.iter().map(|of| read(&context.render(of))).collect()
 }
 
@@ -133,7 +45,7 @@ fn of_kind<'a>(all: &'a [Value], kind: &str) -> Vec<&'a Value> {
 }
 
 fn objects() -> Vec<Value> {
-    OBJECTS.split("\n---\n").map(read).collect()
+    documents(OBJECTS)
 }
 
 /// That a table has these keys, and no others but those.
@@ -318,30 +230,4 @@ fn objects_have_the_fields_that_dpf_knows() {
         }
     }
     assert!(selected.iter().all(|count| *count == 1), "{selected:?}");
-}
-
-#[test]
-fn the_renderer_refuses_what_it_does_not_know() {
-    let values = serde_json::json!({ "a": { "b": "x" } });
-    let context = Context {
-        release: "r",
-        values: &values,
-    };
-    assert_eq!(
-        context.render("k: {{ .Values.a.b }}-{{ .Release.Name }}\n"),
-        "k: x-r\n"
-    );
-    assert_eq!(
-        context.render("k: {{ .Values.a | toJson }}"),
-        "k: {\"b\":\"x\"}\n"
-    );
-    for unknown in [
-        "{{ .Values.absent }}",
-        "{{ .Values.a.b | upper }}",
-        "{{- if .Values.a }}",
-        "{{ .Values.a }}",
-    ] {
-        let refused = std::panic::catch_unwind(|| context.render(unknown));
-        assert!(refused.is_err(), "{unknown}");
-    }
 }
