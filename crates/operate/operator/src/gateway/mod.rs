@@ -7,13 +7,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::addresses::Claim;
 use crate::objects::{GATEWAY, GATEWAY_CLASS, Object, TCP_ROUTE, UDP_ROUTE, table};
-use crate::plan::{Id, Part, Verdict, Wanted};
+use crate::plan::{Id, Part, Wanted};
 use crate::spec::is_service_name;
-use crate::status::{Condition, Writer, agreed};
+
+mod backend;
+mod status;
+
+pub use backend::backends;
+use backend::{Backend, backend};
 
 /// The name of this controller in a `GatewayClass`.
 pub const CONTROLLER: &str = "inco.dev/gateway";
@@ -136,16 +141,6 @@ pub fn relevant(objects: Vec<Object>) -> Vec<Object> {
     objects.into_iter().filter(is_it).collect()
 }
 
-/// The Services that routes name: namespace and name.
-pub fn backends(objects: &[Object]) -> BTreeSet<(String, String)> {
-    let routes = objects.iter().filter(|of| is_route(of));
-    let each = routes.flat_map(|route| {
-        let rules = list(&route.spec, "/rules").flat_map(|rule| list(rule, "/backendRefs"));
-        rules.filter_map(move |of| Some((route.id.namespace.clone(), text(of, "/name")?.to_owned())))
-    });
-    each.collect()
-}
-
 /// The address that a Gateway asks for.
 fn asked(gateway: &Object) -> Outcome<Option<IpAddr>> {
     const UNSUPPORTED: &str = "UnsupportedAddress";
@@ -241,84 +236,6 @@ fn gateway(of: &Object, addresses: &BTreeMap<Id, Result<IpAddr, String>>, has: H
         is_here: nodes.is_err() || nodes.is_ok_and(|of| has(&of)),
         address,
         listeners: list(&of.spec, "/listeners").map(listener).collect(),
-    }
-}
-
-/// What a route's flows go to: a Service of its namespace, and the name of a port there.
-struct Backend {
-    accepted: Outcome<()>,
-    resolved: Outcome<(String, String)>,
-}
-
-fn backend(route: &Object, services: &[Object]) -> Backend {
-    match chosen(route) {
-        Err(why) => Backend {
-            accepted: Err(why),
-            resolved: Ok(Default::default()),
-        },
-        Ok(of) => Backend {
-            accepted: Ok(()),
-            resolved: resolved(route, of, services),
-        },
-    }
-}
-
-/// The one backend of a route that gets flows.
-fn chosen(route: &Object) -> Outcome<&Value> {
-    let unsupported = |message: &str| obstacle("UnsupportedValue", message);
-    let rules: Vec<&Value> = list(&route.spec, "/rules").collect();
-    let [rule] = rules.as_slice() else {
-        return unsupported("spec.rules: inco takes one rule of a route; write one");
-    };
-    let is_used = |of: &&Value| of.get("weight").and_then(Value::as_i64) != Some(0);
-    let used: Vec<&Value> = list(rule, "/backendRefs").filter(is_used).collect();
-    match used.as_slice() {
-        [of] => Ok(of),
-        [] => unsupported("spec.rules[0].backendRefs: none has a weight; write one that has"),
-        _ => unsupported(
-            "spec.rules[0].backendRefs: inco gives the flows of a listener to one Service; write one, and let it \
-             select the Pods of both",
-        ),
-    }
-}
-
-fn resolved(route: &Object, of: &Value, services: &[Object]) -> Outcome<(String, String)> {
-    let at = "spec.rules[0].backendRefs[0]";
-    let is = |key: &str, value: &str| text(of, key).is_none_or(|of| of == value);
-    let name = text(of, "/name").unwrap_or_default();
-    if !is("/group", "") || !is("/kind", "Service") {
-        return obstacle(
-            "InvalidKind",
-            format!("{at}: inco gives flows to Services; write one"),
-        );
-    }
-    if !is("/namespace", &route.id.namespace) {
-        let said =
-            format!("{at}.namespace: inco follows Services of the route's own namespace; write one of these");
-        return obstacle("RefNotPermitted", said);
-    }
-    let is_it = |of: &&Object| of.id.namespace == route.id.namespace && of.id.name == name;
-    let Some(service) = services.iter().find(is_it) else {
-        return obstacle(
-            "BackendNotFound",
-            format!("{at}: there is no Service {name}; make it"),
-        );
-    };
-    let number = of.get("port").and_then(Value::as_i64);
-    let protocol = if route.id.kind == UDP_ROUTE { "UDP" } else { "TCP" };
-    let ports = service.ports();
-    let mut with_number = ports.iter().filter(|of| Some(of.number) == number).peekable();
-    if with_number.peek().is_none() {
-        let said = format!("{at}.port: the Service {name} has no such port; write one of its ports");
-        return obstacle("BackendNotFound", said);
-    }
-    match with_number.find(|of| of.protocol == protocol) {
-        Some(port) => Ok((name.to_owned(), port.name.clone())),
-        None => {
-            let said =
-                format!("{at}.port: the Service {name} does not have it for {protocol}; write one that is");
-            obstacle("UnsupportedProtocol", said)
-        }
     }
 }
 
@@ -469,158 +386,5 @@ fn free(route: &Object, reference: &Value, id: &Id, gateway: &Gateway) -> Outcom
     }
 }
 
-fn condition(kind: &'static str, outcome: &Outcome<()>) -> Condition {
-    let (holds, reason, message) = match outcome {
-        Ok(()) => (true, kind, String::new()),
-        Err(of) => (false, of.reason, of.message.clone()),
-    };
-    Condition {
-        kind,
-        holds,
-        reason,
-        message,
-    }
-}
-
-/// Why a part is not in force on a node.
-fn hindrance(verdict: Option<&Verdict>, node: &str) -> Outcome<()> {
-    match verdict {
-        Some(Verdict {
-            refused: Some(why), ..
-        }) => obstacle("Invalid", format!("node {node}: {why}")),
-        Some(Verdict {
-            is_in_force: true, ..
-        }) => Ok(()),
-        _ => obstacle("Pending", format!("node {node}: inco does not have it yet")),
-    }
-}
-
-/// These conditions, and those of others that are there.
-fn conditions(own: &[Condition], generation: i64, before: &Value, writer: &Writer<'_>) -> Vec<Value> {
-    let is_own = |of: &&Value| own.iter().any(|it| text(of, "/type") == Some(it.kind));
-    let others = list(before, "/conditions").filter(|of| !is_own(of)).cloned();
-    let of_own = own.iter().map(|of| agreed(of, generation, before, writer));
-    of_own.chain(others).collect()
-}
-
-impl Gateways {
-    /// The status of an object of the Gateway API; [`None`]: this node has nothing to say of it.
-    pub fn status(
-        &self,
-        object: &Object,
-        verdicts: &BTreeMap<Part, Verdict>,
-        writer: &Writer<'_>,
-    ) -> Option<Value> {
-        match object.id.kind {
-            GATEWAY_CLASS => {
-                let own = [condition("Accepted", &Ok(()))];
-                Some(json!({ "conditions": conditions(&own, object.generation, &object.status, writer) }))
-            }
-            GATEWAY => {
-                let of = self.gateways.get(&object.id).filter(|of| of.is_here)?;
-                Some(of.status(object, verdicts, writer))
-            }
-            _ => {
-                let parents = self.routes.get(&object.id)?;
-                parents
-                    .iter()
-                    .any(|of| of.is_here)
-                    .then(|| route_status(parents, object, verdicts, writer))
-            }
-        }
-    }
-}
-
-impl Gateway {
-    fn status(&self, object: &Object, verdicts: &BTreeMap<Part, Verdict>, writer: &Writer<'_>) -> Value {
-        let before = &object.status;
-        let is_assigned = |of: &Obstacle| of.reason == "AddressNotAssigned";
-        let accepted = match &self.address {
-            Err(of) if !is_assigned(of) => Err(of.clone()),
-            _ => Ok(()),
-        };
-        let programmed = |of: &Listener| -> Outcome<()> {
-            self.address.clone()?;
-            of.kind.clone()?;
-            match &of.part {
-                Some(part) => hindrance(verdicts.get(part), writer.node),
-                None => Ok(()),
-            }
-        };
-        let listeners = self.listeners.iter().map(|of| {
-            let named = |it: &&Value| text(it, "/name") == Some(of.name.as_str());
-            let was = list(before, "/listeners").find(named).unwrap_or(&Value::Null);
-            let fails_by = |reason: &str| match &of.kind {
-                Err(why) if why.reason == reason => Err(why.clone()),
-                _ => Ok(()),
-            };
-            let own = [
-                condition("Accepted", &fails_by("UnsupportedProtocol")),
-                condition("ResolvedRefs", &fails_by("InvalidRouteKinds")),
-                condition("Programmed", &programmed(of)),
-            ];
-            let kinds = of.kind.iter().map(|kind| json!({ "group": GROUP, "kind": kind }));
-            json!({
-                "name": of.name, "supportedKinds": kinds.collect::<Vec<_>>(),
-                "attachedRoutes": u32::from(of.route.as_ref().is_some_and(|(_, is_accepted)| *is_accepted)),
-                "conditions": conditions(&own, object.generation, was, writer),
-            })
-        });
-        let listeners: Vec<Value> = listeners.collect();
-        // A listener of another protocol leaves the others.
-        let first = self.listeners.iter().filter(|of| of.kind.is_ok()).map(programmed);
-        let whole = self.address.clone().map(drop).and_then(|()| first.collect());
-        let own = [condition("Accepted", &accepted), condition("Programmed", &whole)];
-        let address = self.address.iter();
-        let addresses = address.map(|of| json!({ "type": "IPAddress", "value": of.to_string() }));
-        json!({
-            "addresses": addresses.collect::<Vec<_>>(),
-            "conditions": conditions(&own, object.generation, before, writer),
-            "listeners": listeners,
-        })
-    }
-}
-
-fn route_status(
-    parents: &[Parent],
-    object: &Object,
-    verdicts: &BTreeMap<Part, Verdict>,
-    writer: &Writer<'_>,
-) -> Value {
-    let is_own = |of: &&Value| text(of, "/controllerName") == Some(CONTROLLER);
-    let there = || list(&object.status, "/parents");
-    let others = there().filter(|of| !is_own(of)).cloned();
-    let own = parents.iter().filter_map(|parent| {
-        let was = there().find(|of| is_own(of) && of.get("parentRef") == Some(&parent.reference));
-        if !parent.is_here {
-            // Other nodes serve that Gateway.
-            return was.cloned();
-        }
-        let refusal = |part: &Part| match hindrance(verdicts.get(part), writer.node) {
-            Err(of) if of.reason == "Invalid" => obstacle("UnsupportedValue", of.message),
-            _ => Ok(()),
-        };
-        // What is missing is said there, and is no reason against the route itself.
-        let accepted = match &parent.resolved {
-            Ok(()) => parent
-                .accepted
-                .clone()
-                .and_then(|()| parent.parts.iter().try_for_each(refusal)),
-            Err(_) => parent.accepted.clone(),
-        };
-        let own = [
-            condition("Accepted", &accepted),
-            condition("ResolvedRefs", &parent.resolved),
-        ];
-        let was = was.unwrap_or(&Value::Null);
-        Some(json!({
-            "parentRef": parent.reference, "controllerName": CONTROLLER,
-            "conditions": conditions(&own, object.generation, was, writer),
-        }))
-    });
-    json!({ "parents": others.chain(own).collect::<Vec<_>>() })
-}
-
 #[cfg(test)]
-#[path = "gateway_tests.rs"]
 mod tests;

@@ -1,11 +1,14 @@
 //! Tests of Gateways and routes.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+use serde_json::json;
 use toml::Table;
 
 use super::*;
 use crate::addresses::Pool;
 use crate::objects::{SERVICE, Wishes, wishes};
+use crate::plan::Verdict;
+use crate::status::Writer;
 
 /// Objects are made in the order of their numbers.
 fn object(kind: &'static str, number: u32, name: &str, spec: Value) -> Object {
