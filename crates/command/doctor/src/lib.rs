@@ -283,7 +283,8 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
 fn clusters(configuration: &Configuration) -> Vec<Finding> {
     let services = configuration.services.iter();
     let mut namespaces: Vec<&str> = services
-        .filter_map(|of| Some(of.instances.kubernetes()?.namespace.as_str()))
+        .flat_map(|of| of.instances.kubernetes())
+        .map(|of| of.namespace.as_str())
         .collect();
     namespaces.sort_unstable();
     namespaces.dedup();

@@ -90,12 +90,12 @@ impl Shared {
         }
     }
 
-    fn take(&self, name: &str, news: &mut Vec<(String, News)>) {
+    fn take<K: Clone>(&self, name: &K, news: &mut Vec<(K, News)>) {
         if !self.has_news.swap(false, Ordering::Acquire) {
             return;
         }
         let mut known = self.known();
-        let mut add = |of: News| news.push((name.to_owned(), of));
+        let mut add = |of: News| news.push((name.clone(), of));
         if let Some(after) = known.back.take() {
             add(News::Back(after));
         }
@@ -116,11 +116,21 @@ impl Shared {
 /// What is to be followed, each with the place for what is found.
 type Targets = Vec<(Wanted, Arc<Shared>)>;
 
-/// Those who follow Services: a thread with a runtime of its own, and a task for each Service.
-#[derive(Debug, Default)]
-pub struct Followers {
-    services: BTreeMap<String, (Wanted, Arc<Shared>)>,
+/// Those who follow Services: a thread with a runtime of its own, and a task for each Service, which has a name of the
+/// type `K` here.
+#[derive(Debug)]
+pub struct Followers<K> {
+    services: BTreeMap<K, (Wanted, Arc<Shared>)>,
     thread: Option<Thread>,
+}
+
+impl<K> Default for Followers<K> {
+    fn default() -> Self {
+        Followers {
+            services: BTreeMap::new(),
+            thread: None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -130,12 +140,12 @@ struct Thread {
     handle: Option<JoinHandle<()>>,
 }
 
-impl Followers {
+impl<K: Clone + Ord> Followers<K> {
     /// Follows these Services from now on, each under a name, and no others. One that stays the same goes on.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn follow(&mut self, wanted: impl IntoIterator<Item = (String, Wanted)>) -> Result<(), Error> {
+    pub fn follow(&mut self, wanted: impl IntoIterator<Item = (K, Wanted)>) -> Result<(), Error> {
         let mut before = std::mem::take(&mut self.services);
         let mut is_changed = false;
         for (name, wanted) in wanted {
@@ -158,7 +168,7 @@ impl Followers {
     }
 
     /// What is new, with the names of the Services. Makes no system call.
-    pub fn news(&self) -> Vec<(String, News)> {
+    pub fn news(&self) -> Vec<(K, News)> {
         let mut news = Vec::new();
         for (name, (_, shared)) in &self.services {
             shared.take(name, &mut news);

@@ -21,20 +21,26 @@ impl Cluster {
 }
 
 /// Nobody follows Services.
-#[derive(Debug, Default)]
-pub struct Followers;
+#[derive(Debug)]
+pub struct Followers<K>(std::marker::PhantomData<K>);
 
-impl Followers {
+impl<K> Default for Followers<K> {
+    fn default() -> Self {
+        Followers(std::marker::PhantomData)
+    }
+}
+
+impl<K> Followers<K> {
     /// Follows no Service.
     ///
     /// # Errors
     /// There is one to follow.
-    pub fn follow(&mut self, wanted: impl IntoIterator<Item = (String, Wanted)>) -> Result<(), Error> {
+    pub fn follow(&mut self, wanted: impl IntoIterator<Item = (K, Wanted)>) -> Result<(), Error> {
         wanted.into_iter().next().map_or(Ok(()), |_| Err(Error::LeftOut))
     }
 
     /// Nothing is new.
-    pub fn news(&self) -> Vec<(String, News)> {
+    pub fn news(&self) -> Vec<(K, News)> {
         Vec::new()
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Key types: [`Cluster`] says how the API server is reached, [`Wanted`] which Service is followed. [`Followers`] has a
 //! thread that does so; [`Followers::news`] gives what is new, without a system call. [`Slices`] is the pure part: out of
-//! slices as they come, in any order and repeated, it makes the list of servers.
+//! slices as they come, in any order and repeated, it makes the list of servers. [`joined`] makes one list out of those of
+//! several Services, with weights.
 //!
 //! 1. The slices of the Service are listed.
 //! 2. They are watched from there on. What comes changes the list.
@@ -25,6 +26,7 @@ mod left_out;
 mod service;
 #[cfg(feature = "client")]
 mod slices;
+mod weights;
 
 #[cfg(feature = "client")]
 pub use cluster::said;
@@ -35,3 +37,4 @@ pub use left_out::Followers;
 pub use service::{Access, Cluster, Error, News, PortChoice, Right, TO_FOLLOW, TO_RUN_PODS, Wanted};
 #[cfg(feature = "client")]
 pub use slices::Slices;
+pub use weights::joined;

@@ -194,6 +194,7 @@ fn server(endpoint: &Endpoint, port: u16, is_ipv4: bool) -> Option<BackEnd> {
         id: target.and_then(|of| of.uid.clone()),
         name: target.and_then(|of| of.name.clone()),
         state: state(endpoint),
+        weight: BackEnd::WEIGHT,
     })
 }
 

@@ -45,7 +45,7 @@ fn wanted(server: &ApiServer, service: &str) -> Wanted {
 }
 
 /// What comes until it is what is waited for.
-fn next<T>(followers: &Followers, what: &str, mut of: impl FnMut(&str, &News) -> Option<T>) -> T {
+fn next<T>(followers: &Followers<String>, what: &str, mut of: impl FnMut(&str, &News) -> Option<T>) -> T {
     let since = Instant::now();
     let mut others = Vec::new();
     while since.elapsed() < PATIENCE {
@@ -64,7 +64,7 @@ fn addresses(list: &[BackEnd]) -> Vec<String> {
     list.iter().map(|of| of.at.ip().to_string()).collect()
 }
 
-fn list(followers: &Followers, service: &str, expected: &[&str]) {
+fn list(followers: &Followers<String>, service: &str, expected: &[&str]) {
     next(
         followers,
         &format!("the list {expected:?} of {service}"),

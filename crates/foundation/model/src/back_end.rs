@@ -11,6 +11,8 @@ pub struct BackEnd {
     pub name: Option<String>,
     /// Whether it takes new flows.
     pub state: BackEndState,
+    /// Its share of new flows against that of the others of its service, for schedulers that use weights.
+    pub weight: u16,
 }
 
 /// Whether a server that others run takes new flows.
@@ -25,6 +27,9 @@ pub enum BackEndState {
 }
 
 impl BackEnd {
+    /// The weight of one of which nothing else is said.
+    pub const WEIGHT: u16 = 256;
+
     /// One of which nothing is known but its address: it serves.
     pub fn at(at: SocketAddr) -> BackEnd {
         BackEnd {
@@ -32,6 +37,7 @@ impl BackEnd {
             id: None,
             name: None,
             state: BackEndState::Serving,
+            weight: BackEnd::WEIGHT,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the checks of an instance and its agent say of it.
 
-use model::{AgentReport, AgentState, HealthCheck, Nanos};
+use model::{AgentReport, AgentState, BackEnd, HealthCheck, Nanos};
 
 /// The weight of an instance whose agent says nothing of it, in percent.
 const FULL: u32 = 100;
@@ -19,6 +19,8 @@ pub struct Fitness {
     state: Option<(AgentState, Nanos)>,
     mode: Option<(AgentState, Nanos)>,
     percent: Option<(u32, Nanos)>,
+    /// Its weight, as those who run it say.
+    weight: Option<u16>,
     /// When it was back after it could take no flows.
     back_since: Option<Nanos>,
 }
@@ -66,6 +68,20 @@ impl Fitness {
     /// Its weight, in percent.
     pub fn percent(&self) -> u32 {
         self.percent.map_or(FULL, |(percent, _)| percent)
+    }
+
+    /// Its weight against the other instances of its service.
+    pub(crate) fn weight(&self) -> u16 {
+        let whole = self.weight.unwrap_or(BackEnd::WEIGHT);
+        let part = u32::from(whole) * self.percent() / FULL;
+        // What rounds to none is little, and not none.
+        part.max(u32::from(self.percent() > 0)) as u16
+    }
+
+    /// Takes the weight that those who run it say. True if that is new.
+    pub(crate) fn told_weight(&mut self, weight: u16) -> bool {
+        let before = self.weight.replace(weight);
+        before.unwrap_or(BackEnd::WEIGHT) != weight
     }
 
     /// When it was back after it could take no flows.
@@ -199,5 +215,24 @@ mod tests {
         assert!(!of.takes(), "0 % is no new flow");
         of.expire(Nanos(20));
         assert!(of.takes() && !of.has_agent());
+    }
+
+    #[test]
+    fn the_weight_is_what_others_say_times_what_the_agent_says() {
+        let mut of = Fitness::default();
+        assert_eq!(of.weight(), 256);
+        assert!(!of.told_weight(256) && of.told_weight(u16::MAX) && !of.told_weight(u16::MAX));
+        assert_eq!(of.weight(), u16::MAX);
+        let percent = |percent| AgentReport {
+            state: None,
+            mode: None,
+            percent: Some(percent),
+        };
+        of.agent(&percent(50), Nanos(10));
+        assert_eq!(of.weight(), 32_767);
+        of.told_weight(1);
+        assert_eq!(of.weight(), 1, "little, and not none");
+        of.agent(&percent(0), Nanos(10));
+        assert_eq!(of.weight(), 0);
     }
 }

@@ -281,6 +281,7 @@ fn pod(at: &str, id: &str, state: BackEndState) -> BackEnd {
         id: Some(id.to_owned()),
         name: Some(format!("pod-{id}")),
         state,
+        weight: BackEnd::WEIGHT,
     }
 }
 
@@ -296,6 +297,36 @@ impl Bed {
 }
 
 use BackEndState::{Draining, NotReady, Serving};
+
+#[test]
+fn those_who_run_them_say_their_weights() {
+    let mut bed = Bed::new(followed(4, false), &Resumed::default());
+    let weighed = |at: &str, id: &str, weight: u16| BackEnd {
+        weight,
+        ..pod(at, id, Serving)
+    };
+    bed.tell(&[weighed(FIRST, "a", 9_000), weighed(SECOND, "b", 1_000)]);
+    let weights = |bed: &Bed| -> Vec<u16> {
+        let rows = bed.controller.plan().slots.iter().flatten();
+        rows.map(|row| row.weight).collect()
+    };
+    assert_eq!(weights(&bed), [9_000, 1_000]);
+    let generation = bed.controller.plan().generation;
+    // Another weight alone makes another plan; the same weight makes none.
+    bed.tell(&[weighed(FIRST, "a", 9_000), weighed(SECOND, "b", 3_000)]);
+    assert_eq!(weights(&bed), [9_000, 3_000]);
+    assert!(bed.controller.plan().generation > generation);
+    let generation = bed.controller.plan().generation;
+    bed.tell(&[weighed(SECOND, "b", 3_000), weighed(FIRST, "a", 9_000)]);
+    assert_eq!(bed.controller.plan().generation, generation);
+    // A server that comes has the one of the list at once.
+    bed.tell(&[
+        weighed(SECOND, "b", 3_000),
+        weighed(FIRST, "a", 9_000),
+        weighed(THIRD, "c", 7),
+    ]);
+    assert_eq!(weights(&bed), [9_000, 3_000, 7]);
+}
 
 #[test]
 fn those_who_run_them_say_which_there_are() {

@@ -111,7 +111,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         }
         ask("api.tokens".to_owned(), facts.tokens(tcp));
     }
-    let is_followed = |of: &Service| of.instances.kubernetes().is_some();
+    let is_followed = |of: &Service| !of.instances.kubernetes().is_empty();
     let runs = |(_, engine): &(Option<PlaceId>, Engine)| engine.driver == EngineDriver::Kubernetes;
     if configuration.services.iter().any(is_followed)
         || configuration.has_containers() && configuration.engines().iter().any(runs)

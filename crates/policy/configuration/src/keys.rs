@@ -1110,13 +1110,31 @@ tables! {
         AgentCheck { port, every }
     }
 
+    endpoints_of(reader, section) -> KubernetesService = "service.NAME.instances.from[]":
+        "A Kubernetes Service whose endpoints are instances, one of at most 16, as in `from = [{ service = \"shop/web\", weight = 9 }, \
+         { service = \"shop/canary\" }]`. Each gets new flows by its weight, however many endpoints it has: those that are ready share that \
+         equally. What would go to a Service without any goes to the others."
+    {
+        service: text(kubernetes_service), [required], Applies,
+            "`\"NAMESPACE/SERVICE\"`", "\"shop/web\"", "The Service.";
+        endpoint_port as "port": endpoint_port, [or "the only one of the Service"], Applies,
+            "name, or number, 1 to 65535", "\"http\"",
+            "The port of its endpoints: its name in the Service, or its number at the endpoints (`targetPort`).";
+        weight: number(1, 1_000_000), [= "1"], Applies,
+            "number, 1 to 1000000", "9",
+            "Its share of new flows against that of the others, with the schedulers `maglev`, `least-connections` and `weighted`.";
+    } => {
+        let (namespace, name) = service;
+        KubernetesService { namespace, name, port: endpoint_port, weight }
+    }
+
     instances_table(reader, section) -> Instances = "service.NAME.instances":
         "The number of instances. A number alone is a fixed count: `instances = 3`."
     {
         from: origin, [or "none: inco runs them" => Origin::Inco], Applies,
-            "list of addresses with ports, or `\"kubernetes:NAMESPACE/SERVICE\"`", "[\"10.0.0.5:80\", \"10.0.0.6:80\"]",
+            "list of addresses with ports, `\"kubernetes:NAMESPACE/SERVICE\"`, or list of tables", "[\"10.0.0.5:80\", \"10.0.0.6:80\"]",
             "Servers that others run, as the instances: inco neither starts nor stops them. They are listed, or are the \
-             endpoints of a Kubernetes Service ([kubernetes](../tasks/kubernetes.md)). With the driver `ebpf`: \
+             endpoints of a Kubernetes Service, or of several ones with weights, each in a table ([kubernetes](../tasks/kubernetes.md)). With the driver `ebpf`: \
              see [back ends](../back-ends.md). With `soft`, and with `port = \"tunnel\"`, they are machines behind tunnels: see \
              [many machines](../many-machines.md).";
         endpoint_port as "port": endpoint_port, [or "the only one of the Service"], Applies,
@@ -1162,8 +1180,16 @@ tables! {
             }
         }
         let mut from = from;
+        let is_list = section.get("from").is_some_and(|of| of.get_ref().is_array());
         match &mut from {
-            Origin::Kubernetes(service) => service.port = endpoint_port,
+            Origin::Kubernetes(_) if endpoint_port.is_some() && is_list => {
+                let write = "write it in the tables of `from`";
+                reader.report(&section.key("port"), ValueError::new("each Service of `from` has its own", write));
+            }
+            Origin::Kubernetes(services) if !is_list => {
+                services.iter_mut().for_each(|of| of.port = endpoint_port.clone());
+            }
+            Origin::Kubernetes(_) => {}
             Origin::Inco | Origin::Addresses(_) if endpoint_port.is_some() => {
                 let what = "it is the port of the endpoints of a Kubernetes Service";
                 let write = "remove it, or write from = \"kubernetes:NAMESPACE/SERVICE\"";

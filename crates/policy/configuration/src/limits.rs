@@ -32,6 +32,8 @@ pub(crate) const MAX_FRAME_MIN: u64 = 60;
 pub(crate) const MAX_FRAME_MAX: u64 = 16_384;
 /// Most instances of a service: each needs a slot.
 pub(crate) const INSTANCE_LIMIT: u64 = model::Slot::LIMIT as u64;
+/// Most Kubernetes Services whose endpoints are the instances of one service: as many as a route has backends.
+pub(crate) const KUBERNETES_SERVICES_LIMIT: usize = 16;
 /// Usual maximum of endpoints of a Kubernetes Service. Each takes a slot in advance.
 pub(crate) const ENDPOINTS_USUAL: u32 = 64;
 /// Least memory: Docker refuses less than 6 MiB.

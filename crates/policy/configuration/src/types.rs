@@ -569,8 +569,8 @@ pub enum Origin {
     Inco,
     /// Others, at these addresses: all of them, each once.
     Addresses(Vec<SocketAddr>),
-    /// Kubernetes: the endpoints of a Service.
-    Kubernetes(KubernetesService),
+    /// Kubernetes: the endpoints of these Services, each once.
+    Kubernetes(Vec<KubernetesService>),
 }
 
 /// A Service of Kubernetes, whose endpoints are instances.
@@ -582,6 +582,8 @@ pub struct KubernetesService {
     pub name: String,
     /// The port of its endpoints; [`None`]: it has one.
     pub port: Option<EndpointPort>,
+    /// Its share of new flows against that of the others of the list.
+    pub weight: u32,
 }
 
 /// A port of a Kubernetes Service's endpoints.
@@ -613,11 +615,11 @@ impl Instances {
         }
     }
 
-    /// The Kubernetes Service whose endpoints they are.
-    pub fn kubernetes(&self) -> Option<&KubernetesService> {
+    /// The Kubernetes Services whose endpoints they are.
+    pub fn kubernetes(&self) -> &[KubernetesService] {
         match &self.from {
-            Origin::Kubernetes(service) => Some(service),
-            Origin::Inco | Origin::Addresses(_) => None,
+            Origin::Kubernetes(services) => services,
+            Origin::Inco | Origin::Addresses(_) => &[],
         }
     }
 }

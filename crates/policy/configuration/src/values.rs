@@ -1092,34 +1092,69 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, ValueError> {
 
 /// Reads who runs instances.
 pub(crate) fn origin(at: At<'_>) -> Result<Origin, ValueError> {
-    match at.value.as_str() {
-        Some(text) => kubernetes_service(text).map(Origin::Kubernetes),
-        None => back_ends(at).map(Origin::Addresses),
+    let is_table = |of: &toml::Spanned<DeValue<'_>>| of.get_ref().is_table();
+    match at.value {
+        DeValue::String(text) => {
+            let service = text
+                .strip_prefix("kubernetes:")
+                .ok_or_else(|| wrong_service(format!("{text:?} names no Service of Kubernetes")));
+            let (namespace, name) = kubernetes_service(service?)?;
+            Ok(Origin::Kubernetes(vec![KubernetesService {
+                namespace,
+                name,
+                port: None,
+                weight: 1,
+            }]))
+        }
+        DeValue::Array(all) if all.iter().any(is_table) => kubernetes_services(at).map(Origin::Kubernetes),
+        _ => back_ends(at).map(Origin::Addresses),
     }
 }
 
-/// Reads `kubernetes:NAMESPACE/SERVICE`.
-fn kubernetes_service(text: &str) -> Result<KubernetesService, ValueError> {
-    const WRITE: &str = "write \"kubernetes:NAMESPACE/SERVICE\", or a list such as [\"10.0.0.5:80\"]";
-    let wrong = |what: String| ValueError::new(what, WRITE);
-    let Some(name) = text.strip_prefix("kubernetes:") else {
-        return Err(wrong(format!("{text:?} names no Service of Kubernetes")));
+fn wrong_service(what: String) -> ValueError {
+    let write = "write \"kubernetes:NAMESPACE/SERVICE\", a list such as [\"10.0.0.5:80\"], or one such as [{ service = \
+                 \"NAMESPACE/SERVICE\", weight = 9 }]";
+    ValueError::new(what, write)
+}
+
+/// Reads a list of Services.
+fn kubernetes_services(at: At<'_>) -> Result<Vec<KubernetesService>, ValueError> {
+    let one = |at: At<'_>| match at.value {
+        DeValue::Table(_) => at.table(keys::endpoints_of),
+        _ => Err(at.wrong_kind("a Service", "{ service = \"NAMESPACE/SERVICE\", weight = 9 }")),
     };
-    let Some((namespace, name)) = name.split_once('/') else {
-        return Err(wrong(format!("{text:?} has no namespace")));
+    let (all, count) = at.items(one)?;
+    if count > KUBERNETES_SERVICES_LIMIT {
+        let what = format!("{count} Services, and there can be {KUBERNETES_SERVICES_LIMIT}");
+        return Err(ValueError::new(what, "remove some of them"));
+    }
+    let is_same = |a: &KubernetesService, b: &KubernetesService| {
+        (&a.namespace, &a.name, &a.port) == (&b.namespace, &b.name, &b.port)
+    };
+    let mut each = all.iter().enumerate();
+    let twice = each.find(|(place, one)| all[..*place].iter().any(|of| is_same(of, one)));
+    match twice {
+        Some((_, one)) => Err(ValueError::new(
+            format!("{one} is in the list twice"),
+            "write it once, with the sum of the weights",
+        )),
+        None => Ok(all),
+    }
+}
+
+/// Reads `NAMESPACE/SERVICE`.
+pub(crate) fn kubernetes_service(text: &str) -> Result<(String, String), ValueError> {
+    let Some((namespace, name)) = text.split_once('/') else {
+        return Err(wrong_service(format!("{text:?} has no namespace")));
     };
     for (what, part) in [("a namespace", namespace), ("a Service", name)] {
         if !is_dns_label(part) {
-            return Err(wrong(format!(
+            return Err(wrong_service(format!(
                 "{part:?} is not the name of {what}: 1 to 63 characters of a-z, 0-9 and -, not at the ends"
             )));
         }
     }
-    Ok(KubernetesService {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        port: None,
-    })
+    Ok((namespace.to_owned(), name.to_owned()))
 }
 
 /// Whether Kubernetes takes it as a name (RFC 1123, section 2.1).

@@ -192,6 +192,16 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
                 "",
             );
         }
+        "service.NAME.instances.from[]" => {
+            let text_of_others = text.replace("image = \"inco/forward\"\n", "");
+            let others = without("service = \"shop/web\"\n");
+            text = for_the_kernel(
+                &format!(
+                    "{text_of_others}{VIP}mode = \"dnat\"\n[[service.a.instances.from]]\n{others}{line}"
+                ),
+                "",
+            );
+        }
         "service.NAME.agent" => {
             let others = without("port = 8080\n");
             text = for_the_kernel(&format!("{text}{VIP}[service.a.agent]\n{others}{line}"), "");

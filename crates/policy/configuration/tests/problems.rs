@@ -2498,7 +2498,9 @@ fn endpoints_of_a_kubernetes_service_are_instances() {
     ));
     let instances = &read.services[0].instances;
     assert_eq!((instances.min, instances.max, instances.standby), (0, 64, 0));
-    let of = instances.kubernetes().unwrap();
+    let [of] = instances.kubernetes() else {
+        panic!("one Service")
+    };
     assert_eq!(
         (of.to_string().as_str(), &of.port),
         (
@@ -2510,7 +2512,7 @@ fn endpoints_of_a_kubernetes_service_are_instances() {
     assert_eq!(read.kubernetes.context.as_deref(), Some("x"));
     let by_number = good(&endpoints("\"kubernetes:shop/web\", port = 8080, max = 9", ""));
     let instances = &by_number.services[0].instances;
-    let port = &instances.kubernetes().unwrap().port;
+    let port = &instances.kubernetes()[0].port;
     assert_eq!(
         (port, instances.max),
         (&Some(configuration::EndpointPort::Number(8080)), 9)
@@ -2531,8 +2533,88 @@ fn endpoints_of_a_kubernetes_service_are_instances() {
 }
 
 #[test]
+fn endpoints_of_several_kubernetes_services_are_instances_with_weights() {
+    const SEVERAL: &str =
+        "[{ service = \"shop/web\", port = \"http\", weight = 9 }, { service = \"test/canary\" }]";
+    let read = good(&endpoints(SEVERAL, "scheduler = \"maglev\"\n"));
+    let all: Vec<_> = read.services[0]
+        .instances
+        .kubernetes()
+        .iter()
+        .map(|of| (of.to_string(), of.port.clone(), of.weight))
+        .collect();
+    let http = configuration::EndpointPort::Name("http".to_owned());
+    let expected = [
+        ("shop/web".to_owned(), Some(http), 9),
+        ("test/canary".to_owned(), None, 1),
+    ];
+    assert_eq!(all, expected);
+    // A weight is a key that a reload changes, and one Service alone needs no scheduler with weights.
+    let other = good(&endpoints(
+        &SEVERAL.replace("weight = 9", "weight = 5"),
+        "scheduler = \"weighted\"\n",
+    ));
+    let changes = read.changes_to(&other);
+    assert!(changes.iter().all(|change| !change.needs_restart), "{changes:?}");
+    assert!(
+        changes
+            .iter()
+            .any(|change| change.key == "service.web.instances.from"),
+        "{changes:?}"
+    );
+    assert_eq!(
+        good(&endpoints("[{ service = \"shop/web\" }]", "")).services[0]
+            .instances
+            .max,
+        64
+    );
+}
+
+#[test]
 fn mistakes_about_kubernetes_services_are_reported() {
     for (from, more, key, said) in [
+        (
+            "[{ service = \"shop/web\" }, { service = \"shop/canary\" }]",
+            "",
+            "service.web.scheduler",
+            "\"maglev\", \"least-connections\" or \"weighted\"",
+        ),
+        (
+            "[{ service = \"shop/web\" }, { service = \"shop/web\", weight = 2 }]",
+            "scheduler = \"maglev\"\n",
+            "service.web.instances.from",
+            "shop/web is in the list twice",
+        ),
+        (
+            "[{ service = \"shop/web\" }], port = 80",
+            "",
+            "service.web.instances.port",
+            "write it in the tables of `from`",
+        ),
+        (
+            "[{ service = \"shop/web\", weight = 0 }]",
+            "",
+            "service.web.instances.from[0].weight",
+            "0 is less than 1",
+        ),
+        (
+            "[{ service = \"web\" }]",
+            "",
+            "service.web.instances.from[0].service",
+            "has no namespace",
+        ),
+        (
+            "[{ weight = 3 }]",
+            "",
+            "service.web.instances.from[0].service",
+            "this key is missing",
+        ),
+        (
+            "[{ service = \"shop/web\" }, \"10.0.0.5:80\"]",
+            "",
+            "service.web.instances.from[1]",
+            "NAMESPACE/SERVICE",
+        ),
         (
             "\"web\"",
             "",

@@ -29,7 +29,7 @@ pub struct Candidate {
     /// How far that is believed, 0 to 1: below 1 where it is a report of another machine that is late. For the policy
     /// `machines`; 1 for all others.
     pub trust: f32,
-    /// Its weight out of 256, for policies that use weights.
+    /// Its weight against the others, for policies that use weights; 256 where nobody says another one.
     pub weight: u16,
     /// Flows pinned to it.
     pub live_flows: u32,

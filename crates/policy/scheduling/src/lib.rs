@@ -481,6 +481,12 @@ impl Scheduler {
         matches!(self.policy, AnyPolicy::Weighted(_))
     }
 
+    /// Whether it goes by the weights of candidates, beside whatever else: `least-connections`, `weighted` and `maglev`.
+    pub fn goes_by_weights(&self) -> bool {
+        use AnyPolicy::{LeastConnections, Maglev, Weighted};
+        matches!(self.policy, LeastConnections(_) | Weighted(_) | Maglev(_))
+    }
+
     /// The policy's own hash of a flow: Toeplitz for `rss`, of the source address for `source-hash`.
     pub fn hash(&self, flow: &NewFlow<'_>) -> Option<u64> {
         on_policy!(&self.policy, policy => policy.hash(flow))

@@ -170,6 +170,8 @@ impl Controller {
                 // Of what an earlier run had, its address alone was known.
                 let instance = &mut self.instances[index];
                 (instance.back_end_id, instance.back_end_name) = (of.id, of.name);
+                let is_new = instance.fitness.told_weight(of.weight);
+                self.plan_changed |= is_new && instance.is_in_plan();
             }
             let instance = &self.instances[index];
             let why = match state {

@@ -534,8 +534,10 @@ impl Controller {
         instance.reason = why_there.unwrap_or_default();
         (instance.block, instance.place) = (block, place);
         (instance.back_end, instance.has_served) = (back_end.as_ref().map(|of| of.at), has_served);
-        (instance.back_end_id, instance.back_end_name) =
-            back_end.map(|of| (of.id, of.name)).unwrap_or_default();
+        if let Some(of) = back_end {
+            instance.fitness.told_weight(of.weight);
+            (instance.back_end_id, instance.back_end_name) = (of.id, of.name);
+        }
         instance.core = self.take_core(index, place);
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {

@@ -498,7 +498,7 @@ impl Controller {
                             .back_since()
                             .unwrap_or_default()
                             .max(instance.since),
-                        weight: (u32::from(FULL_WEIGHT) * instance.fitness.percent() / 100) as u16,
+                        weight: instance.fitness.weight(),
                         block: instance.block,
                         edits: Edits::default(),
                     });
@@ -703,9 +703,6 @@ impl Controller {
         }
     }
 }
-
-/// Weight of an instance without a set weight, in 1/256 of the new flows.
-const FULL_WEIGHT: u16 = 256;
 
 /// [`Ready`] without its command, so that a step does not copy it.
 enum ReadyKind {

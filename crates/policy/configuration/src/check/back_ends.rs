@@ -75,6 +75,14 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
         let what = "inco cannot run a command where others run the server".to_owned();
         wrong("health", what, "write tcp, http or dns in its place");
     }
+    if service.instances.kubernetes().len() > 1 && !service.scheduler.goes_by_weights() {
+        let what = "the Services of `instances.from` have weights, and this scheduler has none".to_owned();
+        wrong(
+            "scheduler",
+            what,
+            "write \"maglev\", \"least-connections\" or \"weighted\"",
+        );
+    }
     if service.ready != Ready::Connected {
         let what =
             "a server that others run is ready when a route leads to it, and its first check has passed";
@@ -106,7 +114,7 @@ fn check_vip(wrong: &mut impl FnMut(&str, String, &str), vip: &Vip, service: &Se
         );
     }
     let has = |v4: bool| vip.addresses.iter().any(|of| of.is_ipv4() == v4);
-    if let Some(of) = service.instances.kubernetes()
+    if let Some(of) = service.instances.kubernetes().first()
         && has(true)
         && has(false)
     {
