@@ -159,7 +159,10 @@ mod tests {
 
     #[test]
     fn the_configurations_of_the_charts_are_valid() {
-        assert_eq!(check(include_str!("../../../../deploy/kubernetes/chart/base.toml")), []);
+        assert_eq!(
+            check(include_str!("../../../../deploy/kubernetes/chart/base.toml")),
+            []
+        );
         let text = include_str!("../../../../deploy/dpf/chart/inco.toml");
         assert_eq!(check(text), []);
         assert!(!check(&text.replace("kernel:wan", "")).is_empty());
@@ -183,6 +186,12 @@ mod tests {
         ];
         let several = several.map(|(name, port, from)| service(name, port, from));
         assert_eq!(check(&format!("{base}{}", several.concat())), []);
+        // So is a listener whose route has several backends.
+        let weighed = "[service.edge-web]\nscheduler = \"maglev\"\n\
+                       instances = { from = [{ service = \"shop/web\", port = \"http\", weight = 9 }, \
+                       { service = \"test/canary\", weight = 1 }] }\n\
+                       vip = { address = \"10.0.0.101\", ports = 80, mode = \"dnat\" }\n";
+        assert_eq!(check(&format!("{base}{weighed}")), []);
         // One port of an address is one service's.
         let twice = [service("web", 80, "web"), service("other", 80, "other")];
         assert!(!check(&format!("{base}{}", twice.concat())).is_empty());

@@ -16,7 +16,7 @@ use kubernetes::said;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::objects::{GATEWAY_CLASS, KINDS, Object, SERVICE, api_version, is_optional};
+use crate::objects::{GATEWAY_CLASS, KINDS, Object, REFERENCE_GRANT, SERVICE, api_version, is_optional};
 use crate::plan::Id;
 use crate::spec::shortened;
 use crate::{Error, gateway};
@@ -46,11 +46,12 @@ const CONFLICT: u16 = 409;
 /// The codes of an answer that has nothing to do with the object: who asks is not known, or the server has no time.
 const OF_NO_OBJECT: [u16; 5] = [401, 429, 502, 503, 504];
 
-/// The objects of a list, the Services that routes name, and the labels of the node.
+/// The objects of a list, what routes name, and the labels of the node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listed {
     pub(crate) objects: Vec<Object>,
-    pub(crate) backends: Vec<Object>,
+    /// The Services that routes name, and the grants of namespaces.
+    pub(crate) others: Vec<Object>,
     pub(crate) labels: BTreeMap<String, String>,
 }
 
@@ -174,6 +175,7 @@ impl Cluster {
                 known.insert(kind);
                 match kind {
                     SERVICE => services = all,
+                    REFERENCE_GRANT => listed.others = all,
                     _ => listed.objects.extend(all),
                 }
             }
@@ -181,7 +183,7 @@ impl Cluster {
             let named = gateway::backends(&listed.objects);
             for of in services {
                 if named.contains(&(of.id.namespace.clone(), of.id.name.clone())) {
-                    listed.backends.push(of.clone());
+                    listed.others.push(of.clone());
                 }
                 if of.is_of_inco() {
                     listed.objects.push(of);

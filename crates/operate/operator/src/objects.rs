@@ -23,8 +23,18 @@ pub const GATEWAY: &str = "Gateway";
 pub const TCP_ROUTE: &str = "TCPRoute";
 /// The same for datagrams of UDP.
 pub const UDP_ROUTE: &str = "UDPRoute";
+/// What a namespace permits routes of others to name.
+pub const REFERENCE_GRANT: &str = "ReferenceGrant";
 /// All kinds that are listed and watched.
-pub const KINDS: [&str; 6] = [FUNCTION, SERVICE, GATEWAY_CLASS, GATEWAY, TCP_ROUTE, UDP_ROUTE];
+pub const KINDS: [&str; 7] = [
+    FUNCTION,
+    SERVICE,
+    GATEWAY_CLASS,
+    GATEWAY,
+    TCP_ROUTE,
+    UDP_ROUTE,
+    REFERENCE_GRANT,
+];
 /// The class of Services that inco serves. Kubernetes wants a name with a domain for it.
 pub const CLASS: &str = "inco.dev/inco";
 /// The annotation with the address of a Service.
@@ -87,6 +97,7 @@ pub fn api_version(kind: &str) -> &'static str {
         FUNCTION => "inco.dev/v1alpha1",
         GATEWAY_CLASS | GATEWAY => "gateway.networking.k8s.io/v1",
         TCP_ROUTE | UDP_ROUTE => "gateway.networking.k8s.io/v1alpha2",
+        REFERENCE_GRANT => "gateway.networking.k8s.io/v1beta1",
         _ => "v1",
     }
 }
@@ -209,8 +220,13 @@ impl Object {
             let table = match port.problem {
                 Some(problem) => Err(problem),
                 None => address.clone().map(|address| {
-                    let from = (self.id.namespace.as_str(), self.id.name.as_str());
-                    table(from, &port.name, (address, port.number))
+                    let target = Target {
+                        namespace: self.id.namespace.clone(),
+                        service: self.id.name.clone(),
+                        port: port.name,
+                        weight: 1,
+                    };
+                    table(&[target], (address, port.number))
                 }),
             };
             all.push(of(&port.service, table));
@@ -223,30 +239,67 @@ impl Object {
     }
 }
 
-/// The table of a service at that address and port, whose instances are the endpoints of a Service at one of its ports.
-pub(crate) fn table((namespace, service): (&str, &str), port: &str, at: (IpAddr, i64)) -> Table {
+/// A Service whose endpoints get flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) namespace: String,
+    pub(crate) service: String,
+    /// The name of its port; empty: it has none.
+    pub(crate) port: String,
+    /// Its share of new flows against that of the others.
+    pub(crate) weight: i64,
+}
+
+impl Target {
+    /// Whether both are the same port of the same Service.
+    pub(crate) fn is_same(&self, other: &Target) -> bool {
+        (&self.namespace, &self.service, &self.port) == (&other.namespace, &other.service, &other.port)
+    }
+}
+
+/// The table of a service at that address and port, whose instances are the endpoints of Services, each at one of its
+/// ports. Several have weights, which not each scheduler has.
+pub(crate) fn table(targets: &[Target], at: (IpAddr, i64)) -> Table {
+    let mut table = Table::new();
     let mut instances = Table::new();
-    instances.insert(
-        "from".to_owned(),
-        format!("kubernetes:{namespace}/{service}").into(),
-    );
-    if !port.is_empty() {
-        instances.insert("port".to_owned(), port.into());
+    match targets {
+        [only] => {
+            let from = format!("kubernetes:{}/{}", only.namespace, only.service);
+            instances.insert("from".to_owned(), from.into());
+            if !only.port.is_empty() {
+                instances.insert("port".to_owned(), only.port.clone().into());
+            }
+        }
+        several => {
+            let each = several.iter().map(|of| {
+                let service = format!("{}/{}", of.namespace, of.service);
+                let mut row = Table::from_iter([
+                    ("service".to_owned(), service.into()),
+                    ("weight".to_owned(), of.weight.into()),
+                ]);
+                if !of.port.is_empty() {
+                    row.insert("port".to_owned(), of.port.clone().into());
+                }
+                toml::Value::Table(row)
+            });
+            instances.insert("from".to_owned(), toml::Value::Array(each.collect()));
+            table.insert("scheduler".to_owned(), "maglev".into());
+        }
     }
     let mut vip = Table::new();
     vip.insert("address".to_owned(), at.0.to_string().into());
     vip.insert("ports".to_owned(), at.1.into());
     vip.insert("mode".to_owned(), "dnat".into());
-    Table::from_iter([
-        ("instances".to_owned(), toml::Value::Table(instances)),
-        ("vip".to_owned(), toml::Value::Table(vip)),
-    ])
+    table.insert("instances".to_owned(), toml::Value::Table(instances));
+    table.insert("vip".to_owned(), toml::Value::Table(vip));
+    table
 }
 
-/// What the objects want of a node with these labels. `backends`: the Services that routes name.
+/// What the objects want of a node with these labels. `others`: the Services that routes name, and the grants of
+/// namespaces.
 pub fn wishes(
     objects: &[Object],
-    backends: &[Object],
+    others: &[Object],
     labels: &BTreeMap<String, String>,
     pool: &Pool,
 ) -> Wishes {
@@ -283,7 +336,7 @@ pub fn wishes(
             Err(reason) => drop(wishes.unreadable.insert(object.id.clone(), reason)),
         }
     }
-    let (gateways, wanted) = gateway::resolve(objects, backends, &addresses, &has);
+    let (gateways, wanted) = gateway::resolve(objects, others, &addresses, &has);
     wishes.gateways = gateways;
     wishes.wanted.extend(wanted);
     wishes

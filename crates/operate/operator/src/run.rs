@@ -195,12 +195,7 @@ impl<'a> Operator<'a> {
                 self.log(0, None);
                 self.objects = listed.objects;
                 self.gone.clear();
-                self.wishes = wishes(
-                    &self.objects,
-                    &listed.backends,
-                    &listed.labels,
-                    &self.settings.pool,
-                );
+                self.wishes = wishes(&self.objects, &listed.others, &listed.labels, &self.settings.pool);
                 let is_there = |id: &Id| self.objects.iter().any(|of| of.id == *id);
                 self.written.retain(|id, _| is_there(id));
                 self.told.retain(|id, _| is_there(id));
@@ -593,11 +588,7 @@ impl<'a> Operator<'a> {
         let mut events = Vec::new();
         let Some(own) = own else {
             if before.is_some() {
-                events.push((
-                    "Left",
-                    format!("node {node} does not have the labels any more"),
-                    false,
-                ));
+                events.push(("Left", format!("node {node} has no part in it any more"), false));
             }
             return events;
         };

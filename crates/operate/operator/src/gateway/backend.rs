@@ -1,81 +1,147 @@
-//! What the flows of a route go to.
+//! What the flows of a route go to: Services, as far as their namespaces permit it.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{Outcome, is_route, list, obstacle, text};
-use crate::objects::{Object, UDP_ROUTE};
+use super::{GROUP, Obstacle, Outcome, is_route, list, obstacle, text};
+use crate::objects::{Object, REFERENCE_GRANT, SERVICE, Target, UDP_ROUTE};
+
+/// Most backends of a route: as many as the Gateway API permits.
+const BACKENDS_LIMIT: usize = 16;
+/// The largest weight of the Gateway API.
+const WEIGHT_LIMIT: i64 = 1_000_000;
+/// The reason where the owner of a backend has not permitted it.
+const NOT_PERMITTED: &str = "RefNotPermitted";
+
+/// A Service that a route names: its namespace and its name.
+fn named(route: &Object, of: &Value) -> Option<(String, String)> {
+    let namespace = text(of, "/namespace").unwrap_or(&route.id.namespace);
+    Some((namespace.to_owned(), text(of, "/name")?.to_owned()))
+}
 
 /// The Services that routes name: namespace and name.
 pub fn backends(objects: &[Object]) -> BTreeSet<(String, String)> {
     let routes = objects.iter().filter(|of| is_route(of));
     let each = routes.flat_map(|route| {
         let rules = list(&route.spec, "/rules").flat_map(|rule| list(rule, "/backendRefs"));
-        rules.filter_map(move |of| Some((route.id.namespace.clone(), text(of, "/name")?.to_owned())))
+        rules.filter_map(move |of| named(route, of))
     });
     each.collect()
 }
 
-/// What a route's flows go to: a Service of its namespace, and the name of a port there.
-pub(super) struct Backend {
+/// The backends of a route.
+pub(super) struct Backends {
+    /// Whether inco can have such a route.
     pub(super) accepted: Outcome<()>,
-    pub(super) resolved: Outcome<(String, String)>,
+    /// What is wrong with the first one that cannot be used.
+    pub(super) resolved: Outcome<()>,
+    /// Those that can be used, each once.
+    pub(super) targets: Vec<Target>,
 }
 
-pub(super) fn backend(route: &Object, services: &[Object]) -> Backend {
-    match chosen(route) {
-        Err(why) => Backend {
-            accepted: Err(why),
-            resolved: Ok(Default::default()),
-        },
-        Ok(of) => Backend {
-            accepted: Ok(()),
-            resolved: resolved(route, of, services),
-        },
+impl Backends {
+    /// Whether the owner of a backend does not permit it, and no other one can be used. What was in force before must not
+    /// stay then.
+    pub(super) fn are_withdrawn(&self) -> bool {
+        let is_it = |of: &Obstacle| of.reason == NOT_PERMITTED;
+        self.targets.is_empty() && self.resolved.as_ref().is_err_and(is_it)
     }
 }
 
-/// The one backend of a route that gets flows.
-fn chosen(route: &Object) -> Outcome<&Value> {
-    let unsupported = |message: &str| obstacle("UnsupportedValue", message);
+/// The backends of a route. `others`: the Services that routes name, and the grants of namespaces.
+pub(super) fn backends_of(route: &Object, others: &[Object]) -> Backends {
+    let mut all = Backends {
+        accepted: Ok(()),
+        resolved: Ok(()),
+        targets: Vec::new(),
+    };
+    let used = match used(route) {
+        Ok(used) => used,
+        Err(why) => {
+            all.accepted = Err(why);
+            return all;
+        }
+    };
+    let mut problems: Vec<Obstacle> = Vec::new();
+    for (index, of) in used {
+        let at = format!("spec.rules[0].backendRefs[{index}]");
+        match resolved(route, of, others, &at) {
+            Err(problem) => problems.push(problem),
+            Ok(target) => {
+                let mut there = all.targets.iter_mut();
+                match there.find(|of| of.is_same(&target)) {
+                    Some(same) => same.weight = (same.weight + target.weight).min(WEIGHT_LIMIT),
+                    None => all.targets.push(target),
+                }
+            }
+        }
+    }
+    // What an owner has not permitted is said first.
+    problems.sort_by_key(|of| of.reason != NOT_PERMITTED);
+    all.resolved = problems.into_iter().next().map_or(Ok(()), Err);
+    all
+}
+
+fn weight(of: &Value) -> i64 {
+    let weight = of.get("weight").and_then(Value::as_i64).unwrap_or(1);
+    weight.clamp(0, WEIGHT_LIMIT)
+}
+
+/// The backends of a route that get flows, each with its place in the list.
+fn used(route: &Object) -> Outcome<Vec<(usize, &Value)>> {
+    let unsupported = |message: String| obstacle("UnsupportedValue", message);
     let rules: Vec<&Value> = list(&route.spec, "/rules").collect();
     let [rule] = rules.as_slice() else {
-        return unsupported("spec.rules: inco takes one rule of a route; write one");
+        return unsupported("spec.rules: inco takes one rule of a route; write one".to_owned());
     };
-    let is_used = |of: &&Value| of.get("weight").and_then(Value::as_i64) != Some(0);
-    let used: Vec<&Value> = list(rule, "/backendRefs").filter(is_used).collect();
-    match used.as_slice() {
-        [of] => Ok(of),
-        [] => unsupported("spec.rules[0].backendRefs: none has a weight; write one that has"),
-        _ => unsupported(
-            "spec.rules[0].backendRefs: inco gives the flows of a listener to one Service; write one, and let it \
-             select the Pods of both",
-        ),
+    let all = list(rule, "/backendRefs").enumerate();
+    let used: Vec<(usize, &Value)> = all.filter(|(_, of)| weight(of) > 0).collect();
+    match used.len() {
+        0 => unsupported("spec.rules[0].backendRefs: none has a weight; write one that has".to_owned()),
+        1..=BACKENDS_LIMIT => Ok(used),
+        count => unsupported(format!(
+            "spec.rules[0].backendRefs: {count} have a weight; write at most {BACKENDS_LIMIT} of them"
+        )),
     }
 }
 
-fn resolved(route: &Object, of: &Value, services: &[Object]) -> Outcome<(String, String)> {
-    let at = "spec.rules[0].backendRefs[0]";
+/// Whether a grant in the namespace of a Service lets routes of this kind and namespace name it (`ReferenceGrant`).
+fn is_granted(route: &Object, (namespace, name): (&str, &str), others: &[Object]) -> bool {
+    let is = |of: &Value, at: &str, value: &str| text(of, at).unwrap_or_default() == value;
+    let is_from = |of: &Value| {
+        is(of, "/group", GROUP) && is(of, "/kind", route.id.kind) && is(of, "/namespace", &route.id.namespace)
+    };
+    let is_to = |of: &Value| {
+        let is_named = text(of, "/name").is_none_or(|of| of.is_empty() || of == name);
+        is(of, "/group", "") && is(of, "/kind", SERVICE) && is_named
+    };
+    let mut grants = others
+        .iter()
+        .filter(|of| of.id.kind == REFERENCE_GRANT && of.id.namespace == namespace);
+    grants.any(|of| list(&of.spec, "/from").any(is_from) && list(&of.spec, "/to").any(is_to))
+}
+
+fn resolved(route: &Object, of: &Value, others: &[Object], at: &str) -> Outcome<Target> {
     let is = |key: &str, value: &str| text(of, key).is_none_or(|of| of == value);
     let name = text(of, "/name").unwrap_or_default();
-    if !is("/group", "") || !is("/kind", "Service") {
-        return obstacle(
-            "InvalidKind",
-            format!("{at}: inco gives flows to Services; write one"),
-        );
+    let namespace = text(of, "/namespace").unwrap_or(&route.id.namespace);
+    if !is("/group", "") || !is("/kind", SERVICE) {
+        let said = format!("{at}: inco gives flows to Services; write one");
+        return obstacle("InvalidKind", said);
     }
-    if !is("/namespace", &route.id.namespace) {
-        let said =
-            format!("{at}.namespace: inco follows Services of the route's own namespace; write one of these");
-        return obstacle("RefNotPermitted", said);
-    }
-    let is_it = |of: &&Object| of.id.namespace == route.id.namespace && of.id.name == name;
-    let Some(service) = services.iter().find(is_it) else {
-        return obstacle(
-            "BackendNotFound",
-            format!("{at}: there is no Service {name}; make it"),
+    if namespace != route.id.namespace && !is_granted(route, (namespace, name), others) {
+        let (kind, own) = (route.id.kind, &route.id.namespace);
+        let said = format!(
+            "{at}: the namespace {namespace} does not permit it; make a ReferenceGrant there, from {kind}s of {own} to \
+             the Service {name}"
         );
+        return obstacle(NOT_PERMITTED, said);
+    }
+    let is_it = |of: &&Object| of.id.kind == SERVICE && of.id.namespace == namespace && of.id.name == name;
+    let Some(service) = others.iter().find(is_it) else {
+        let said = format!("{at}: there is no Service {namespace}/{name}; make it");
+        return obstacle("BackendNotFound", said);
     };
     let number = of.get("port").and_then(Value::as_i64);
     let protocol = if route.id.kind == UDP_ROUTE { "UDP" } else { "TCP" };
@@ -86,7 +152,12 @@ fn resolved(route: &Object, of: &Value, services: &[Object]) -> Outcome<(String,
         return obstacle("BackendNotFound", said);
     }
     match with_number.find(|of| of.protocol == protocol) {
-        Some(port) => Ok((name.to_owned(), port.name.clone())),
+        Some(port) => Ok(Target {
+            namespace: namespace.to_owned(),
+            service: name.to_owned(),
+            port: port.name.clone(),
+            weight: weight(of),
+        }),
         None => {
             let said =
                 format!("{at}.port: the Service {name} does not have it for {protocol}; write one that is");

@@ -18,7 +18,7 @@ mod backend;
 mod status;
 
 pub use backend::backends;
-use backend::{Backend, backend};
+use backend::{Backends, backends_of};
 
 /// The name of this controller in a `GatewayClass`.
 pub const CONTROLLER: &str = "inco.dev/gateway";
@@ -239,10 +239,11 @@ fn gateway(of: &Object, addresses: &BTreeMap<Id, Result<IpAddr, String>>, has: H
     }
 }
 
-/// What Gateways and routes want of a node, and what is to be said of them. `has`: whether it has these labels.
+/// What Gateways and routes want of a node, and what is to be said of them. `others`: the Services that routes name, and
+/// the grants of namespaces. `has`: whether the node has these labels.
 pub fn resolve(
     objects: &[Object],
-    services: &[Object],
+    others: &[Object],
     addresses: &BTreeMap<Id, Result<IpAddr, String>>,
     has: HasLabels<'_>,
 ) -> (Gateways, Vec<Wanted>) {
@@ -255,7 +256,7 @@ pub fn resolve(
     routes.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
     let mut wanted = Vec::new();
     for route in routes {
-        let backend = backend(route, services);
+        let backends = backends_of(route, others);
         let mut parents = Vec::new();
         for reference in list(&route.spec, "/parentRefs") {
             let Some(id) = gateway_of(route, reference) else {
@@ -264,7 +265,7 @@ pub fn resolve(
             let Some(gateway) = all.gateways.get_mut(&id) else {
                 continue;
             };
-            let (parent, of_it) = attached(route, reference, &backend, (&id, gateway));
+            let (parent, of_it) = attached(route, reference, &backends, (&id, gateway));
             parents.push(parent);
             wanted.extend(of_it);
         }
@@ -279,7 +280,7 @@ pub fn resolve(
 fn attached(
     route: &Object,
     reference: &Value,
-    backend: &Backend,
+    backends: &Backends,
     (id, gateway): (&Id, &mut Gateway),
 ) -> (Parent, Vec<Wanted>) {
     let (mut parts, mut wanted) = (Vec::new(), Vec::new());
@@ -290,13 +291,13 @@ fn attached(
                 reference: reference.clone(),
                 is_here: gateway.is_here,
                 accepted: Err(why),
-                resolved: backend.resolved.clone().map(drop),
+                resolved: backends.resolved.clone(),
                 parts,
             };
             return (parent, wanted);
         }
     };
-    let mut accepted = backend.accepted.clone();
+    let mut accepted = backends.accepted.clone();
     for index in free {
         let Some(listener) = gateway.listeners.get_mut(index) else {
             continue;
@@ -315,15 +316,19 @@ fn attached(
         if !gateway.is_here {
             continue;
         }
+        let address = gateway.address.clone();
+        let made = accepted.clone().and_then(|()| {
+            if backends.targets.is_empty() {
+                backends.resolved.clone()?;
+            }
+            Ok(table(&backends.targets, (address?, listener.port)))
+        });
+        if made.is_err() && backends.are_withdrawn() {
+            continue;
+        }
         let part = (route.id.clone(), service.clone());
         listener.part = Some(part.clone());
         parts.push(part);
-        let address = gateway.address.clone();
-        let made = accepted.clone().and_then(|()| {
-            let (name, port) = backend.resolved.clone()?;
-            let from = (route.id.namespace.as_str(), name.as_str());
-            Ok(table(from, &port, (address?, listener.port)))
-        });
         wanted.push(Wanted {
             id: route.id.clone(),
             created: route.created.clone(),
@@ -335,7 +340,7 @@ fn attached(
         reference: reference.clone(),
         is_here: gateway.is_here,
         accepted,
-        resolved: backend.resolved.clone().map(drop),
+        resolved: backends.resolved.clone(),
         parts,
     };
     (parent, wanted)

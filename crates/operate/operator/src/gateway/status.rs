@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{CONTROLLER, GROUP, Gateway, Gateways, Listener, Obstacle, Outcome, Parent, list, obstacle, text};
+use super::{
+    CONTROLLER, GROUP, Gateway, Gateways, Listener, Obstacle, Outcome, Parent, list, obstacle, text,
+};
 use crate::objects::{GATEWAY, GATEWAY_CLASS, Object};
 use crate::plan::{Part, Verdict};
 use crate::status::{Condition, Writer, agreed};

@@ -1,6 +1,8 @@
 //! Tests of Gateways and routes.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod backends;
+
 use serde_json::json;
 use toml::Table;
 
@@ -74,12 +76,17 @@ fn services() -> Vec<Object> {
 }
 
 fn wishes_at(objects: &[Object], labels: &[(&str, &str)]) -> Wishes {
+    wishes_with(objects, &services(), labels)
+}
+
+/// What is wanted where there are these Services and grants.
+fn wishes_with(objects: &[Object], others: &[Object], labels: &[(&str, &str)]) -> Wishes {
     let labels = labels
         .iter()
         .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     wishes(
         objects,
-        &services(),
+        others,
         &labels.collect(),
         &Pool::parse("10.0.0.100-10.0.0.101").unwrap(),
     )
@@ -258,10 +265,10 @@ fn what_a_route_may_not_be_is_said_in_its_conditions() {
     assert_eq!(accepted_of(&backends(light)), fine);
 
     let unsupported = (is("False", "UnsupportedValue"), is("True", "ResolvedRefs"), false);
-    assert_eq!(
-        accepted_of(&backends(json!([web, { "name": "dns", "port": 53 }]))),
-        unsupported
-    );
+    let many: Vec<Value> = (1..18)
+        .map(|number| json!({ "name": "web", "port": number }))
+        .collect();
+    assert_eq!(accepted_of(&backends(json!(many))), unsupported);
     assert_eq!(accepted_of(&backends(json!([]))), unsupported);
     assert_eq!(accepted_of(&|of| of.spec["rules"] = json!([{}, {}])), unsupported);
 

@@ -61,8 +61,10 @@ pub(crate) fn prepare(server: &ApiServer) {
         &KINDS,
         false,
     );
-    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "edge" } });
-    server.put("/api/v1/namespaces", "edge", &namespace.to_string());
+    for name in ["edge", "other"] {
+        let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
+        server.put("/api/v1/namespaces", name, &namespace.to_string());
+    }
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1", "labels": { "edge": "true" } } });
     server.put("/api/v1/nodes", "n1", &node.to_string());
 }
@@ -328,7 +330,8 @@ impl Server for FakeServer {
     }
     fn make(&self, path: &str, object: &str) {
         let mut object: Value = serde_json::from_str(object).unwrap();
-        object["metadata"]["namespace"] = json!("edge");
+        let (_, namespace) = path.split_once("/namespaces/").unwrap_or_default();
+        object["metadata"]["namespace"] = json!(namespace.split('/').next());
         let path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
         self.store.lock().unwrap().set(&path, object, true);
     }

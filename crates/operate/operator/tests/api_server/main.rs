@@ -17,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FUNCTIONS: &str = "/apis/inco.dev/v1alpha1/namespaces/edge/networkfunctions";
 const SERVICES: &str = "/api/v1/namespaces/edge/services";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/namespaces/edge/gateways";
+const GRANTS: &str = "/apis/gateway.networking.k8s.io/v1beta1/namespaces/other/referencegrants";
 const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1alpha2/namespaces/edge/tcproutes";
 const UDP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1alpha2/namespaces/edge/udproutes";
 
@@ -290,13 +291,44 @@ fn follows_routes(server: &dyn Server) {
         (count(0) == Some(1) && count(1) == Some(1)).then_some(())
     });
 
-    // Two backends are more than a service can have, and what was there stays.
-    let two = json!([{ "name": "shop", "port": 8080 }, { "name": "other", "port": 8080 }]);
-    server.merge(&site, &json!({ "spec": { "rules": [{ "backendRefs": two }] } }));
+    // Two rules are more than inco takes, and what was there stays.
+    let backends = |all: &Value| json!({ "spec": { "rules": [{ "backendRefs": all }] } });
+    let rule = json!({ "backendRefs": [{ "name": "shop", "port": 8080 }] });
+    server.merge(&site, &json!({ "spec": { "rules": [rule, rule] } }));
     assert_eq!(
         of_parent(server, &site, "Accepted", "False")["reason"],
         "UnsupportedValue"
     );
+    assert_eq!(node.services(), ["firewall", "gate-dns", "gate-web", "own"]);
+    // Of two backends one is in another namespace, which does not permit it; the other one goes on.
+    let two = json!([{ "name": "shop", "port": 8080, "weight": 9 }, { "name": "canary", "namespace": "other", "port": 8080 }]);
+    server.merge(&site, &backends(&two));
+    of_parent(server, &site, "Accepted", "True");
+    assert_eq!(
+        of_parent(server, &site, "ResolvedRefs", "False")["reason"],
+        "RefNotPermitted"
+    );
+    assert!(!node.text().contains("other/canary"), "{}", node.text());
+    // With a grant and the Service it gets its part, until the grant is taken back.
+    let canary = json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": "canary" }, "spec": {
+        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }] } });
+    server.make("/api/v1/namespaces/other/services", &canary.to_string());
+    let grant = json!({ "apiVersion": "gateway.networking.k8s.io/v1beta1", "kind": "ReferenceGrant", "metadata": { "name": "routes" },
+        "spec": { "from": [{ "group": "gateway.networking.k8s.io", "kind": "TCPRoute", "namespace": "edge" }],
+        "to": [{ "group": "", "kind": "Service" }] } });
+    server.make(GRANTS, &grant.to_string());
+    of_parent(server, &site, "ResolvedRefs", "True");
+    eventually("both backends have their weights", || {
+        let text = node.text();
+        let has = |of: &str| text.contains(of);
+        (has("service = \"edge/shop\"") && has("service = \"other/canary\"") && has("weight = 9"))
+            .then_some(())
+    });
+    server.delete(&format!("{GRANTS}/routes"));
+    of_parent(server, &site, "ResolvedRefs", "False");
+    eventually("the backend without a grant is gone", || {
+        (!node.text().contains("other/canary")).then_some(())
+    });
     assert_eq!(node.services(), ["firewall", "gate-dns", "gate-web", "own"]);
     // A route that goes takes its service with it.
     server.delete(&names);
