@@ -153,9 +153,13 @@ impl Ovs {
 
     /// The other ends of the ports: wide area, monitor, instances.
     pub(crate) fn lines(&self) -> (Line, Line, Vec<Line>) {
-        let line = |number: u32| Line::connect(Path::new(&self.of(&format!("p{number}"))));
-        let instances = (0..INSTANCES).map(|slot| line(FIRST_INSTANCE + u32::from(slot)));
-        (line(WAN), line(MONITOR), instances.collect())
+        let instances = (0..INSTANCES).map(|slot| self.line(FIRST_INSTANCE + u32::from(slot)));
+        (self.line(WAN), self.line(MONITOR), instances.collect())
+    }
+
+    /// The other end of a port. It may have several: the port takes from each, and gives to all.
+    pub(crate) fn line(&self, number: u32) -> Line {
+        Line::connect(Path::new(&self.of(&format!("p{number}"))))
     }
 
     /// The switch; its database is the first child.

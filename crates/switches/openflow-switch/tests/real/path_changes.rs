@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use model::{FlowSetup, Nanos, Slot};
 use real_parts::is_full_length;
 
-use crate::ovs::INSTANCES;
+use crate::ovs::{INSTANCES, Line, WAN};
 use crate::tracked::Outcome;
 use crate::world::World;
 
@@ -19,12 +19,16 @@ const TRAIN: u32 = 4;
 const IDLE: Nanos = Nanos::from_millis(150);
 /// Packets on their way at a time. A dummy port of Open vSwitch holds a hundred, and loses what would be more.
 const UNDER_WAY: u64 = 80;
+/// Connections to the port by which packets come, each flow by one of them. In a round of its main thread Open vSwitch
+/// reads the length of a frame or its bytes from each, and forwards one packet of the port.
+const LINES: usize = 4;
 
 #[test]
 fn packets_keep_their_order_while_flows_get_and_lose_rules() {
     let Some(mut world) = World::start_with(FlowSetup::Proactive, 500, IDLE) else {
         return;
     };
+    let mut lines: Vec<Line> = (0..LINES).map(|_| world.ovs.line(WAN)).collect();
     let moved = world.steering.figures().moved_buckets;
     let span = Duration::from_secs(if is_full_length() { 60 } else { 5 });
     let mut pausing: VecDeque<u32> = (0..FLOWS).collect();
@@ -36,7 +40,7 @@ fn packets_keep_their_order_while_flows_get_and_lose_rules() {
         }
         let (flow, left) = sending.pop_front().unwrap();
         let frame = world.packets.next(flow, false);
-        world.wan.send(&frame);
+        lines[flow as usize % LINES].send(&frame);
         sent += 1;
         match left {
             1 => pausing.push_back(flow),
@@ -75,7 +79,8 @@ fn packets_keep_their_order_while_flows_get_and_lose_rules() {
         by_rules > sent / 10 && world.copies > sent / 10,
         "{by_rules} of {sent}"
     );
-    // Beside compilers it made 180 to 310 a second.
     let changes = (promotions + figures.ended_flows) as f64;
-    assert!(changes > 30.0 * seconds, "{changes} changes in {seconds:.1} s");
+    // Beside other tests it takes its time.
+    let rate = if is_full_length() { 1_000.0 } else { 100.0 };
+    assert!(changes > rate * seconds, "{changes} changes in {seconds:.1} s");
 }

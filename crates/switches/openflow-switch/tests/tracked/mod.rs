@@ -28,6 +28,7 @@ pub(crate) struct Outcome {
 #[derive(Default)]
 pub(crate) struct Tracked {
     pub(crate) flows: BTreeMap<u32, Sent>,
+    missing: u64,
     outcome: Outcome,
 }
 
@@ -39,6 +40,7 @@ impl Tracked {
         let sent = self.flows.entry(flow).or_default();
         let payload = [flow.to_be_bytes(), sent.packets.to_be_bytes()].concat();
         sent.packets += 1;
+        self.missing += 1;
         let address = Ipv4Addr::from(0x0a00_0001 + flow / 7);
         let client = SocketAddr::from((address, 1000 + (flow * 31 % 5000) as u16));
         let server = SocketAddr::from((SERVER, 80));
@@ -59,8 +61,9 @@ impl Tracked {
         let number = u32::from_be_bytes(payload[4..].try_into().unwrap());
         let way = usize::from(frame[26..30] == SERVER.octets());
         let sent = self.flows.get_mut(&flow).unwrap();
-        if !sent.arrived.insert(number) {
-            self.outcome.duplicated += 1;
+        match sent.arrived.insert(number) {
+            true => self.missing -= 1,
+            false => self.outcome.duplicated += 1,
         }
         let newest = &mut sent.newest[way];
         if newest.is_some_and(|newest| newest > number) {
@@ -74,8 +77,7 @@ impl Tracked {
 
     /// Packets sent that have not arrived.
     pub(crate) fn missing(&self) -> u64 {
-        let missing = |sent: &Sent| u64::from(sent.packets) - sent.arrived.len() as u64;
-        self.flows.values().map(missing).sum()
+        self.missing
     }
 
     /// What went wrong since the last time; what has not arrived by now is lost.
