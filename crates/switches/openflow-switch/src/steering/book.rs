@@ -75,6 +75,7 @@ impl Steering {
             flow.packets += rule.packets;
             flow.bytes += rule.bytes;
         }
+        self.counted.figures.demotions += u64::from(flow.state.has_rules());
         flow.state = state;
         self.book.waiting.insert((flow.packets, id));
         let place = (flow.service, flow.bucket);
@@ -155,6 +156,7 @@ impl Steering {
         if let Some(bucket) = self.bucket_mut(place) {
             bucket.on_bucket.remove(&id);
         }
+        self.counted.figures.promotions += u64::from(!missing.is_empty());
         for side in missing {
             let number = self.book.next_number;
             self.book.next_number += 1;
@@ -192,6 +194,7 @@ impl Steering {
         let Some(flow) = self.book.flows.remove(&id) else {
             return;
         };
+        self.counted.figures.demotions += u64::from(flow.state.has_rules());
         for rule in &flow.rules {
             self.book.numbers.remove(&rule.number);
             if self.book.ending.len() < OPEN_LIMIT {

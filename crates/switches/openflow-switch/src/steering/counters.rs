@@ -56,6 +56,10 @@ pub struct Figures {
     pub ended_flows: u64,
     /// Flows whose instance failed.
     pub failed_flows: u64,
+    /// How often a flow was given rules of its own.
+    pub promotions: u64,
+    /// How often one lost them: it ended, or the switch refused or removed one.
+    pub demotions: u64,
     /// Exact rules in the switch or on their way.
     pub rules: u64,
     /// Messages that wait, and rules for which the switch has not answered yet.

@@ -184,6 +184,8 @@ impl Worker {
             worker.flow_limit = self.settings.flow_limit as u64;
             worker.table_full = figures.flow_limit;
             worker.held_moves = figures.moved_buckets;
+            worker.promotions = figures.promotions;
+            worker.demotions = figures.demotions;
         }
     }
 
