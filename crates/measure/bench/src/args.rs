@@ -548,10 +548,10 @@ pub struct OpenflowArgs {
     /// Duration of scaling and of interruptions, in seconds
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// New flows per second in `bursts` and `reactive`
+    /// New flows per second in `bursts` and `reactive`; trains per second in `changes`
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub new_flows: u32,
-    /// Packets of each new flow, sent as a burst
+    /// Packets of each new flow or train, sent as a burst
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub burst: u32,
     /// Number of rules in the case `rules`
@@ -747,7 +747,9 @@ pub enum AddedFrom {
 pub enum OpenflowCase {
     /// New flows in bursts while instances scale from 3 to 8 to 3, set up proactively
     Bursts,
-    /// The same, set up reactively
+    /// Flows that get a rule and lose it, again and again
+    Changes,
+    /// The first case, set up reactively
     Reactive,
     /// Rules written at full rate, then at lower rates until established flows lose nothing
     Rules,

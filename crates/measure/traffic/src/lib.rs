@@ -48,7 +48,7 @@ pub use pin::{EARLIER_LIMIT, PinTracker, Steer};
 pub use port::{LoopbackPort, Port};
 pub use profile::{
     Capture, FLOWS_LIMIT, LengthSource, NamedSize, Phase, Profile, Protocol, SOURCES_LIMIT, Size, Timing,
-    Verify, WIRE_BYTES_LIMIT,
+    Trains, Verify, WIRE_BYTES_LIMIT,
 };
 pub use report::{Counts, FlowNow, FlowReport, GeneratorLimits, Interval, LatencyUs, Report};
 pub use units::{Rate, Span};

@@ -191,6 +191,18 @@ pub struct Phase {
     pub uplink: usize,
     /// The uplink that packets must return from; by default the same.
     pub returns: Option<usize>,
+    /// Flows pause again and again. Only with `rate_per_flow`.
+    pub trains: Option<Trains>,
+}
+
+/// Trains of packets, with pauses between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trains {
+    /// Packets of a train, at the flow's rate.
+    pub packets: u32,
+    /// From the last packet of a train to the first one of the next.
+    pub pause: Span,
 }
 
 impl Default for Phase {
@@ -215,6 +227,7 @@ impl Default for Phase {
             dst_port: 9,
             uplink: 0,
             returns: None,
+            trains: None,
         }
     }
 }
@@ -412,6 +425,14 @@ impl Phase {
                 ));
             }
         }
+        if let Some(trains) = self.trains {
+            if trains.packets == 0 {
+                return Err(wrong("trains.packets", "must be at least 1"));
+            }
+            if self.rate_per_flow.is_none() {
+                return Err(wrong("trains", "needs `rate_per_flow`"));
+            }
+        }
         if self.src.is_ipv4() != self.dst.is_ipv4() {
             return Err(wrong("dst", "must have the same IP version as `src`"));
         }
@@ -453,6 +474,7 @@ mod tests {
         keep_from = "45s"
         rate_per_flow = "3kpps"
         size = "imix"
+        trains = { packets = 8, pause = "2s" }
         [[capture]]
         file = "x.pcap"
         timing = "fast"
@@ -495,6 +517,14 @@ mod tests {
         has(message("ramp =", "rampp ="), &["rampp", "ramp"]);
         has(message("\"3kpps\"", "\"3 apples\""), &["rate_per_flow", "10kpps"]);
         has(message("keep = 4", ""), &["phase[0]", "keep_from"]);
+        has(
+            message("rate_per_flow", "rate"),
+            &["phase[0].trains", "rate_per_flow"],
+        );
+        has(
+            message("packets = 8", "packets = 0"),
+            &["phase[0].trains.packets"],
+        );
         has(message("duration = \"60s\"", ""), &["phase[0].duration"]);
         has(message("flows = 32", "flows = 0"), &["phase[0].flows"]);
         has(message("\"imix\"", "63"), &["phase[0].size", "63", "64"]);

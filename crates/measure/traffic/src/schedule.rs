@@ -123,6 +123,8 @@ struct Active {
     end: u64,
     index: u32,
     left: u64,
+    /// Packets that it has sent of its train; 0 without trains.
+    of_train: u32,
 }
 
 #[derive(Debug)]
@@ -143,6 +145,10 @@ struct PhaseSchedule {
     /// Active flows, next due first. All have the same interval, so a flow just served goes to the end,
     /// without sorting.
     active: VecDeque<Active>,
+    /// Packets of a train, and the pause behind its last one.
+    trains: Option<(u32, u64)>,
+    /// Flows that pause, next due first: all pause equally long.
+    pausing: VecDeque<Active>,
     /// With a total rate: when the next packet is due.
     together: Option<u64>,
     arrivals: Option<(f64, FlowLengths)>,
@@ -190,6 +196,8 @@ impl PhaseSchedule {
             keep_from: start + phase.keep_from.map_or(0, ns),
             interval: fixed(1e9 / rate).max(1),
             active: VecDeque::new(),
+            trains: phase.trains.map(|trains| (trains.packets, ns(trains.pause))),
+            pausing: VecDeque::new(),
             together: phase.rate.map(|_| start),
             arrivals,
             random,
@@ -221,19 +229,24 @@ impl PhaseSchedule {
                 Some((_, lengths)) => u64::from(lengths.draw(&mut self.random)),
                 None => u64::MAX,
             },
+            of_train: 0,
         };
         self.next_start = if self.started == self.count {
             NEVER
         } else if let Some((per_second, _)) = &self.arrivals {
             self.next_start + fixed(self.random.exponential() / per_second * 1e9)
         } else {
-            // Flows with a rate of their own start evenly spread over one interval, not in one burst.
-            let spread = match self.together {
-                Some(_) => 0,
-                None => {
-                    (u128::from(self.interval) * u128::from(self.started) / u128::from(self.count)) as u64
-                }
+            // Flows with a rate of their own start evenly spread over one interval, or one train and its pause, not in one
+            // burst.
+            let period = match (self.together, self.trains) {
+                (Some(_), _) => 0,
+                (None, Some((packets, pause))) => self
+                    .interval
+                    .saturating_mul(u64::from(packets) - 1)
+                    .saturating_add(pause),
+                (None, None) => self.interval,
             };
+            let spread = (u128::from(period) * u128::from(self.started) / u128::from(self.count)) as u64;
             self.start
                 + self
                     .ramp
@@ -265,18 +278,32 @@ impl PhaseSchedule {
     }
 
     fn advance_each(&mut self) -> Option<Due> {
-        let next_packet = self.active.front().map_or(NEVER, |flow| flow.due);
-        let mut flow = if self.next_start != NEVER && self.next_start <= next_packet {
+        let next = |flows: &VecDeque<Active>| flows.front().map_or(NEVER, |flow| flow.due);
+        let (active, pausing) = (next(&self.active), next(&self.pausing));
+        let mut flow = if self.next_start != NEVER && self.next_start <= active.min(pausing) {
             self.start_flow()
+        } else if pausing < active {
+            self.pausing.pop_front()?
         } else {
             self.active.pop_front()?
         };
         let (at, index) = (flow.due, flow.index);
         flow.left -= 1;
-        flow.due += self.interval;
+        let (next, gap) = match self.trains {
+            Some((packets, pause)) if flow.of_train + 1 == packets => {
+                flow.of_train = 0;
+                (&mut self.pausing, pause)
+            }
+            Some(_) => {
+                flow.of_train += 1;
+                (&mut self.active, self.interval)
+            }
+            None => (&mut self.active, self.interval),
+        };
+        flow.due = flow.due.saturating_add(gap);
         let last = flow.left == 0 || flow.due >= flow.end;
         if !last {
-            self.active.push_back(flow);
+            next.push_back(flow);
         }
         self.due(at, index, last)
     }
@@ -381,6 +408,7 @@ impl CaptureSchedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::Trains;
     use crate::units::{Rate, Span};
     use proptest::prelude::*;
 
@@ -492,6 +520,37 @@ mod tests {
     }
 
     #[test]
+    fn flows_with_trains_pause_between_them() {
+        let dues = run(Phase {
+            flows: 20,
+            trains: Some(Trains {
+                packets: 4,
+                pause: Span::from_millis(97),
+            }),
+            rate: None,
+            rate_per_flow: Some(Rate(1000.0)),
+            ..phase()
+        });
+        // Ten trains of each in a second, spread evenly.
+        assert_eq!(dues.len(), 20 * 10 * 4);
+        let begun = dues.iter().filter(|due| due.at < 50_000_000);
+        assert_eq!(begun.map(|due| due.index).max(), Some(9));
+        for index in 0..20 {
+            let of: Vec<u64> = dues
+                .iter()
+                .filter(|due| due.index == index)
+                .map(|due| due.at)
+                .collect();
+            let gaps: Vec<u64> = of
+                .windows(2)
+                .map(|pair| (pair[1] - pair[0]) / 1_000_000)
+                .collect();
+            assert_eq!(gaps[..5], [1, 1, 1, 97, 1], "flow {index}");
+        }
+        assert_eq!(dues.iter().filter(|due| due.last).count(), 20);
+    }
+
+    #[test]
     fn a_tick_groups_packets_into_bursts() {
         let profile = Profile {
             tick: Span::from_millis(10),
@@ -528,12 +587,13 @@ mod tests {
         fn packets_are_in_order_and_within_their_phase(
             phases in prop::collection::vec(
                 (1u32..20, 0u64..50, 1u64..300, 10.0f64..20_000.0, any::<bool>(), 0u64..200,
-                 prop::option::of((0u32..5, 0u64..300)), prop::option::of(1u32..20)),
+                 prop::option::of((0u32..5, 0u64..300)), prop::option::of(1u32..20),
+                 prop::option::of((1u32..5, 0u64..100))),
                 1..4,
             ),
         ) {
             let phases = phases.into_iter();
-            let phases: Vec<Phase> = phases.map(|(flows, ramp, duration, rate, each, start, keep, lengths)| {
+            let phases: Vec<Phase> = phases.map(|(flows, ramp, duration, rate, each, start, keep, lengths, trains)| {
                 let arrivals = lengths.filter(|_| keep.is_none() && ramp == 0);
                 Phase {
                     flows,
@@ -546,6 +606,10 @@ mod tests {
                     keep_from: keep.map(|k| Span::from_millis(k.1)),
                     arrivals: arrivals.map(|_| 200.0),
                     lengths: arrivals.map(LengthSource::Packets),
+                    trains: trains.filter(|_| each).map(|(packets, pause)| Trains {
+                        packets,
+                        pause: Span::from_millis(pause),
+                    }),
                     ..Phase::default()
                 }
             }).collect();

@@ -517,11 +517,13 @@ struct Case {
     reordered: u64,
     mis_steered: u64,
     moved_buckets: u64,
+    promotions: u64,
+    demotions: u64,
     rules_per_s: Option<f64>,
 }
 
-/// `inco bench openflow`, short: bursts of new flows while instances come and go, too few rules, rules at full speed,
-/// and a controller that is away. What is lost is not asked: that is how much time this machine has.
+/// `inco bench openflow`, short: bursts of new flows while instances come and go, flows that get and lose rules, too few
+/// rules, rules at full speed, and a controller that is away. What is lost is not asked: that is how much time this machine has.
 #[cfg(feature = "dpdk")]
 #[test]
 fn the_bench_reports_no_packet_on_a_wrong_instance() {
@@ -535,7 +537,7 @@ fn the_bench_reports_no_packet_on_a_wrong_instance() {
     std::fs::create_dir(place.run_dir()).unwrap();
     let csv = place.path("bench.csv").display().to_string();
     let arguments =
-        "bench openflow bursts rules limit cut --json --seconds 3 --new-flows 100 --rules 3000 --csv";
+        "bench openflow bursts changes rules limit cut --json --seconds 3 --new-flows 100 --rules 3000 --csv";
     let arguments: Vec<&str> = arguments.split(' ').chain([csv.as_str()]).collect();
     let told = place.must(&arguments);
     let cases: Vec<Case> = serde_json::from_str(&told).unwrap();
@@ -549,6 +551,10 @@ fn the_bench_reports_no_packet_on_a_wrong_instance() {
         "{cases:?}"
     );
     assert!(
+        of("changes").promotions > 100 && of("changes").demotions > 0,
+        "{cases:?}"
+    );
+    assert!(
         of("rules").rules_per_s.is_some_and(|rate| rate > 0.0),
         "{cases:?}"
     );
@@ -556,8 +562,8 @@ fn the_bench_reports_no_packet_on_a_wrong_instance() {
     assert!(of("cut").flows > 100, "{cases:?}");
 }
 
-/// 1,000 new flows/s in bursts for 60 s while buckets move: every packet in order. And the switch is restarted: what
-/// inco counts as lost is what the generator misses.
+/// 1,000 new flows/s in bursts for 60 s while buckets move, and flows that get 1,000 rules/s and lose as many: every packet
+/// in order. And the switch is restarted: what inco counts as lost is what the generator misses.
 #[cfg(feature = "dpdk")]
 #[test]
 fn bursts_of_new_flows_keep_their_order_and_a_restart_loses_what_is_counted() {
@@ -570,7 +576,7 @@ fn bursts_of_new_flows_keep_their_order_and_a_restart_loses_what_is_counted() {
     }
     std::fs::create_dir(place.run_dir()).unwrap();
     let csv = place.path("bench.csv").display().to_string();
-    let arguments = "bench openflow bursts restart --json --seconds 60 --new-flows 1000 --csv";
+    let arguments = "bench openflow bursts changes restart --json --seconds 60 --new-flows 1000 --csv";
     let arguments: Vec<&str> = arguments.split(' ').chain([csv.as_str()]).collect();
     let told = place.must(&arguments);
     println!("{told}");
@@ -587,7 +593,15 @@ fn bursts_of_new_flows_keep_their_order_and_a_restart_loses_what_is_counted() {
             "{case:?}"
         );
     }
-    let bursts = cases.iter().find(|case| case.case == "bursts").unwrap();
+    let of = |name: &str| cases.iter().find(|case| case.case == name).unwrap();
+    let bursts = of("bursts");
     assert!(bursts.flows >= 59_000 && bursts.moved_buckets > 0, "{bursts:?}");
     assert_eq!(bursts.lost, 0, "{bursts:?}");
+    let changes = of("changes");
+    // The first rules are lost after 1 s.
+    assert!(
+        changes.promotions >= 59_000 && changes.demotions >= 57_000,
+        "{changes:?}"
+    );
+    assert_eq!(changes.lost, 0, "{changes:?}");
 }

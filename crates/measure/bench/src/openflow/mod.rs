@@ -1,6 +1,6 @@
 //! Open vSwitch forwards, and inco steers with its rules. Measures packet loss while flows begin in bursts, instances
-//! are added and removed, rules are written at full speed, the table is too small, the connection is cut, and the
-//! switch is killed.
+//! are added and removed, flows get and lose rules all the time, rules are written at full speed, the table is too small,
+//! the connection is cut, and the switch is killed.
 //!
 //! Each case runs its own inco with real containers, as a user would; all share one Open vSwitch started by the
 //! bench. Every packet is numbered and stamped by its instance.
@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use api::types::{FlowFilter, Status};
 use serde::Serialize;
 use traffic::{
-    Control, Counts, Generator, LatencyUs, LengthSource, Phase, Profile, Rate, Report, Span, Verify,
+    Control, Counts, Generator, LatencyUs, LengthSource, Phase, Profile, Rate, Report, Span, Trains, Verify,
 };
 
 use super::cleanup::Cleanup;
@@ -48,6 +48,11 @@ const ESTABLISHED_PPS: f64 = 10e3;
 const NEW_FLOWS_PER_S: f64 = 50.0;
 const NEW_PACKETS: u32 = 4;
 const NEW_PPS: f64 = 1e3;
+/// Pause of flows that get and lose their rules: each has lost it by then.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Pause of flows that lose it at about the time at which they go on. One in so many of the others has one.
+const SHORT_PAUSE: Duration = Duration::from_millis(1_100);
+const SHORT_PAUSES: u32 = 8;
 /// The case with too few rules: rules, flows, and total packets per second.
 const SMALL_TABLE: u32 = 1_000;
 const MANY_FLOWS: u32 = 10_000;
@@ -69,8 +74,9 @@ const IDLE_SLEEP: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl OpenflowCase {
-    const ALL: [OpenflowCase; 6] = [
+    const ALL: [OpenflowCase; 7] = [
         OpenflowCase::Bursts,
+        OpenflowCase::Changes,
         OpenflowCase::Reactive,
         OpenflowCase::Rules,
         OpenflowCase::Limit,
@@ -81,6 +87,7 @@ impl OpenflowCase {
     fn name(self) -> &'static str {
         match self {
             OpenflowCase::Bursts => "bursts",
+            OpenflowCase::Changes => "changes",
             OpenflowCase::Reactive => "reactive",
             OpenflowCase::Rules => "rules",
             OpenflowCase::Limit => "limit",
@@ -125,6 +132,9 @@ struct Row {
     sent_late: u64,
     /// Buckets that moved to another instance.
     moved_buckets: u64,
+    /// How often a flow got rules of its own, and how often one lost them.
+    promotions: u64,
+    demotions: u64,
     /// Rules per second that Open vSwitch accepted, at full speed or at a set rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     rules_per_s: Option<f64>,
@@ -175,6 +185,8 @@ impl Row {
             latency_us: report.latency_us,
             sent_late: report.generator.late_packets,
             moved_buckets: status.workers.iter().map(|worker| worker.held_moves).sum(),
+            promotions: status.workers.iter().map(|worker| worker.promotions).sum(),
+            demotions: status.workers.iter().map(|worker| worker.demotions).sum(),
             ..Row::default()
         }
     }
@@ -196,6 +208,10 @@ impl Row {
         }
         if self.moved_buckets > 0 {
             words.push(format!("{} buckets moved", self.moved_buckets));
+        }
+        if self.promotions + self.demotions > 0 {
+            let [got, lost] = [self.promotions, self.demotions].map(grouped);
+            words.push(format!("{got} got a rule, {lost} lost it"));
         }
         if self.lost_at_uplink > 0 {
             words.push(format!("{} lost at the uplink", grouped(self.lost_at_uplink)));
@@ -291,6 +307,8 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
         "latency_us_max",
         "sent_late",
         "moved_buckets",
+        "promotions",
+        "demotions",
         "rules_per_s",
         "away_ms",
         "back_after_ms",
@@ -324,6 +342,8 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
             format!("{:.1}", row.latency_us.max),
             row.sent_late.to_string(),
             row.moved_buckets.to_string(),
+            row.promotions.to_string(),
+            row.demotions.to_string(),
             or_none(row.rules_per_s),
             or_none(row.away_ms),
             or_none(row.back_after_ms),
@@ -402,6 +422,7 @@ impl Bench<'_> {
     fn rows(&self) -> Result<Vec<Row>> {
         match self.case {
             OpenflowCase::Bursts | OpenflowCase::Reactive => self.bursts(),
+            OpenflowCase::Changes => self.changes(),
             OpenflowCase::Rules => self.rules(),
             OpenflowCase::Limit => self.limit(),
             OpenflowCase::Cut => self.interrupt_control(),
@@ -486,6 +507,33 @@ impl Bench<'_> {
         let mut session = self.start(LARGE_TABLE, IDLE, None)?;
         let report = with_traffic(&mut session, vec![phase], |session| {
             self.scale_out_and_in(session)
+        })?;
+        Ok(vec![self.stop(session, &report)?])
+    }
+
+    /// Flows that pause get a rule with each of their trains, and lose it in each pause. The number of instances stays, so
+    /// that each flow has one instance for all of its trains.
+    fn changes(&self) -> Result<Vec<Row>> {
+        let trains = |group, per_s: u32, pause: Duration| {
+            let sends = f64::from(self.args.burst - 1) / BURST_PPS;
+            Phase {
+                flows: (f64::from(per_s) * (sends + pause.as_secs_f64())).ceil() as u32,
+                rate_per_flow: Some(Rate(BURST_PPS)),
+                trains: Some(Trains {
+                    packets: self.args.burst,
+                    pause: Span(pause),
+                }),
+                ..phase(group, self.span() * 2)
+            }
+        };
+        let phases = vec![
+            trains(0, self.args.new_flows, PAUSE),
+            trains(64, self.args.new_flows.div_ceil(SHORT_PAUSES), SHORT_PAUSE),
+        ];
+        let mut session = self.start(LARGE_TABLE, IDLE, None)?;
+        let report = with_traffic(&mut session, phases, |session| {
+            let began = Instant::now();
+            wait(session, began + self.span())
         })?;
         Ok(vec![self.stop(session, &report)?])
     }
@@ -705,13 +753,15 @@ mod tests {
         let row = Row {
             rules_per_s: Some(9_000.0),
             moved_buckets: 12,
+            promotions: 5_000,
+            demotions: 4_000,
             dropped: BTreeMap::from([("instance_ring_full".to_owned(), 7), ("other".to_owned(), 0)]),
             dropped_by_switch: BTreeMap::from([("packet_in_overflow", 0), ("rconn_overflow", 5)]),
             ..Row::default()
         };
         assert_eq!(
             row.remark(),
-            "9.00k rules/s, 12 buckets moved, 7 instance_ring_full, 5 rconn_overflow"
+            "9.00k rules/s, 12 buckets moved, 5,000 got a rule, 4,000 lost it, 7 instance_ring_full, 5 rconn_overflow"
         );
     }
 }
