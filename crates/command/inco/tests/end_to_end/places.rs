@@ -525,7 +525,10 @@ fn the_host_and_card_example_runs_as_it_is() {
     cpus_are_those_of_the_places(&inco);
     let at = |place: &str| {
         let rows = inco.instances();
-        let row = rows.iter().find(|row| row.place.as_deref() == Some(place)).unwrap();
+        let row = rows
+            .iter()
+            .find(|row| row.place.as_deref() == Some(place))
+            .unwrap();
         (row.cpu_quota.unwrap(), row.capacity_pps.unwrap())
     };
     let (cpus, pps) = at("card");
