@@ -54,6 +54,8 @@ macro_rules! slot_counters {
             originated: counter => originated_packets: u64 "instance_originated_packets";
             /// Returned packets that match no flow of the instance.
             return_unmatched: counter => return_unmatched_packets: u64 "instance_return_unmatched_packets";
+            /// Replies through the edge: at a machine those that went into a tunnel, at an edge those that came out of one.
+            replies: counter => reply_packets: u64 "instance_reply_packets";
             /// Flows given to the instance.
             new_flows: counter => new_flows: u64 "instance_new_flows";
             /// Flows given to the instance because theirs had failed, or left the plan before they ended.
@@ -126,6 +128,8 @@ macro_rules! service_counters {
             back_packets: counter => returned_packets: u64 "service_returned_packets";
             /// Bytes returned from the service's instances.
             back_bytes: counter => returned_bytes: u64 "service_returned_bytes";
+            /// Replies of the service's instances through the edge: into a tunnel, or out of one.
+            replies: counter => reply_packets: u64 "service_reply_packets";
             /// Packets dropped at full rings of the service's instances.
             ring_drops: counter => ring_full_packets: u64;
             /// New flows given to the service's instances.

@@ -86,6 +86,20 @@ pub struct Tuple {
     pub vlan: u16,
 }
 
+impl Tuple {
+    /// The addresses of a packet in the opposite direction.
+    #[must_use]
+    pub fn reversed(&self) -> Tuple {
+        Tuple {
+            src: self.dst,
+            dst: self.src,
+            src_port: self.dst_port,
+            dst_port: self.src_port,
+            ..*self
+        }
+    }
+}
+
 /// The key of an IPv4 flow. The lower endpoint comes first, so that both directions have the same key. 16
 /// bytes without padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -178,6 +178,8 @@ pub struct Capabilities {
     pub chains: bool,
     /// At an edge of tunnels: new flows go by what machines report, and flows that other edges have pinned are found.
     pub asks_machines: bool,
+    /// What instances behind tunnels answer can return through the edge: at machines and at edges.
+    pub replies_by_edge: bool,
 }
 
 impl Capabilities {
@@ -209,6 +211,7 @@ impl Capabilities {
         service_changes: false,
         chains: false,
         asks_machines: false,
+        replies_by_edge: false,
     };
 
     /// The kind of ports that instances have where nothing else is said.

@@ -260,16 +260,26 @@ pub fn ask(frame: &mut [u8; ARP_FRAME], mac: [u8; 6], own: Ipv4Addr, asked: Ipv4
 
 /// The reply of an ARP message to `own`: who sent it, and its MAC address.
 pub fn reply(frame: &[u8], own: Ipv4Addr) -> Option<(Ipv4Addr, [u8; 6])> {
+    message(frame, own, 2)
+}
+
+/// The question of an ARP message for `own`: who asks, and its MAC address.
+pub fn question(frame: &[u8], own: Ipv4Addr) -> Option<(Ipv4Addr, [u8; 6])> {
+    message(frame, own, 1)
+}
+
+/// An ARP message of that kind to `own`.
+fn message(frame: &[u8], own: Ipv4Addr, kind: u8) -> Option<(Ipv4Addr, [u8; 6])> {
     let arp = frame.get(ETHERNET_LEN..)?.first_chunk::<ARP_BYTES>()?;
-    let is_reply = kind_at(frame, ETHERNET_LEN - 2)? == ethertype::ARP
+    let is_it = kind_at(frame, ETHERNET_LEN - 2)? == ethertype::ARP
         && arp.starts_with(&ARP_HEADER)
-        && arp[6..8] == [0, 2]
+        && arp[6..8] == [0, kind]
         && arp[24..] == own.octets();
     let mac = *arp[8..].first_chunk::<6>()?;
     // A group or nobody has no packets of its own.
     let is_one = mac[0] & 1 == 0 && mac != [0; 6];
     let from = *arp[14..].first_chunk::<4>()?;
-    (is_reply && is_one).then_some((from.into(), mac))
+    (is_it && is_one).then_some((from.into(), mac))
 }
 
 #[inline]
@@ -363,6 +373,8 @@ mod tests {
         let mut frame = [0; ARP_FRAME];
         ask(&mut frame, [2, 0, 0, 0, 0, 1], NEAR, FAR);
         assert_eq!(reply(&frame, NEAR), None);
+        assert_eq!(question(&frame, FAR), Some((NEAR, [2, 0, 0, 0, 0, 1])));
+        assert_eq!(question(&frame, NEAR), None);
         let len = crate::answer(&mut frame, ARP_FRAME, [2, 0, 0, 0, 0, 2], |of| of == FAR).unwrap();
         assert_eq!(reply(&frame[..len], NEAR), Some((FAR, [2, 0, 0, 0, 0, 2])));
         assert_eq!(reply(&frame[..len], FAR), None);
@@ -415,7 +427,7 @@ mod tests {
 
         #[test]
         fn nothing_random_is_a_fault_of_this_program(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
-            let _opened = (open(&bytes, FAR), reply(&bytes, NEAR), flow_hash(&bytes));
+            let _opened = (open(&bytes, FAR), reply(&bytes, NEAR), question(&bytes, NEAR), flow_hash(&bytes));
         }
 
         #[test]

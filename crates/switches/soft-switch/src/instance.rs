@@ -48,6 +48,8 @@ pub(crate) struct ReturnWay {
     pub(crate) uplink: UplinkId,
     /// Counted with its flow first.
     pub(crate) counted: bool,
+    /// Replies of its service return through the edge.
+    pub(crate) by_edge: bool,
     /// Its service is in a chain: they may go on to another one in place of that.
     pub(crate) is_in_chain: bool,
     /// Signals are taken out.
@@ -62,7 +64,8 @@ impl ReturnWay {
     /// Whether packets may go from ring to ring, without a copy in the worker.
     #[inline(always)]
     fn is_straight(&self) -> bool {
-        !self.counted && !self.is_in_chain && !self.signals && !self.state_moves && self.edit.is_none()
+        let is_looked_at = self.counted || self.is_in_chain || self.signals || self.state_moves;
+        !is_looked_at && !self.by_edge && self.edit.is_none()
     }
 }
 
@@ -280,6 +283,7 @@ impl<M: FrameMemory> InstancePorts<M> {
                     counted: service.return_counters
                         || service.relaxed && !service.affinity_key.reads_content()
                         || is_end,
+                    by_edge: service.replies_by_edge,
                     is_in_chain,
                     signals: service.signals,
                     state_moves: service.moves_state,

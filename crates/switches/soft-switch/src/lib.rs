@@ -14,7 +14,8 @@
 //!    classified, given to an instance by the scheduler, pinned and sent, before the next packet is looked at.
 //! 4. The instance's home worker puts the frame into its ring; at the end of the turn the ring's new
 //!    head is published once.
-//! 5. What an instance gives back on data port k leaves by uplink k of its service, whatever it is.
+//! 5. What an instance gives back on data port k leaves by uplink k of its service, whatever it is; replies can go by a
+//!    tunnel to the edge that their flow came by.
 #![forbid(unsafe_code)]
 
 mod counters;
@@ -36,6 +37,7 @@ mod shares;
 mod soft;
 mod table_memory;
 mod tunnels;
+mod ways_back;
 mod worker;
 
 pub use counters::{Counter, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters, WorkerFigures};

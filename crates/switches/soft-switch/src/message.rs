@@ -1,6 +1,7 @@
 //! Messages between the control plane and a worker, and between two workers, in bounded single-producer
 //! single-consumer rings.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use model::{InstanceId, ServiceId, Slot, UplinkId};
@@ -205,6 +206,10 @@ pub enum Destination {
     Uplink(UplinkId),
     /// Returned by an instance: to be counted with its flow and then sent out.
     Return(Returned),
+    /// The same, to return through the edge.
+    Reply(Returned),
+    /// The owner of the flow of a reply that came out of the tunnel from a machine at that address.
+    OfMachine(Ipv4Addr),
     /// Returned by an instance of a chain of services: to be steered to the next one.
     Passed(Passed),
 }

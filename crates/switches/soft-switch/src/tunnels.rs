@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use flow_table::FlowHasher;
 use model::{DropReason, Nanos, Slot, UplinkId};
-use packet::vxlan::{self, Opening, Tunnel};
+use packet::vxlan::{self, Mark, Opening, Tunnel};
+use packet::{Fragment, Parsed};
 
 use crate::counters::WorkerCounters;
 use crate::frame::{Frame, FrameMemory};
 use crate::id_map::SlotMap;
+use crate::neighbours::number;
+use crate::ways_back::WaysBack;
 
 /// How often a machine is asked whose MAC address is known, and one whose is not.
 const ASK_KNOWN: Nanos = Nanos::from_secs(1);
@@ -24,7 +27,7 @@ const QUESTIONS_LIMIT: u32 = 3;
 
 /// Senders that are told between two looks at the machines, 10 ms, that their packet is too big, at most: the rate of errors
 /// has a limit (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4).
-const ERRORS_LIMIT: u32 = 10;
+pub(crate) const ERRORS_LIMIT: u32 = 10;
 
 /// Bytes of two VLAN tags, which the longest frame of an uplink has beside the MTU. Outer packets have no tags.
 const TAGS: usize = 8;
@@ -54,6 +57,8 @@ pub(crate) struct Opened<F> {
     pub(crate) going_back: Vec<F>,
     /// Those whose flow another worker may know, with that worker.
     pub(crate) elsewhere: Vec<(F, usize)>,
+    /// What an edge took out that was not asked for: replies, if they are from a machine, and its address.
+    pub(crate) replies: Vec<(F, Ipv4Addr)>,
 }
 
 impl<F> Opened<F> {
@@ -62,6 +67,7 @@ impl<F> Opened<F> {
             came_back: Vec::with_capacity(frames),
             going_back: Vec::with_capacity(frames),
             elsewhere: Vec::with_capacity(frames),
+            replies: Vec::with_capacity(frames),
         }
     }
 }
@@ -87,6 +93,7 @@ enum Fate {
     CameBack(Slot, u8),
     GoesBack,
     Elsewhere(usize),
+    Reply(Ipv4Addr),
 }
 
 /// The tunnels of a switch.
@@ -98,6 +105,8 @@ pub(crate) struct Tunnels {
     /// The longest frame of its uplink, in bytes.
     max_frame: usize,
     far: SlotMap<Far>,
+    /// Where edges are, and which flow came by which.
+    ways_back: WaysBack,
     /// Errors about packets that are too big, since the last look at the machines.
     errors: AtomicU32,
 }
@@ -119,6 +128,9 @@ impl Tunnels {
     pub(crate) fn new(end: Option<TunnelEnd>, max_frame: usize) -> Tunnels {
         Tunnels {
             edges: end.as_ref().and_then(|end| end.edges_key).map(FlowHasher::new),
+            ways_back: end
+                .as_ref()
+                .map_or_else(WaysBack::default, |end| WaysBack::new(&end.from)),
             end,
             max_frame,
             far: SlotMap::default(),
@@ -147,11 +159,62 @@ impl Tunnels {
         self.end(uplink).is_some_and(|end| !end.from.is_empty())
     }
 
-    /// Whether frames of that uplink go through [`Tunnels::open`].
+    /// Whether frames of that uplink go through [`Tunnels::open`]. `by_edge`: replies of a service return through the edge.
     #[inline]
-    pub(crate) fn opens(&self, uplink: UplinkId) -> bool {
+    pub(crate) fn opens(&self, uplink: UplinkId, by_edge: bool) -> bool {
         self.end(uplink)
-            .is_some_and(|end| !end.from.is_empty() || end.edges_key.is_some())
+            .is_some_and(|end| by_edge || !end.from.is_empty() || end.edges_key.is_some())
+    }
+
+    /// Notes by which edge the flows of these frames come, which are still in their tunnels.
+    pub(crate) fn note_edges<F: Frame>(
+        &self,
+        uplink: UplinkId,
+        frames: &[F],
+        hasher: &FlowHasher,
+        now: Nanos,
+    ) {
+        let Some(end) = self.end(uplink).filter(|_| self.ways_back.are_to_note()) else {
+            return;
+        };
+        for bytes in frames.iter().map(F::bytes) {
+            if let Opening::Inner {
+                from,
+                network,
+                at,
+                mark,
+            } = vxlan::open(bytes, end.address)
+                && network == end.network
+                && mark.came_back().is_none()
+            {
+                let inner = bytes.get(at).unwrap_or_default();
+                let hash = || match packet::parse(inner) {
+                    Parsed::Flow(info) | Parsed::Fragment(Fragment { info, .. }) => {
+                        Some(hasher.hash(&info.key))
+                    }
+                    Parsed::Other { .. } | Parsed::Invalid(_) => None,
+                };
+                let mac = bytes.get(6..).and_then(<[u8]>::first_chunk).copied();
+                self.ways_back.note(from, hash, mac.unwrap_or_default(), now);
+            }
+        }
+    }
+
+    /// The tunnel by which a reply of the flow with that hash returns, from `mac` of the uplink, if an edge is known.
+    pub(crate) fn way_back(
+        &self,
+        (uplink, mac): (UplinkId, [u8; 6]),
+        hash: u64,
+        now: Nanos,
+    ) -> Option<Tunnel> {
+        let end = self.end(uplink)?;
+        let (to, next) = self.ways_back.find(hash, now)?;
+        Some(Tunnel {
+            macs: [mac, next],
+            ends: [end.address, to],
+            network: end.network,
+            mark: Mark::NONE,
+        })
     }
 
     /// The hash by which a flow's machines are found, where there are other edges.
@@ -248,13 +311,17 @@ impl Tunnels {
         }
     }
 
-    /// A frame came in by an uplink that no service takes: learns from it, if it is the answer to a question.
+    /// A frame came in by an uplink that no service takes: learns from it, if it is the answer to a question, or an edge asks.
     #[cold]
-    pub(crate) fn hear(&self, uplink: UplinkId, frame: &[u8]) {
-        let Some((from, mac)) = self.end(uplink).and_then(|end| vxlan::reply(frame, end.address)) else {
+    pub(crate) fn hear(&self, uplink: UplinkId, frame: &[u8], now: Nanos) {
+        let Some(end) = self.end(uplink) else { return };
+        if let Some((from, mac)) = vxlan::question(frame, end.address) {
+            return self.ways_back.hear(from, mac, now);
+        }
+        let Some((from, mac)) = vxlan::reply(frame, end.address) else {
             return;
         };
-        let mac = mac.into_iter().fold(0, |mac, byte| mac << 8 | u64::from(byte));
+        let mac = number(mac);
         for far in self.far.iter() {
             let asked = far.asked_at.load(Ordering::Relaxed) != 0;
             if asked && far.address.load(Ordering::Acquire) == from.to_bits() {
@@ -265,10 +332,10 @@ impl Tunnels {
     }
 
     /// Takes frames that came in by an uplink out of their tunnels. What is not to be taken out is counted and leaves the
-    /// list. `known` says of a packet whose flow an edge looks for who knows it.
+    /// list. `by_edge`: an edge takes replies out. `known` says of a packet whose flow an edge looks for who knows it.
     pub(crate) fn open<M: FrameMemory>(
         &self,
-        (uplink, mac): (UplinkId, Option<[u8; 6]>),
+        (uplink, mac, by_edge): (UplinkId, Option<[u8; 6]>, bool),
         frames: &mut Vec<M::Frame>,
         opened: &mut Opened<M::Frame>,
         (memory, counters): (&mut M, &WorkerCounters),
@@ -278,13 +345,14 @@ impl Tunnels {
         let Some(end) = self.end(uplink) else { return };
         let fate = Cell::new(Fate::Stays);
         for frame in frames.extract_if(.., |frame| {
-            fate.set(self.fate((end, mac), frame, &mut known));
+            fate.set(self.fate((end, mac, by_edge), frame, &mut known));
             !matches!(fate.get(), Fate::Stays)
         }) {
             match fate.get() {
                 Fate::CameBack(slot, asked) => opened.came_back.push((frame, slot, asked)),
                 Fate::GoesBack => opened.going_back.push(frame),
                 Fate::Elsewhere(worker) => opened.elsewhere.push((frame, worker)),
+                Fate::Reply(from) => opened.replies.push((frame, from)),
                 other => {
                     let reason = if matches!(other, Fate::OfOthers) {
                         DropReason::Unmatched
@@ -302,7 +370,7 @@ impl Tunnels {
     /// What becomes of a frame. One that stays or came back is taken out of its tunnel; one that goes back is made ready.
     fn fate<F: Frame>(
         &self,
-        (end, mac): (&TunnelEnd, Option<[u8; 6]>),
+        (end, mac, by_edge): (&TunnelEnd, Option<[u8; 6]>, bool),
         frame: &mut F,
         known: &mut impl FnMut(&[u8]) -> Known,
     ) -> Fate {
@@ -327,6 +395,7 @@ impl Tunnels {
                 None => return Fate::Dropped,
             },
             None if end.from.contains(&from) => Fate::Stays,
+            None if by_edge && end.from.is_empty() && !mark.is_looking() => Fate::Reply(from),
             _ => return Fate::Dropped,
         };
         if mark.is_looking() {

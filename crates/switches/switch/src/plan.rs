@@ -41,6 +41,9 @@ pub struct ServicePlan {
     pub scheduler: Scheduler,
     /// The machines behind tunnels that other edges give its flows to, too, if there are other edges.
     pub machines: Option<Arc<SharedMachines>>,
+    /// Whether its replies return through the edge: a machine puts them into the tunnel to the edge that sent the flow's last
+    /// packet, and an edge takes those of its machines out. Else they leave by the machine's own uplink.
+    pub replies_by_edge: bool,
     /// What one instance takes in the scheduler's metric, where that is not packets.
     pub limit: Option<f32>,
     /// Share of an instance's capacity that scheduling may use, 0 to 1.
@@ -165,6 +168,10 @@ impl Plan {
                     "external addresses together with an address, flows that move, or flows by what packets carry",
                 ),
                 (
+                    service.replies_by_edge && !can.replies_by_edge,
+                    "that replies return through the edge",
+                ),
+                (
                     service.signals && !can.signals,
                     "that signals of its instances are told",
                 ),
@@ -254,6 +261,7 @@ impl ServicePlan {
             uplinks: vec![UplinkId(0)],
             scheduler,
             machines: None,
+            replies_by_edge: false,
             limit: None,
             fit: 0.8,
             table_full: TableFull::Hash,
@@ -302,6 +310,13 @@ impl ServicePlan {
         self.takes(&|| *tuple)
     }
 
+    /// Whether a packet with these addresses answers one of its own: from its address, if it has one.
+    pub fn is_reply(&self, tuple: &Tuple) -> bool {
+        let asked = tuple.reversed();
+        let is_from = |vip: &Vip| vip.takes(&asked);
+        self.vip.as_ref().is_none_or(is_from) && self.is_its(&asked)
+    }
+
     /// Whether every packet of its uplinks is its own.
     #[inline]
     pub fn takes_all(&self) -> bool {
@@ -312,13 +327,7 @@ impl ServicePlan {
     #[inline(never)]
     fn takes(&self, tuple: &impl Fn() -> Tuple) -> bool {
         let tuple = tuple();
-        let back = || Tuple {
-            src: tuple.dst,
-            dst: tuple.src,
-            src_port: tuple.dst_port,
-            dst_port: tuple.src_port,
-            ..tuple
-        };
+        let back = || tuple.reversed();
         let is_meant = |of: &Match| of.matches(&tuple) || self.symmetric && of.matches(&back());
         match &self.vip {
             // Of the match only the VLAN counts.
@@ -366,13 +375,7 @@ mod tests {
             ..ServicePlan::of_all(ServiceId(0), Scheduler::from_name("round-robin").unwrap())
         });
         let there = tuple("192.0.2.1", "10.128.9.9", 443);
-        let back = Tuple {
-            src: there.dst,
-            dst: there.src,
-            src_port: there.dst_port,
-            dst_port: there.src_port,
-            ..there
-        };
+        let back = there.reversed();
         assert_eq!(plan.classify(|| there, UplinkId(0)), Some(0));
         assert_eq!(plan.classify(|| back, UplinkId(0)), Some(0));
         assert_eq!(plan.classify(|| there, UplinkId(1)), None);
@@ -385,5 +388,24 @@ mod tests {
         }
         plan.services[0].symmetric = false;
         assert_eq!(plan.classify(|| back, UplinkId(0)), None);
+    }
+
+    #[test]
+    fn a_reply_is_from_the_address_and_port_of_the_service() {
+        let mut service = ServicePlan::of_all(ServiceId(0), Scheduler::default());
+        service.vip = Some(Vip {
+            addresses: vec!["10.0.0.100".parse().unwrap()],
+            ports: vec![80..=80],
+            mode: model::VipMode::L2,
+            target_port: None,
+        });
+        for symmetric in [true, false] {
+            service.symmetric = symmetric;
+            let asked = tuple("192.0.2.1", "10.0.0.100", 80);
+            assert!(service.is_reply(&asked.reversed()));
+            assert!(!service.is_reply(&asked));
+            assert!(!service.is_reply(&tuple("192.0.2.1", "10.0.0.100", 81).reversed()));
+            assert!(!service.is_reply(&tuple("192.0.2.1", "10.0.0.101", 80).reversed()));
+        }
     }
 }

@@ -13,7 +13,7 @@ use switch::{PortSpec, SwitchError};
 use crate::ends::Ends;
 use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::port::{Capabilities, Connection, Pending, Port, Queue, Received};
-use crate::tunnels::Tunnels;
+use crate::tunnels::{ERRORS_LIMIT, Tunnels};
 use crate::worker::OUTBOX_FRAMES;
 
 /// How long to wait between two looks whether a machine has answered.
@@ -28,15 +28,14 @@ pub struct TunnelPort<M: FrameMemory> {
     frame_limit: usize,
     /// Frames with outer headers, until the worker takes them.
     leaving: Vec<M::Frame>,
-    /// Those of them that tell a sender that its packet is too big.
-    errors: u64,
+    /// What tells senders that their packets are too big, until the worker takes it.
+    errors: Vec<M::Frame>,
     /// What is said of packets from now on.
     mark: Mark,
 }
 
 impl<M: FrameMemory> TunnelPort<M> {
-    /// Frames that are to leave, and by which uplink: with outer headers, and errors for senders. The list is to be left
-    /// empty.
+    /// Frames that are to leave, with outer headers, and by which uplink. The list is to be left empty.
     pub(crate) fn leaving(&mut self) -> (UplinkId, &mut Vec<M::Frame>) {
         (self.uplink, &mut self.leaving)
     }
@@ -46,12 +45,12 @@ impl<M: FrameMemory> TunnelPort<M> {
         self.mark = mark;
     }
 
-    /// How many of the frames that are to leave are errors, since the last call.
-    pub(crate) fn take_errors(&mut self) -> u64 {
-        std::mem::take(&mut self.errors)
+    /// Errors for senders, which leave by the uplink that their packets came in by.
+    pub(crate) fn errors(&mut self) -> &mut Vec<M::Frame> {
+        &mut self.errors
     }
 
-    /// Makes a frame that does not fit an error for its sender, who is on the uplink's side, or gives it back.
+    /// Makes a frame that does not fit an error for its sender, or gives it back.
     #[cold]
     fn tell_sender(&mut self, tunnel: &Tunnel, mut frame: M::Frame, memory: &mut M) {
         if !self.ends.tunnels().may_tell_sender() {
@@ -66,8 +65,7 @@ impl<M: FrameMemory> TunnelPort<M> {
         };
         place.copy_from_slice(error);
         frame.set_len(error.len());
-        self.errors += 1;
-        self.leaving.push(frame);
+        self.errors.push(frame);
     }
 
     fn tunnel(&self) -> Option<Tunnel> {
@@ -174,7 +172,7 @@ pub(crate) fn connect<M: FrameMemory>(
             ends: Arc::clone(ends),
             frame_limit: ends.tunnels().frame_limit(),
             leaving: Vec::with_capacity(OUTBOX_FRAMES),
-            errors: 0,
+            errors: Vec::with_capacity(ERRORS_LIMIT as usize),
             mark: Mark::NONE,
         })
     };

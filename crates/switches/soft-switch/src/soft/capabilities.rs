@@ -34,6 +34,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     service_changes: true,
     chains: true,
     asks_machines: true,
+    replies_by_edge: true,
     checks: true,
     vips: &[VipMode::L2, VipMode::Dnat],
     affinity_keys: &[
@@ -54,5 +55,6 @@ pub const FAST_CAPABILITIES: Capabilities = Capabilities {
         PortKind::Frames,
         PortKind::Null,
     ],
+    replies_by_edge: false,
     ..CAPABILITIES
 };

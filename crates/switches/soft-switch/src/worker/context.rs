@@ -16,6 +16,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::WorkerEvent;
 use crate::plan::WorkerPlan;
 use crate::port::Port;
+use crate::tunnels::ERRORS_LIMIT;
 use crate::worker::OUTBOX_FRAMES;
 use crate::worker::chain::Chains;
 use crate::worker::paths::Paths;
@@ -84,6 +85,17 @@ impl<M: FrameMemory> Context<M> {
         }
     }
 
+    /// Whose a packet of the instance in that slot is.
+    pub(crate) fn seen(&self, slot: Slot) -> Seen {
+        let route = &self.view.routes[slot];
+        Seen {
+            slot: Some(slot),
+            instance: Some(route.instance),
+            service: Some(route.service),
+            ..Seen::default()
+        }
+    }
+
     /// Drops a packet that was not offered to a service.
     #[cold]
     pub(crate) fn discard(&mut self, frame: M::Frame, reason: DropReason) {
@@ -136,7 +148,7 @@ pub(crate) struct Ports<M: FrameMemory> {
     pub(crate) sent_to: Vec<(Slot, usize)>,
     /// Data ports that gave packets in this turn, each once.
     pub(crate) received_from: Vec<(Slot, usize)>,
-    /// Packets of tunnels whose uplink another worker has.
+    /// Packets of tunnels whose uplink another worker has, and errors for senders whose packets did not fit.
     pub(crate) away: Vec<(UplinkId, M::Frame)>,
     /// The uplink that packets of tunnels were put into in this turn.
     pub(crate) tunnelled: Option<UplinkId>,
@@ -152,7 +164,7 @@ impl<M: FrameMemory> Ports<M> {
             attached: Vec::with_capacity(Slot::LIMIT),
             sent_to: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
             received_from: Vec::with_capacity(PORT_LIMIT * Slot::LIMIT),
-            away: Vec::with_capacity(OUTBOX_FRAMES),
+            away: Vec::with_capacity(OUTBOX_FRAMES + ERRORS_LIMIT as usize),
             tunnelled: None,
             uplinks_gave: false,
         }
@@ -196,6 +208,8 @@ pub(crate) struct View {
     pub(crate) has_other_keys: bool,
     /// Whether a service lists security associations.
     pub(crate) has_associations: bool,
+    /// Whether replies of a service return through the edge.
+    pub(crate) replies_by_edge: bool,
 }
 
 impl View {
@@ -209,6 +223,7 @@ impl View {
             chains: Chains::new(),
             has_other_keys: false,
             has_associations: false,
+            replies_by_edge: false,
         }
     }
 
@@ -235,6 +250,7 @@ impl View {
         let has_edges = plan.services.iter().any(|of| of.machines.is_some());
         self.has_other_keys = reads_content || has_edges || self.chains.are_there;
         self.has_associations = plan.services.iter().any(|of| !of.associations.is_empty());
+        self.replies_by_edge = plan.services.iter().any(|of| of.replies_by_edge);
         self.plan = plan;
     }
 }

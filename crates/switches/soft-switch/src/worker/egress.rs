@@ -210,7 +210,7 @@ impl<M: FrameMemory> Egress<M> {
         (fallback, reason): (Fallback, DropReason),
         cx: &mut Context<M>,
     ) {
-        cx.ends.tunnels().hear(uplink, frame.bytes());
+        cx.ends.tunnels().hear(uplink, frame.bytes(), cx.now);
         if cx.ends.answer(&mut frame, uplink, &cx.view.plan) {
             return self.send_to_uplink(frame, uplink, cx);
         }
@@ -302,7 +302,7 @@ impl<M: FrameMemory> Egress<M> {
         self.to_peers.put(worker, HandOff { frame, to }, cx);
     }
 
-    /// Hands packets of tunnels to the worker that has their uplink.
+    /// Hands packets of tunnels, and errors about such, to the worker that has their uplink.
     #[cold]
     fn send_away(&mut self, cx: &mut Context<M>) {
         // The list is taken out and put back, so that its memory is used again.
@@ -460,6 +460,8 @@ pub(crate) fn drop_handed<M: FrameMemory>(
         | Destination::CameBack { .. }
         | Destination::Uplink(_)
         | Destination::Return(_)
+        | Destination::Reply(_)
+        | Destination::OfMachine(_)
         | Destination::Passed(_) => {
             cx.discard(handed.frame, reason);
         }

@@ -87,7 +87,7 @@ impl<M: FrameMemory> Ingress<M> {
         }
         cx.ports.uplinks_gave = true;
         let all = self.frames.len();
-        if cx.ends.tunnels().opens(uplink) {
+        if cx.ends.tunnels().opens(uplink, cx.view.replies_by_edge) {
             let mut frames = std::mem::take(&mut self.frames);
             self.open(&mut frames, uplink, lookup, cx);
             self.frames = frames;
@@ -119,13 +119,17 @@ impl<M: FrameMemory> Ingress<M> {
         lookup: &mut Lookup,
         cx: &mut Context<M>,
     ) {
+        let by_edge = cx.view.replies_by_edge;
+        if by_edge {
+            cx.ends.tunnels().note_edges(uplink, frames, &cx.hasher, cx.now);
+        }
         let (tap, now) = (&mut cx.tap, cx.now);
         let of = Seen {
             uplink: Some(uplink),
             ..Seen::default()
         };
         cx.ends.tunnels().open(
-            (uplink, cx.ends.mac(uplink)),
+            (uplink, cx.ends.mac(uplink), by_edge),
             frames,
             &mut self.opened,
             (&mut cx.memory, &cx.counters),

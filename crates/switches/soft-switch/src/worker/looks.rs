@@ -4,7 +4,8 @@
 //! All edges compute the same hash of a flow, and each gives it to one of a few machines that come from it
 //! ([`SharedMachines`]). So an edge asks these, one after the other, with the packet itself: a machine that knows the flow
 //! serves it, another one sends it back (as in Beamer, Olteanu and others, NSDI 2018, where servers pass it on). While a
-//! flow is looked for it has no pin here: an edge pins it where no packet has come back for [`FOUND_AFTER`].
+//! flow is looked for it has no pin here: an edge pins it where no packet has come back for [`FOUND_AFTER`], or to the machine
+//! whose reply it sees.
 //!
 //! What begins a connection of TCP is not looked for. Other flows do not say when they begin. They go by their hash alone, to
 //! the first of their machines that takes new flows. They are looked for only at those that come before it and take none,
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use edge_steering::SEQUENCE;
 use flow_table::{FlowHasher, FlowTable};
-use model::{DropReason, Nanos, Slot, UplinkId, WorkerId, protocol};
+use model::{Direction, DropReason, Nanos, ServiceId, Slot, UplinkId, WorkerId, protocol};
 use packet::vxlan::Mark;
 use packet::{PacketInfo, Parsed};
 use scheduling::{Candidates, Machines};
@@ -200,7 +201,7 @@ impl ServiceState {
 
 /// Where a flow is looked for.
 #[derive(Clone, Copy, Debug)]
-struct Doubt {
+pub(super) struct Doubt {
     slot: Slot,
     since: Nanos,
     /// Packets that have asked there: one alone may have been lost.
@@ -228,7 +229,8 @@ impl Looks {
         }
     }
 
-    fn find(&self, hash: u64) -> Option<Doubt> {
+    /// Where a flow is looked for, if it is.
+    pub(super) fn find(&self, hash: u64) -> Option<Doubt> {
         let [young, old] = &self.doubts;
         young.get(&hash).or_else(|| old.get(&hash)).copied()
     }
@@ -243,7 +245,7 @@ impl Looks {
         self.doubts[0].insert(hash, doubt);
     }
 
-    fn forget(&mut self, hash: u64) {
+    pub(super) fn forget(&mut self, hash: u64) {
         for map in &mut self.doubts {
             map.remove(&hash);
         }
@@ -306,7 +308,8 @@ impl<M: FrameMemory> Worker<M> {
     #[inline]
     pub(super) fn end_looks(&mut self, uplink: UplinkId) -> usize {
         let opened = &self.ingress.opened;
-        let count = opened.going_back.len() + opened.elsewhere.len() + opened.came_back.len();
+        let count =
+            opened.going_back.len() + opened.elsewhere.len() + opened.came_back.len() + opened.replies.len();
         if count > 0 {
             self.end_some_looks(uplink);
         }
@@ -333,6 +336,11 @@ impl<M: FrameMemory> Worker<M> {
             self.look_further(frame, (slot, asked), uplink);
         }
         self.ingress.opened.came_back = came_back;
+        let mut replies = std::mem::take(&mut self.ingress.opened.replies);
+        for (frame, from) in replies.drain(..) {
+            self.take_reply(frame, from);
+        }
+        self.ingress.opened.replies = replies;
     }
 
     /// A machine has sent a packet back, which does not know its flow: asks the next one.
@@ -422,9 +430,16 @@ impl<M: FrameMemory> Worker<M> {
         let Some(service) = self.cx.view.plan.services.get(of).map(|of| of.id) else {
             return self.cx.discard(frame, DropReason::Tunnel);
         };
+        self.pin(info, info.direction, (slot, service));
+        self.egress
+            .send(frame, Decision::Instance { slot, service }, uplink, &mut self.cx);
+    }
+
+    /// Pins a flow that was found, whose client sends in that direction.
+    pub(super) fn pin(&mut self, info: &PacketInfo, opener: Direction, (slot, service): (Slot, ServiceId)) {
         let (now, table) = (self.cx.now, &mut self.lookup.table);
         let hash = self.cx.hasher.hash(&info.key);
-        match table.insert(&info.key, hash, info.direction, [slot; 2], service, now) {
+        match table.insert(&info.key, hash, opener, [slot; 2], service, now) {
             Ok(entry) => {
                 let bytes = u64::from(info.frame_len);
                 table.hit(entry, info.direction, 1, bytes, now, info.tcp_flags.0);
@@ -436,8 +451,6 @@ impl<M: FrameMemory> Worker<M> {
                 self.cx.counters.services[service].unpinned.add(1);
             }
         }
-        self.egress
-            .send(frame, Decision::Instance { slot, service }, uplink, &mut self.cx);
     }
 
     /// Steers a packet of a tunnel that another worker has handed over: an edge looks for its flow, which this one knows if

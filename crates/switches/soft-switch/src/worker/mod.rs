@@ -11,7 +11,7 @@
 //! 4. [`set_up`]: a flow without an instance is scheduled and pinned.
 //! 5. [`egress`]: the packet leaves for an instance ([`outbox`]), an uplink or another worker.
 //!
-//! [`returns`] joins them at egress with the packets that instances return. In a chain of services ([`chain`]) these are
+//! [`returns`] joins them at egress with the packets that instances return; [`replies`] are those that return through an edge. In a chain of services ([`chain`]) these are
 //! looked up for the next service, and set up there, as others are. [`housekeeping`] runs beside them.
 
 mod blocks;
@@ -35,6 +35,7 @@ mod new_flows;
 pub(crate) mod outbox;
 mod parse;
 pub(crate) mod paths;
+mod replies;
 mod returns;
 pub(crate) mod rules;
 mod set_up;

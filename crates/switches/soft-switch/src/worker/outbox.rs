@@ -8,10 +8,11 @@ use model::{CapturePoint, DropReason, Nanos, ServiceId, Slot, UplinkId};
 use simd::{Kernel, Words};
 
 use crate::BURST_FRAMES;
-use crate::counters::WorkerCounters;
+use crate::counters::{SlotCounters, WorkerCounters};
+use crate::ends::Ends;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::id_map::UplinkMap;
-use crate::instance::PORT_LIMIT;
+use crate::instance::{PORT_LIMIT, ReturnWay};
 use crate::port::{Port, Queue as _};
 use crate::table_memory::TableMemory;
 use crate::worker::BURSTS_PER_TURN;
@@ -316,6 +317,27 @@ fn leave<M: FrameMemory>(
     }
 }
 
+/// Keeps errors for senders of packets that did not fit into a tunnel for the worker that has the uplink of the senders;
+/// leaves the list empty. Nobody offered them.
+#[cold]
+fn tell_senders<F: Frame>(
+    errors: &mut Vec<F>,
+    way: Option<ReturnWay>,
+    counters: &SlotCounters,
+    (ends, away): (&Ends, &mut Vec<(UplinkId, F)>),
+) {
+    counters.originated.add(errors.len() as u64);
+    counters.back_packets.add(errors.len() as u64);
+    let uplink = way.map_or(UplinkId(0), |way| way.uplink);
+    let mac = ends.mac(uplink);
+    for mut error in errors.drain(..) {
+        if let (Some(mac), Some(source)) = (mac, error.bytes_mut().get_mut(6..12)) {
+            source.copy_from_slice(&mac);
+        }
+        away.push((uplink, error));
+    }
+}
+
 /// Outboxes being emptied.
 struct Flush<'a, M: FrameMemory> {
     boxes: &'a mut [Outbox<M::Frame>; OUTBOXES],
@@ -384,10 +406,11 @@ impl<'a, M: FrameMemory> Flush<'a, M> {
             },
         );
         if let Some(Some(Port::Tunnel(tunnel))) = instance.ports.get_mut(port) {
-            // Nobody offered them, and they leave by the uplink.
-            let errors = tunnel.take_errors();
-            cx.counters.slots[slot].originated.add(errors);
-            cx.counters.slots[slot].back_packets.add(errors);
+            if !tunnel.errors().is_empty() {
+                let way = instance.ways.get(port).copied().flatten();
+                let counters = &cx.counters.slots[slot];
+                tell_senders(tunnel.errors(), way, counters, (&cx.ends, &mut cx.ports.away));
+            }
             let (uplink, frames) = tunnel.leaving();
             let (ports, away) = (&mut cx.ports.uplinks, &mut cx.ports.away);
             leave(uplink, frames, ports, away, &mut cx.memory);

@@ -19,8 +19,8 @@ use crate::worker::egress::Egress;
 use crate::worker::ingress::Ingress;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;
+use crate::worker::replies::ByEdge;
 use crate::worker::set_up::SetUp;
-use crate::worker::tap::Seen;
 use crate::worker::{chain, ends, translated};
 
 /// The stage for returned packets.
@@ -210,6 +210,22 @@ impl<M: FrameMemory> Returns<M> {
                     );
                 }
             }
+            Some(ReturnWay {
+                uplink,
+                counted,
+                by_edge: true,
+                ..
+            }) => {
+                let flow = FlowOf::Unknown;
+                let of = Returned { slot, uplink, flow };
+                for frame in self.frames.drain(..) {
+                    if counted {
+                        send_counted::<ByEdge, M>(frame, of, to);
+                    } else {
+                        ByEdge::leave(frame, of, to);
+                    }
+                }
+            }
             Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 && !is_end => {
                 if counted {
                     self.count_all(slot, to);
@@ -223,7 +239,7 @@ impl<M: FrameMemory> Returns<M> {
             Some(ReturnWay { uplink, .. }) => {
                 let flow = FlowOf::Unknown;
                 for frame in self.frames.drain(..) {
-                    send_counted(frame, Returned { slot, uplink, flow }, to);
+                    send_counted::<ByUplink, M>(frame, Returned { slot, uplink, flow }, to);
                 }
             }
             None => {
@@ -281,24 +297,47 @@ impl<M: FrameMemory> Returns<M> {
     }
 }
 
+/// How a returned packet leaves that is counted with its flow.
+pub(crate) trait Exit {
+    /// On its way to the worker that owns the flow.
+    fn handed(of: Returned) -> Destination;
+
+    /// Sends it out.
+    fn leave<M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>);
+}
+
+/// By the uplink of its data port.
+pub(crate) struct ByUplink;
+
+impl Exit for ByUplink {
+    fn handed(of: Returned) -> Destination {
+        Destination::Return(of)
+    }
+
+    #[inline(always)]
+    fn leave<M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
+        to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
+        to.egress.send_to_uplink(frame, of.uplink, to.cx);
+    }
+}
+
 /// Counts a returned packet with its flow, on the worker that owns it, and sends it out.
-pub(crate) fn send_counted<M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
+pub(crate) fn send_counted<X: Exit, M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
     match &*to.cx.ends.translation(of.slot) {
-        Some(translation) => translated::send(frame, of, translation, to),
-        None => send_as_it_is(frame, of, to),
+        Some(translation) => translated::send::<X, M>(frame, of, translation, to),
+        None => send_as_it_is::<X, M>(frame, of, to),
     }
 }
 
 /// The same with a packet that is known by its own addresses.
-pub(crate) fn send_as_it_is<M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
+pub(crate) fn send_as_it_is<X: Exit, M: FrameMemory>(frame: M::Frame, of: Returned, to: &mut Onward<'_, M>) {
     if let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) = packet::parse(frame.bytes())
         && let Some(owner) = to.cx.other_owner(&info.key)
     {
-        return to.egress.hand_off(owner, frame, Destination::Return(of), to.cx);
+        return to.egress.hand_off(owner, frame, X::handed(of), to.cx);
     }
     if count(&frame, of.slot, to) {
-        to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
-        to.egress.send_to_uplink(frame, of.uplink, to.cx);
+        X::leave(frame, of, to);
     } else {
         discard_spoofed(frame, of.slot, to.cx);
     }
@@ -307,14 +346,7 @@ pub(crate) fn send_as_it_is<M: FrameMemory>(frame: M::Frame, of: Returned, to: &
 /// Drops a packet that the instance in that slot must not send.
 #[cold]
 pub(crate) fn discard_spoofed<M: FrameMemory>(frame: M::Frame, slot: Slot, cx: &mut Context<M>) {
-    let route = &cx.view.routes[slot];
-    let of = Seen {
-        slot: Some(slot),
-        instance: Some(route.instance),
-        service: Some(route.service),
-        ..Seen::default()
-    };
-    cx.discard_of(frame, of, DropReason::Spoofed);
+    cx.discard_of(frame, cx.seen(slot), DropReason::Spoofed);
 }
 
 /// Counts a returned packet with its flow, which is this worker's. Whether it may leave.

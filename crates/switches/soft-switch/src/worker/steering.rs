@@ -11,6 +11,8 @@ use crate::worker::ingress::{Exception, Origin};
 use crate::worker::lookup::{Missed, Outcome};
 use crate::worker::moves::Held;
 use crate::worker::outbox::Hits;
+use crate::worker::replies::ByEdge;
+use crate::worker::returns::ByUplink;
 use crate::worker::set_up::Opening;
 use crate::worker::unknown::TcpPart;
 use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN, NEW_FLOWS_PER_TURN, Worker, chain, returns};
@@ -98,7 +100,13 @@ impl<M: FrameMemory> Worker<M> {
                 }
                 Destination::Said { slot } => self.cx.hear(slot, frame),
                 Destination::Uplink(uplink) => self.egress.send_to_own_uplink(frame, uplink, &mut self.cx),
-                Destination::Return(of) => returns::send_counted(frame, of, &mut self.returned().1),
+                Destination::Return(of) => {
+                    returns::send_counted::<ByUplink, M>(frame, of, &mut self.returned().1);
+                }
+                Destination::Reply(of) => {
+                    returns::send_counted::<ByEdge, M>(frame, of, &mut self.returned().1);
+                }
+                Destination::OfMachine(from) => self.take_reply(frame, from),
                 Destination::Passed(from) => chain::pass_on(frame, from, &mut self.returned().1),
             }
         }

@@ -6,26 +6,26 @@ use model::{DropReason, FlowKey, Slot, Tuple};
 use packet::{Fragment, Offer, PacketInfo, Parsed, Translation, Way};
 
 use crate::frame::{Frame as _, FrameMemory};
-use crate::message::{Destination, FlowOf, Returned};
+use crate::message::{FlowOf, Returned};
 use crate::worker::ends;
 use crate::worker::ingress::Origin;
-use crate::worker::returns::{Onward, discard_spoofed, send_as_it_is};
+use crate::worker::returns::{Exit, Onward, discard_spoofed, send_as_it_is};
 
 /// Sends a packet out, translated if it is the service's.
-pub(crate) fn send<M: FrameMemory>(
+pub(crate) fn send<X: Exit, M: FrameMemory>(
     frame: M::Frame,
     of: Returned,
     translation: &Translation,
     to: &mut Onward<'_, M>,
 ) {
     match packet::parse(frame.bytes()) {
-        Parsed::Flow(info) => send_packet(frame, &info, of, translation, to),
-        Parsed::Fragment(fragment) => send_fragment(frame, &fragment, of, translation, to),
+        Parsed::Flow(info) => send_packet::<X, M>(frame, &info, of, translation, to),
+        Parsed::Fragment(fragment) => send_fragment::<X, M>(frame, &fragment, of, translation, to),
         Parsed::Other { .. } | Parsed::Invalid(_) => discard_spoofed(frame, of.slot, to.cx),
     }
 }
 
-fn send_packet<M: FrameMemory>(
+fn send_packet<X: Exit, M: FrameMemory>(
     frame: M::Frame,
     info: &PacketInfo,
     of: Returned,
@@ -33,7 +33,7 @@ fn send_packet<M: FrameMemory>(
     to: &mut Onward<'_, M>,
 ) {
     let Some(known) = as_of_service(info, translation) else {
-        return send_as_it_is(frame, of, to);
+        return send_as_it_is::<X, M>(frame, of, to);
     };
     let mut of = of;
     if of.flow == FlowOf::Unknown && to.cx.other_owner(&known.key).is_none() {
@@ -48,7 +48,7 @@ fn send_packet<M: FrameMemory>(
         && to.cx.other_owner(&info.key).is_none()
     {
         if !or_service || pins(&info.key, to).is_some() {
-            return send_as_it_is(frame, of, to);
+            return send_as_it_is::<X, M>(frame, of, to);
         }
         of.flow = FlowOf::Service;
     }
@@ -57,14 +57,14 @@ fn send_packet<M: FrameMemory>(
         FlowOf::Instance { .. } => to.cx.other_owner(&info.key),
     };
     match owner {
-        Some(owner) => to.egress.hand_off(owner, frame, Destination::Return(of), to.cx),
-        None => send_translated(frame, &known, of, translation, to),
+        Some(owner) => to.egress.hand_off(owner, frame, X::handed(of), to.cx),
+        None => send_translated::<X, M>(frame, &known, of, translation, to),
     }
 }
 
 /// Sends a fragment out. Only the first one says whose flow it is.
 #[cold]
-fn send_fragment<M: FrameMemory>(
+fn send_fragment<X: Exit, M: FrameMemory>(
     frame: M::Frame,
     fragment: &Fragment,
     of: Returned,
@@ -73,12 +73,12 @@ fn send_fragment<M: FrameMemory>(
 ) {
     let sent = fragment.info.key.tuple(fragment.info.direction);
     let Some(src) = translation.service_address(sent.src) else {
-        return send_as_it_is(frame, of, to);
+        return send_as_it_is::<X, M>(frame, of, to);
     };
     // A flow's owner depends on its addresses alone.
     let (key, _) = FlowKey::new(&Tuple { src, ..sent });
     if let Some(owner) = to.cx.other_owner(&key) {
-        return to.egress.hand_off(owner, frame, Destination::Return(of), to.cx);
+        return to.egress.hand_off(owner, frame, X::handed(of), to.cx);
     }
     let now = to.cx.now;
     let offered = to
@@ -90,7 +90,9 @@ fn send_fragment<M: FrameMemory>(
             let mut next = Some((frame, info));
             while let Some(((frame, from), info)) = next {
                 match from {
-                    Origin::Instance(of) => send_known_fragment(frame, &info, of, translation, to),
+                    Origin::Instance(of) => {
+                        send_known_fragment::<X, M>(frame, &info, of, translation, to);
+                    }
                     // The network speaks for an instance.
                     Origin::Uplink(_) | Origin::Chain(_) => to.cx.discard(frame, DropReason::Spoofed),
                 }
@@ -105,7 +107,7 @@ fn send_fragment<M: FrameMemory>(
     }
 }
 
-fn send_known_fragment<M: FrameMemory>(
+fn send_known_fragment<X: Exit, M: FrameMemory>(
     frame: M::Frame,
     info: &PacketInfo,
     of: Returned,
@@ -114,19 +116,16 @@ fn send_known_fragment<M: FrameMemory>(
 ) {
     match as_of_service(info, translation) {
         Some(known) if pins(&known.key, to).is_some() || answers(&known, of.slot, to) => {
-            send_translated(frame, &known, of, translation, to);
+            send_translated::<X, M>(frame, &known, of, translation, to);
         }
         _ if to.cx.ends.opens(of.slot) == Some(false) => discard_spoofed(frame, of.slot, to.cx),
         // Those of an instance's own flows are not counted with them.
-        _ => {
-            to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
-            to.egress.send_to_uplink(frame, of.uplink, to.cx);
-        }
+        _ => X::leave(frame, of, to),
     }
 }
 
 /// Counts a packet with the service's flow, which is this worker's, and sends it out.
-fn send_translated<M: FrameMemory>(
+fn send_translated<X: Exit, M: FrameMemory>(
     mut frame: M::Frame,
     known: &PacketInfo,
     of: Returned,
@@ -139,8 +138,7 @@ fn send_translated<M: FrameMemory>(
     } else if !translation.apply(frame.bytes_mut(), Way::Out) {
         to.cx.discard(frame, DropReason::Malformed);
     } else {
-        to.cx.see_leaving(frame.bytes(), of.uplink, Some(of.slot));
-        to.egress.send_to_uplink(frame, of.uplink, to.cx);
+        X::leave(frame, of, to);
     }
 }
 
@@ -165,13 +163,7 @@ fn pins<M: FrameMemory>(key: &FlowKey, to: &mut Onward<'_, M>) -> Option<[Slot; 
 /// Whether a packet comes from a port of the service and opens no connection.
 fn answers<M: FrameMemory>(known: &PacketInfo, slot: Slot, to: &Onward<'_, M>) -> bool {
     let sent = known.key.tuple(known.direction);
-    let asked = Tuple {
-        src: sent.dst,
-        dst: sent.src,
-        src_port: sent.dst_port,
-        dst_port: sent.src_port,
-        ..sent
-    };
+    let asked = sent.reversed();
     let service = to.cx.view.plan.service(to.cx.view.routes[slot].service);
     let vip = service.and_then(|service| service.vip.as_ref());
     vip.is_some_and(|vip| vip.takes(&asked)) && !ends::is_opening(known)

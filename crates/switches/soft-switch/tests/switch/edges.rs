@@ -17,14 +17,15 @@ use switch::{PortKind, PortSpec, ServicePlan, SharedMachines, Switch as _, Switc
 use crate::bed::{self, Bed};
 use crate::kernel::{self, PREFIX, VIP, World, available};
 use crate::kernel_contract::{send_all, tap};
+use crate::replies::{into_tunnel, reply};
 
 /// The address for tunnels of what is tested, and the MAC address by which its uplink is known.
-const OWN: (&str, u16) = ("10.0.0.2", vxlan::PORT);
-const OWN_MAC: [u8; 6] = [0x42, 0, 0, 0, 0, 2];
-const MACHINES: [&str; 2] = ["10.0.0.11", "10.0.0.12"];
+pub(crate) const OWN: (&str, u16) = ("10.0.0.2", vxlan::PORT);
+pub(crate) const OWN_MAC: [u8; 6] = [0x42, 0, 0, 0, 0, 2];
+pub(crate) const MACHINES: [&str; 2] = ["10.0.0.11", "10.0.0.12"];
 /// The header of a packet of network 7, and marks in its last byte.
-const HEADER: [u8; 8] = [8, 0, 0, 0, 0, 0, 7, 0];
-const LOOKING: u8 = 0x80;
+pub(crate) const HEADER: [u8; 8] = [8, 0, 0, 0, 0, 0, 7, 0];
+pub(crate) const LOOKING: u8 = 0x80;
 const CAME_BACK: u8 = 0x40;
 /// Packets of a burst, each of another flow.
 const BURST: u16 = 250;
@@ -33,13 +34,13 @@ const MOST: f64 = 4.0;
 /// Longer than a flow is looked for whose packets do not come back.
 const FOUND: Duration = Duration::from_millis(300);
 
-fn packet(flow: u16, flags: u8) -> Vec<u8> {
+pub(crate) fn packet(flow: u16, flags: u8) -> Vec<u8> {
     let from = SocketAddr::from(([10, 1, 0, flow as u8], 1_024 + flow));
     let to = SocketAddr::new(VIP.parse().unwrap(), 80);
     to_uplink(Frame::tcp(from, to, TcpFlags(flags), b"data").unwrap())
 }
 
-fn datagram(flow: u16) -> Vec<u8> {
+pub(crate) fn datagram(flow: u16) -> Vec<u8> {
     let from = SocketAddr::from(([10, 1, 0, flow as u8], 1_024 + flow));
     let to = SocketAddr::new(VIP.parse().unwrap(), 80);
     to_uplink(Frame::udp(from, to, b"data").unwrap())
@@ -51,7 +52,7 @@ fn to_uplink(frame: Frame<'_>) -> Vec<u8> {
     bytes
 }
 
-fn tunnel(from: &[&str], edges_key: Option<[u64; 4]>) -> TunnelEnd {
+pub(crate) fn tunnel(from: &[&str], edges_key: Option<[u64; 4]>) -> TunnelEnd {
     TunnelEnd {
         uplink: UplinkId(0),
         address: Ipv4Addr::new(10, 0, 0, 2),
@@ -70,6 +71,10 @@ struct Edge {
 
 impl Edge {
     fn new(world: &World, workers: usize) -> Edge {
+        Edge::with(world, workers, false)
+    }
+
+    fn with(world: &World, workers: usize, replies_by_edge: bool) -> Edge {
         for machine in MACHINES {
             world.net.ip(&format!("addr add {machine}/32 dev net0"));
         }
@@ -77,6 +82,7 @@ impl Edge {
         let service = ServicePlan {
             machines: Some(Arc::new(SharedMachines::new(addresses))),
             scheduler: Scheduler::from_name("machines").unwrap(),
+            replies_by_edge,
             ..kernel::service()
         };
         let mut bed = kernel::switch_changed(workers, 0, service, |config| {
@@ -247,6 +253,42 @@ fn an_edge_asks(workers: usize) {
     });
     edge.bed.assert_accounts_close();
     edge.bed.switch.stop();
+}
+
+/// Where replies return through the edge, one says which machine has a flow that is looked for.
+#[test]
+fn a_reply_says_which_machine_has_a_flow() {
+    if !available() {
+        return;
+    }
+    for workers in [1, 2] {
+        let world = World::new();
+        let mut edge = Edge::with(&world, workers, true);
+        for flow in 0..8 {
+            let middle = packet(flow, TcpFlags::ACK);
+            edge.send(std::slice::from_ref(&middle));
+            let (first, mark) = edge.machine_asked(&middle);
+            edge.give_back(first, mark, &middle);
+            let (second, _) = edge.machine_asked(&middle);
+            edge.send(std::slice::from_ref(&middle));
+            assert_eq!(edge.machine_asked(&middle), (second, LOOKING));
+            let before = edge.bed.slot(second as u16).replies;
+            into_tunnel(&edge.machines[second], 0, &reply(flow, 80));
+            edge.bed
+                .until("the reply passes", |bed| bed.slot(second as u16).replies > before);
+            edge.send(std::slice::from_ref(&middle));
+            assert_eq!(edge.machine_asked(&middle), (second, 0));
+        }
+        // Nobody looks for this one: its reply makes no entry.
+        let flows = edge.flows_of(0) + edge.flows_of(1);
+        let before = edge.bed.slot(0).replies;
+        into_tunnel(&edge.machines[0], 0, &reply(500, 80));
+        edge.bed
+            .until("the reply passes", |bed| bed.slot(0).replies > before);
+        assert_eq!((flows, edge.flows_of(0) + edge.flows_of(1)), (8, 8));
+        assert_eq!(edge.bed.reading.services[0].recovered, 8);
+        edge.bed.switch.stop();
+    }
 }
 
 /// What a flow costs an edge's worker that it does not know: a packet that asks, beside one that begins a connection.

@@ -30,6 +30,7 @@ mod many;
 #[path = "../../../../ports/memif/tests/raw/mod.rs"]
 mod raw;
 mod relaxed;
+mod replies;
 mod restart;
 mod sharing;
 mod signals;

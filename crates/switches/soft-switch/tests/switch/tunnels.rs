@@ -38,7 +38,7 @@ fn service(id: u16, vip: &str) -> ServicePlan {
     }
 }
 
-fn uplink(name: &str, interface: &str, max_frame: usize) -> UplinkConfig {
+pub(crate) fn uplink(name: &str, interface: &str, max_frame: usize) -> UplinkConfig {
     UplinkConfig {
         name: name.to_owned(),
         device: UplinkDevice::Kernel {
