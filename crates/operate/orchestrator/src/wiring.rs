@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use configuration::{
-    Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, Origin, PlaceId, Pull, Service,
+    Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, Origin, PlaceId, Pull, Replies, Service,
 };
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
@@ -55,6 +55,7 @@ fn service_plan(id: ServiceId, service: &Service, configuration: &Configuration)
         uplinks: service.uplinks.clone(),
         scheduler: service.scheduler.clone(),
         machines: shared_machines(service, configuration),
+        replies_by_edge: service.replies == Replies::Edge,
         limit: service.limit.map(|limit| limit as f32),
         fit: service.fit as f32,
         table_full: service.table_full,
@@ -294,6 +295,7 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         affinity_key: _,
         associations: _,
         move_state: _,
+        replies: _,
         signals: _,
         // In `matching`.
         next: _,

@@ -648,6 +648,11 @@ tables! {
             "true or false", "true",
             "Whether a drain moves flows with the state of their function, for at most 50 ms and 4,096 packets. It needs \
              `affinity = \"relaxed\"`. See [moves with state](../functions.md#moves-with-state).";
+        replies: word(Replies::WORDS), [= "\"direct\""], Applies,
+            "`\"direct\"` or `\"edge\"`", "\"edge\"",
+            "With tunnels and the driver `soft`: how replies return. With `\"direct\"` they leave by the uplink of the machine. With \
+             `\"edge\"` the machine sends them through the tunnel to the edge that sent the flow's last packet, and the edge \
+             sends them on. Write it at the edge and at its machines. See [many machines](../many-machines.md#replies-through-the-edge).";
         swarm: |at| at.table(swarm_table), [or "the defaults of its keys"], Applies,
             "table", "{ constraints = [\"node.labels.edge == true\"] }",
             "With the engine `swarm`: what the swarm is asked about its instances. See the table below.";
@@ -690,7 +695,7 @@ tables! {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
             hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, subnets, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
-            signals, swarm, pods, part: None,
+            replies, signals, swarm, pods, part: None,
         };
         match kind {
             ServiceKind::Actors => make_card(reader, section, &mut service, actors, sides),

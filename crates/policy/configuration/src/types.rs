@@ -152,6 +152,14 @@ model::words! {
         Relaxed = "relaxed",
     }
 
+    /// How what instances answer returns to clients that come through an edge.
+    pub enum Replies {
+        /// By the machine's own uplink.
+        Direct = "direct",
+        /// Through the tunnel to the edge, and by the edge's uplink.
+        Edge = "edge",
+    }
+
     /// The container engine.
     pub enum EngineDriver {
         /// Embedded: containers without a daemon.
@@ -458,6 +466,8 @@ pub struct Service {
     pub flow_counters: bool,
     /// Whether a drain moves flows with the state of their function.
     pub move_state: bool,
+    /// How replies return, where an edge sends packets through tunnels.
+    pub replies: Replies,
     /// Whether the host's manager may wake instances and send them to sleep.
     pub signals: bool,
     /// The service that gets what its instances return, by its name.

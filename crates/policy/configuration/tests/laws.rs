@@ -220,6 +220,11 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         }
         "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
         "uplink[]" if name == "tunnel" => text = for_tunnels(&text),
+        "service.NAME" if name == "replies" => {
+            let end = "max_frame = 1572\n";
+            let tunnel = "tunnel = { address = \"10.9.0.11\", network = 7, from = [\"10.9.0.1\"] }\n";
+            text = for_tunnels(&text).replace(end, &format!("{end}{tunnel}"));
+        }
         "uplink[].tunnel" => {
             let others = without("address = \"10.9.0.11\"\nnetwork = 7\n");
             text = for_tunnels(&format!("{text}[uplink.tunnel]\n{others}{line}"));

@@ -3,7 +3,7 @@
 #![allow(clippy::panic, reason = "a test fails by it")]
 
 use configuration::{
-    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, SwitchDriver,
+    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, Replies, SwitchDriver,
     Unusable, check_facts,
 };
 use model::{Capabilities, Fallback, Nanos, NetFunction, Probe, Ready, StandbyMode, UplinkId};
@@ -2817,6 +2817,76 @@ fn what_a_tunnel_cannot_do_is_refused() {
             .lines()
             .any(|line| line.contains(key) && line.contains(said));
         assert!(found, "{key}: {said}\n{problems}");
+    }
+}
+
+/// A machine behind an edge, with lines in the place of those that there are.
+fn machine(change: &[(&str, &str)]) -> String {
+    let mut text = "[switch]\ndriver = \"soft\"\n[[uplink]]\nname = \"wan\"\ndevice = \"kernel:eth1\"\nmax_frame = \
+                    1572\ntunnel = { address = \"10.9.0.2\", network = 7, from = [\"10.9.0.1\"] }\n[[uplink]]\nname = \
+                    \"lan\"\ndevice = \"kernel:eth2\"\n[service.web]\nuplinks = [\"wan\"]\nimage = \"nginx\"\nreplies = \
+                    \"edge\"\n"
+        .to_owned();
+    for (from, to) in change {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    text
+}
+
+#[test]
+fn replies_return_through_the_edge_where_there_is_one() {
+    let edge = [(
+        "[service.web]",
+        "[service.web]\nreplies = \"edge\"\nflow_counters = true",
+    )];
+    for text in [machine(&[]), behind_tunnels(&edge)] {
+        assert_eq!(good(&text).services[0].replies, Replies::Edge);
+    }
+    let by_default = good(&behind_tunnels(&[]));
+    assert_eq!(by_default.services[0].replies, Replies::Direct);
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case<'_>; 6] = [
+        (
+            &[
+                ("\"soft\"", "\"ebpf\""),
+                ("image", "vip = { address = \"10.0.0.100\", ports = 80 }\nimage"),
+            ],
+            "the driver ebpf has no replies through the edge",
+        ),
+        (&[(", from = [\"10.9.0.1\"]", "")], "no edge sends packets"),
+        (
+            &[("uplinks = [\"wan\"]", "uplinks = [\"lan\"]")],
+            "no edge sends packets",
+        ),
+        (
+            &[("uplinks = [\"wan\"]", "uplinks = [\"wan\", \"lan\"]")],
+            "no edge sends packets",
+        ),
+        (
+            &[(
+                "tunnel = { address = \"10.9.0.2\", network = 7, from = [\"10.9.0.1\"] }\n",
+                "",
+            )],
+            "there is no way to an edge",
+        ),
+        (
+            &[
+                ("image", "next = \"other\"\nimage"),
+                (
+                    "[service.web]",
+                    "[service.other]\nuplinks = [\"wan\"]\nimage = \"nginx\"\n[service.web]",
+                ),
+            ],
+            "leaves a chain",
+        ),
+    ];
+    for (change, said) in cases {
+        let problems = problems_of(&machine(change)).join("\n");
+        let found = problems
+            .lines()
+            .any(|line| line.contains("service.web.replies") && line.contains(said));
+        assert!(found, "{said}\n{problems}");
     }
 }
 

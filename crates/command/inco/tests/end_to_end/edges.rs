@@ -7,6 +7,7 @@ use testbed::http::Connection;
 use crate::addresses::are_here;
 use crate::back_ends::{CLIENTS, SERVICE, is_active, row};
 use crate::load_reports::{LISTEN, edge_text, machines_of_edges};
+use crate::replies::{replies, through_the_edge};
 use crate::support::{Engine, Inco, Load, Namespace, Network, PATIENCE, Place, eventually};
 use crate::tunnels::{FIRST, MTU, Machine, SECOND, segment};
 use model::InstanceState;
@@ -28,9 +29,14 @@ struct Edge<'a> {
 }
 
 impl Edge<'_> {
-    fn start<'a>(host: &'a Namespace, place: &'a Place, (listen, address): (&str, &str)) -> Edge<'a> {
+    fn start<'a>(
+        host: &'a Namespace,
+        place: &'a Place,
+        (listen, address): (&str, &str),
+        change: fn(&str) -> String,
+    ) -> Edge<'a> {
         let key = place.secret_file("edges.key", KEY).display().to_string();
-        let text = edge_text(place, listen);
+        let text = change(&edge_text(place, listen));
         let own = "address = \"10.0.0.1\", network = 7 ";
         assert!(text.contains(own), "{text}");
         let text = text.replace(
@@ -123,12 +129,22 @@ impl Held {
 
 #[test]
 fn edges_come_and_go_and_each_connection_keeps_its_machine() {
+    edges_come_and_go(str::to_owned);
+}
+
+#[test]
+fn the_same_with_replies_through_the_edges() {
+    edges_come_and_go(through_the_edge);
+}
+
+/// `change` is made in the configurations of edges and machines.
+fn edges_come_and_go(change: fn(&str) -> String) {
     if !are_here(Engine::Oci, &["nginx"]) {
         return;
     }
     let cycles = if real_parts::is_full_length() { 20 } else { 2 };
     let (place, network) = (Place::with_a_cpu(), segment());
-    let machines = machines_of_edges(&network, &place, &[LISTEN, OTHER_LISTEN], &EDGES);
+    let machines = machines_of_edges(&network, &place, (&[LISTEN, OTHER_LISTEN], &EDGES), change);
     let other_host = Namespace::new();
     network.client_ip(&format!(
         "link add to-edge type veth peer name eth1 netns {0}\nlink set to-edge mtu {MTU} master br0 up",
@@ -145,8 +161,8 @@ fn edges_come_and_go_and_each_connection_keeps_its_machine() {
         std::fs::write("/proc/sys/net/ipv4/fib_multipath_hash_policy", "1").unwrap();
     });
     let other_place = place.beside();
-    let mut first = Edge::start(network.machine(), &place, (LISTEN, EDGES[0]));
-    let mut second = Edge::start(&other_host, &other_place, (OTHER_LISTEN, EDGES[1]));
+    let mut first = Edge::start(network.machine(), &place, (LISTEN, EDGES[0]), change);
+    let mut second = Edge::start(&other_host, &other_place, (OTHER_LISTEN, EDGES[1]), change);
 
     route_by(&network, &EDGES[..1]);
     let mut held = Held::open(&network);
@@ -193,7 +209,7 @@ fn edges_come_and_go_and_each_connection_keeps_its_machine() {
         route_by(&network, &EDGES[1..]);
         more("requests after an edge has died");
         held.are_answered(&format!("cycle {cycle}, after an edge has died"));
-        first = Edge::start(network.machine(), &place, (LISTEN, EDGES[0]));
+        first = Edge::start(network.machine(), &place, (LISTEN, EDGES[0]), change);
     }
     held.are_answered("at the end");
     drop(held);
@@ -207,6 +223,9 @@ fn edges_come_and_go_and_each_connection_keeps_its_machine() {
     for edge in [&first, &second] {
         edge.has_no_fault();
     }
+    // The other one has just begun, and has had no request.
+    let are_by_edge = second.text.contains("replies = \"edge\"");
+    assert_eq!(replies(&second.inco, None) > 0, are_by_edge);
     for machine in &machines {
         let status = machine.inco.at_rest();
         assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");

@@ -29,7 +29,13 @@ const FLOWS: u32 = 600;
 const AT_A_TIME: u32 = 10;
 
 /// A machine that reports to these edges, and takes their packets out of tunnels.
-fn machine(network: &Network, beside: &Place, number: u8, (to, from): (&[&str], &[&str])) -> Machine {
+fn machine(
+    network: &Network,
+    beside: &Place,
+    number: u8,
+    (to, from): (&[&str], &[&str]),
+    change: fn(&str) -> String,
+) -> Machine {
     Machine::with(network, beside, (number, from), |host, place, text| {
         network.machine_ip(&format!(
             "link add rep-{number} type veth peer name rep netns {}\nlink set rep-{number} master rep0 up",
@@ -39,29 +45,29 @@ fn machine(network: &Network, beside: &Place, number: u8, (to, from): (&[&str], 
             "link set eth1 address 02:00:00:00:00:1{number}\naddress add 192.168.7.1{number}/24 dev rep\nlink set rep up"
         ));
         let key = key_file(place, number);
-        text + &format!(
-            "capacity = \"50kpps\"\n[reports]\nmachine = {number}\nto = {to:?}\nkey = \"{key}\"\n"
-        )
+        change(&text)
+            + &format!("capacity = \"50kpps\"\n[reports]\nmachine = {number}\nto = {to:?}\nkey = \"{key}\"\n")
     })
 }
 
 /// A network for reports, in which the edge is to listen, and both machines.
 fn machines(network: &Network, beside: &Place) -> [Machine; 2] {
-    machines_of_edges(network, beside, &[LISTEN], &["10.0.0.1"])
+    machines_of_edges(network, beside, (&[LISTEN], &["10.0.0.1"]), str::to_owned)
 }
 
-/// The same for edges that listen there, and have these addresses for tunnels.
+/// The same for edges that listen there, and have these addresses for tunnels. `change` is made in the machines'
+/// configurations.
 pub(crate) fn machines_of_edges(
     network: &Network,
     beside: &Place,
-    to: &[&str],
-    from: &[&str],
+    edges: (&[&str], &[&str]),
+    change: fn(&str) -> String,
 ) -> [Machine; 2] {
     network.machine_ip(&format!(
         "{}\naddress add 192.168.7.1/24 dev rep0\nlink set rep0 up",
         bridge("rep0")
     ));
-    [1, 2].map(|number| machine(network, beside, number, (to, from)))
+    [1, 2].map(|number| machine(network, beside, number, edges, change))
 }
 
 /// A client that knows the MAC address from which the first machine speaks for the service, and so reaches it without the

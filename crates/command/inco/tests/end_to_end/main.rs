@@ -66,6 +66,7 @@ mod readiness;
 mod refusals;
 mod relaxed;
 mod replicas;
+mod replies;
 mod restart;
 mod rollout;
 mod service;

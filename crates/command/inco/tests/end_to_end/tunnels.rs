@@ -88,7 +88,7 @@ impl Machine {
     }
 
     /// Its inco is killed, and another one goes on.
-    fn with_another_inco(mut self) -> Machine {
+    pub(crate) fn with_another_inco(mut self) -> Machine {
         drop(self.inco.kill());
         self.inco = self.host.within(|| self.place.run(&self.configuration));
         self
@@ -115,7 +115,7 @@ fn load_on_both(network: &Network) -> Load {
     load
 }
 
-fn asked_for_more(load: &Load) {
+pub(crate) fn asked_for_more(load: &Load) {
     let asked = load.requests();
     eventually("many requests are answered", PATIENCE, || {
         (load.requests() > asked + 300).then_some(())

@@ -28,6 +28,10 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     for service in services.by_ref().filter(|of| of.port == PortKind::Tunnel) {
         check_service(reader, configuration, service, ends.first().copied());
     }
+    let by_edge = |of: &&Service| of.replies == Replies::Edge;
+    for service in configuration.services.iter().filter(by_edge) {
+        check_replies(reader, configuration, service, ends.first().copied());
+    }
 }
 
 type End<'a> = (usize, &'a Uplink, &'a UplinkTunnel);
@@ -140,7 +144,7 @@ fn check_service(
         ),
         (
             "flow_counters",
-            service.flow_counters,
+            service.flow_counters && service.replies == Replies::Direct,
             "replies do not come back through a tunnel",
         ),
         (
@@ -172,5 +176,45 @@ fn check_service(
             let what = "it is about containers, and others run the machines of `instances.from`";
             reader.report(&key(name), ValueError::new(what, format!("remove {name}")));
         }
+    }
+}
+
+/// A service whose replies return through the edge: at a machine, or at the edge itself.
+fn check_replies(
+    reader: &mut Reader,
+    configuration: &Configuration,
+    service: &Service,
+    end: Option<End<'_>>,
+) {
+    let name = &service.name;
+    let mut wrong = |what: String, write: &str| {
+        reader.report(&format!("service.{name}.replies"), ValueError::new(what, write));
+    };
+    let switch = &configuration.switch;
+    if !switch.can.replies_by_edge {
+        let what = format!(
+            "the driver {} has no replies through the edge",
+            switch.driver.name()
+        );
+        return wrong(what, "write replies = \"direct\", or driver = \"soft\"");
+    }
+    let Some((uplink, _, tunnel)) = end else {
+        let what = "no uplink has an end of tunnels, and so there is no way to an edge".to_owned();
+        return wrong(what, "remove it, or write `tunnel` at an [[uplink]]");
+    };
+    let is_of_tunnel = service.uplinks.iter().map(|of| of.index()).eq([uplink]);
+    if service.port != PortKind::Tunnel && (tunnel.from.is_empty() || !is_of_tunnel) {
+        let what = "no edge sends packets of this service through a tunnel".to_owned();
+        let write = "list the edges in `from` of the uplink's tunnel, with that uplink as the only one of the service, or remove it";
+        wrong(what, write);
+    }
+    let is_next = |of: &Service| of.next.as_ref() == Some(name);
+    if service.next.is_some() || configuration.services.iter().any(is_next) {
+        let what = "what leaves a chain of services leaves by the machine's own uplink".to_owned();
+        wrong(what, "write replies = \"direct\", or remove `next`");
+    }
+    if service.external.is_some() {
+        let what = "packets from external addresses leave by the machine's own uplink".to_owned();
+        wrong(what, "write replies = \"direct\", or remove `external`");
     }
 }
