@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{Configuration, Device, EngineDriver, Hugepages, PortKind, Service, check_facts};
+use configuration::{Configuration, Device, EngineDriver, Hugepages, PortKind, check_facts};
 use serde::Serialize;
 
 use display::output;
@@ -253,30 +253,35 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
 /// Checks the ports that the switch creates for instances at its start.
 fn ports(configuration: &Configuration) -> Option<Finding> {
     let makes_all = configuration.switch.can.prepared_ports;
-    let is_made =
-        |service: &&Service| makes_all || matches!(service.port, PortKind::Kernel | PortKind::Frames);
-    if !configuration.services.iter().any(|service| is_made(&service)) {
-        return None;
-    }
-    let spare = configuration.switch.spare_ports();
-    let told = configuration.services.iter().filter(is_made).map(|service| {
-        let kind = match service.port {
-            PortKind::Device => "on functions of a card",
-            PortKind::Kernel => "on interfaces",
-            PortKind::Frames => "of whole frames on interfaces",
-            PortKind::Tunnel => "at the far ends of tunnels",
-            PortKind::Routed if service.instances.are_others() => "for servers that others run",
-            PortKind::Routed => "for instances on other machines",
-            PortKind::Memif | PortKind::Null => "on memif",
-        };
-        let most = service.instance_limit();
-        format!(
-            "{}: {} slots {kind}, for {most} instances and draining ones",
-            service.name,
-            service.made_ports(spare)
-        )
+    let is_made = move |kind: PortKind| makes_all || matches!(kind, PortKind::Kernel | PortKind::Frames);
+    let all = configuration.services.iter().flat_map(|service| {
+        let kinds = service
+            .port_kinds()
+            .into_iter()
+            .filter(move |kind| is_made(*kind));
+        kinds.map(move |kind| (service, kind))
     });
-    Some(Finding::ok("ports", told.collect::<Vec<_>>().join("; ")))
+    let spare = configuration.switch.spare_ports();
+    let told: Vec<String> = all
+        .map(|(service, kind)| {
+            let kind = match kind {
+                PortKind::Device => "on functions of a card",
+                PortKind::Kernel => "on interfaces",
+                PortKind::Frames => "of whole frames on interfaces",
+                PortKind::Tunnel => "at the far ends of tunnels",
+                PortKind::Routed if service.instances.are_others() => "for servers that others run",
+                PortKind::Routed => "for instances on other machines",
+                PortKind::Memif | PortKind::Null => "on memif",
+            };
+            let most = service.instance_limit();
+            format!(
+                "{}: {} slots {kind}, for {most} instances and draining ones",
+                service.name,
+                service.made_ports(spare)
+            )
+        })
+        .collect();
+    (!told.is_empty()).then(|| Finding::ok("ports", told.join("; ")))
 }
 
 /// Checks whether the API server of a Kubernetes cluster answers, and what inco may do there.

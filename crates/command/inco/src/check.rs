@@ -8,7 +8,7 @@ use configuration::{
 use model::{ActorSide, Fallback};
 use orchestrator::leftovers::Running;
 use orchestrator::load::{load, load_for_this_machine, service_text};
-use orchestrator::machine::{Machine, images_to_pull};
+use orchestrator::machine::{Machine, image_to_pull};
 use serde::Serialize;
 
 use crate::cli::CheckArgs;
@@ -25,10 +25,10 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let mut plan = Plan::of(&configuration)?;
     if !args.offline {
         plan.running = Running::of(&run_dir::run_dir()).map(RunningPlan::from);
-        for service in &configuration.services {
-            for engine in configuration.engines_of(service) {
-                let missing = images_to_pull(&engine, [service]);
-                plan.pulls.extend(missing.map(|(_, image)| image.to_owned()));
+        for variant in configuration.services.iter().flat_map(Service::variants) {
+            for engine in configuration.engines_of_variant(&variant) {
+                let missing = image_to_pull(&engine, &variant.service);
+                plan.pulls.extend(missing.map(str::to_owned));
             }
         }
         plan.pulls.sort();
@@ -122,6 +122,9 @@ struct ServicePlan {
     /// Absent without `[[place]]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<String>,
+    /// What instances at some places have of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    at: Vec<AtPlan>,
     cpus: Option<f64>,
     /// Whether each instance has a core to itself.
     exclusive: bool,
@@ -131,6 +134,14 @@ struct ServicePlan {
     autoscaler: String,
     ring_bytes_per_instance: u64,
     drain_deadline: String,
+}
+
+/// What instances of a service at a place are made from.
+#[derive(Debug, Serialize)]
+struct AtPlan {
+    place: String,
+    port: &'static str,
+    image: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -180,6 +191,16 @@ impl Plan {
                 max: service.instances.max,
                 standby: service.instances.standby,
                 placement: placement_of(configuration, service),
+                at: service
+                    .variants()
+                    .filter_map(|of| {
+                        Some(AtPlan {
+                            place: of.at?.name.clone(),
+                            port: of.service.port.name(),
+                            image: of.service.image.clone(),
+                        })
+                    })
+                    .collect(),
                 cpus: service.cpus,
                 exclusive: service.exclusive,
                 memory_bytes: service.memory_bytes,
@@ -371,6 +392,11 @@ impl Plan {
         for service in &self.services {
             if let Some(placement) = &service.placement {
                 let _ = writeln!(text, "{}: placement {placement}", service.name);
+            }
+            for of in &service.at {
+                let AtPlan { place, port, image } = of;
+                let image = image.as_deref().unwrap_or_default();
+                let _ = writeln!(text, "{}: at {place}, image {image}, port {port}", service.name);
             }
         }
         text.push('\n');

@@ -50,9 +50,9 @@ pub use instance::{Container, Instance, Port};
 pub use message::{Command, CommandError, CommandId, Inputs, Outputs, Report, ReportKind};
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
-    ATTACH_AGAIN, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT, CREATES_AT_ONCE,
-    Core, LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT, LABEL_RUN_DIR, LABEL_SERVICE,
-    LABEL_SLOT, MadePort, Matching, OLDEST_COUNTERS, Place, SAME_EVENT_AGAIN, STALL_AFTER, ServiceSettings,
-    Settings, YOUNG,
+    ATTACH_AGAIN, AtPlace, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT,
+    CREATES_AT_ONCE, Core, LABEL_CORE, LABEL_EXTERNAL, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT,
+    LABEL_RUN_DIR, LABEL_SERVICE, LABEL_SLOT, MadePort, Matching, OLDEST_COUNTERS, Place, SAME_EVENT_AGAIN,
+    STALL_AFTER, ServiceSettings, Settings, YOUNG,
 };
 pub use shell::{EngineCalls, Shell};

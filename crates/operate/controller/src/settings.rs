@@ -6,7 +6,7 @@ use model::{
     AgentCheck, BackEnd, Fallback, HealthCheck, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId,
     Slot, StandbyMode,
 };
-use placement::Placement;
+use placement::{PlaceId, Placement};
 use scheduling::Scheduler;
 use switch::{PortKind, PortSpec, ServicePlan};
 
@@ -15,12 +15,27 @@ use switch::{PortKind, PortSpec, ServicePlan};
 pub struct MadePort {
     /// The slot of the port.
     pub slot: Slot,
+    /// The kind of the port.
+    pub kind: PortKind,
     /// Mounts through which the container reaches the port.
     pub mounts: Vec<Mount>,
     /// Environment variables that describe the port.
     pub env: Vec<(String, String)>,
     /// Functions of a network card that form the port.
     pub functions: Vec<NetFunction>,
+}
+
+/// What the instances of a service at a place have in the place of the service's own settings.
+#[derive(Clone, Debug)]
+pub struct AtPlace {
+    /// The place.
+    pub place: PlaceId,
+    /// Their container.
+    pub container: ContainerSpec,
+    /// The kind of their ports.
+    pub port: PortKind,
+    /// The condition that ends Starting.
+    pub ready: Ready,
 }
 
 /// Settings of one service.
@@ -45,8 +60,10 @@ pub struct ServiceSettings {
     /// For how long a mapping to an external port may live without a packet, where the plan has external addresses: an
     /// instance's ports are nobody else's for that long after it.
     pub mapping_lifetime: Nanos,
-    /// The slots with ports made in advance; [`None`] permits any slot.
-    pub made_ports: Option<Vec<MadePort>>,
+    /// What instances at some places have of their own.
+    pub at: Vec<AtPlace>,
+    /// The slots with ports made in advance. For a kind of port of which there is none, any other slot is permitted.
+    pub made_ports: Vec<MadePort>,
     /// At which of [`Settings::places`] its instances run.
     pub placement: Placement,
     /// Whether each instance has a core of its place to itself, in place of a quota.
@@ -99,7 +116,8 @@ impl ServiceSettings {
             back_ends: None,
             followed: None,
             mapping_lifetime: Nanos::ZERO,
-            made_ports: None,
+            at: Vec::new(),
+            made_ports: Vec::new(),
             placement: Placement::Auto,
             exclusive: false,
             node: None,
@@ -123,6 +141,36 @@ impl ServiceSettings {
 }
 
 impl ServiceSettings {
+    fn at(&self, place: PlaceId) -> Option<&AtPlace> {
+        self.at.iter().find(|of| of.place == place)
+    }
+
+    /// The container of an instance at that place.
+    pub(crate) fn container_at(&self, place: PlaceId) -> Option<&ContainerSpec> {
+        let own = self.at(place).map(|of| &of.container);
+        own.or(self.container.as_ref())
+    }
+
+    /// The kind of the ports of an instance at that place.
+    pub(crate) fn port_at(&self, place: PlaceId) -> PortKind {
+        self.at(place).map_or(self.port.kind, |of| of.port)
+    }
+
+    /// The condition that ends Starting of an instance at that place.
+    pub(crate) fn ready_at(&self, place: PlaceId) -> &Ready {
+        self.at(place).map_or(&self.ready, |of| &of.ready)
+    }
+
+    /// The ports of that kind that were made in advance.
+    pub(crate) fn made_ports_of(&self, kind: PortKind) -> impl Iterator<Item = &MadePort> + Clone {
+        self.made_ports.iter().filter(move |port| port.kind == kind)
+    }
+
+    /// Whether ports of that kind are made in advance.
+    pub(crate) fn makes_ports(&self, kind: PortKind) -> bool {
+        self.made_ports_of(kind).next().is_some()
+    }
+
     /// The CPUs of an instance in the file, if it has a quota.
     pub(crate) fn usual_cpus(&self) -> Option<f64> {
         let spec = self.container.as_ref()?;

@@ -24,6 +24,7 @@ const STEP: Nanos = Nanos::from_millis(10);
 fn service(from: &[&str], is_checked: bool) -> ServiceSettings {
     let place = |slot: u16| MadePort {
         slot: Slot(slot),
+        kind: PortKind::Routed,
         mounts: Vec::new(),
         env: Vec::new(),
         functions: Vec::new(),
@@ -39,7 +40,7 @@ fn service(from: &[&str], is_checked: bool) -> ServiceSettings {
     };
     let scaler = Autoscaler::from_name("fixed").unwrap();
     ServiceSettings {
-        made_ports: Some((0..6).map(place).collect()),
+        made_ports: (0..6).map(place).collect(),
         port: PortSpec::new(PortKind::Routed, ""),
         min: back_ends.len() as u32,
         max: back_ends.len() as u32,

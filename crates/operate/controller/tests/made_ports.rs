@@ -6,17 +6,19 @@ use std::collections::BTreeMap;
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{
-    CommandId, Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, MadePort, Outputs,
-    ServiceSettings, Settings,
+    AtPlace, CommandId, Controller, Inputs, LABEL_INSTANCE, LABEL_PLACE, LABEL_PORT, LABEL_SERVICE,
+    LABEL_SLOT, MadePort, Outputs, Place, Report, ReportKind, ServiceSettings, Settings,
 };
 use engine::{Container, ContainerSpec, ContainerState, Request};
-use model::{Action, EventKind, InstanceState, Mount, Nanos, Ready, Slot};
-use switch::{Resumed, SwitchEvent, SwitchReading};
+use model::{Action, EventKind, InstanceState, Mount, Nanos, PortKind, Ready, Slot};
+use placement::PlaceId;
+use switch::{PortSpec, Resumed, SwitchEvent, SwitchReading};
 
 /// A service with `instances` instances and the slots 4 and 5.
 fn controller(instances: u32) -> Controller {
     let place = |slot: u16| MadePort {
         slot: Slot(slot),
+        kind: PortKind::Null,
         mounts: vec![Mount {
             source: format!("/ports/{slot}").into(),
             target: "/run/inco-port".into(),
@@ -27,7 +29,7 @@ fn controller(instances: u32) -> Controller {
     };
     let scaler = Autoscaler::from_name("fixed").unwrap();
     let service = ServiceSettings {
-        made_ports: Some(vec![place(4), place(5)]),
+        made_ports: vec![place(4), place(5)],
         min: instances,
         max: instances,
         ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
@@ -317,4 +319,146 @@ fn an_adopted_container_with_flows_drains_where_fewer_are_wanted() {
         now[..2],
         [(3, InstanceState::Active), (4, InstanceState::Draining)]
     );
+}
+
+/// Two places: instances at the first have memif ports, those at the second have interfaces of the slots 4 and 5.
+fn two_kinds(instances: u32) -> Controller {
+    let port = |slot: u16| MadePort {
+        slot: Slot(slot),
+        kind: PortKind::Kernel,
+        mounts: Vec::new(),
+        env: vec![("PORT".to_owned(), slot.to_string())],
+        functions: Vec::new(),
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        port: PortSpec::new(PortKind::Memif, "port.sock"),
+        at: vec![AtPlace {
+            place: PlaceId(1),
+            container: ContainerSpec::new("", "server"),
+            port: PortKind::Kernel,
+            ready: Ready::Listens,
+        }],
+        made_ports: vec![port(4), port(5)],
+        min: instances,
+        max: instances,
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "function")), scaler)
+    };
+    let card = Place {
+        instances: Some(1),
+        ..Place::new("card")
+    };
+    let settings = Settings {
+        places: vec![card, Place::new("host")],
+        ..Settings::default()
+    };
+    Controller::new(settings, vec![service])
+}
+
+#[test]
+fn each_place_has_its_container_and_its_kind_of_port() {
+    let mut controller = two_kinds(4);
+    controller.adopt(&[], &Resumed::default(), Nanos::ZERO);
+    let out = step(&mut controller, Nanos::from_millis(1));
+    let made = created(&out).into_iter().map(|spec| {
+        let label = |key: &str| spec.labels[key].clone();
+        let port = spec.env.iter().find(|(key, _)| key == "PORT");
+        (
+            label(LABEL_PLACE),
+            spec.image.with_tag(),
+            label(LABEL_PORT),
+            label(LABEL_SLOT),
+            port.map(|(_, slot)| slot.clone()),
+        )
+    });
+    let of = |place: &str, image: &str, kind: &str, slot: &str, port: Option<&str>| {
+        let image = format!("{image}:latest");
+        let text = str::to_owned;
+        (
+            text(place),
+            image,
+            text(kind),
+            text(slot),
+            port.map(str::to_owned),
+        )
+    };
+    assert_eq!(
+        made.collect::<Vec<_>>(),
+        [
+            of("card", "function", "memif", "0", None),
+            of("host", "server", "kernel", "4", Some("4")),
+            of("host", "server", "kernel", "5", Some("5")),
+        ]
+    );
+    assert_eq!((told(&out), controller.made_ports()), (1, Some((2, 2))));
+}
+
+/// Each is ready when what its own kind of port asks for is there.
+#[test]
+fn an_instance_is_ready_as_its_place_says() {
+    let mut controller = two_kinds(2);
+    controller.adopt(
+        &[at("card", container(1, 0)), at("host", container(2, 4))],
+        &Resumed::default(),
+        Nanos::ZERO,
+    );
+    step(&mut controller, Nanos::from_millis(1));
+    let attached = [0, 4].map(|slot| SwitchEvent::Attached {
+        slot: Slot(slot),
+        peer: String::new(),
+    });
+    step_with(&mut controller, &attached, Nanos::from_millis(2));
+    let states = |controller: &Controller| -> Vec<InstanceState> {
+        controller.instances().iter().map(|i| i.state()).collect()
+    };
+    assert_eq!(
+        states(&controller),
+        [InstanceState::Active, InstanceState::Starting]
+    );
+    let listens = [Report {
+        instance: controller.instances()[1].id(),
+        kind: ReportKind::Listens(Ok(())),
+    }];
+    let inputs = Inputs {
+        reports: &listens,
+        ..Inputs::default()
+    };
+    step_by(&mut controller, inputs, Nanos::from_millis(3));
+    assert_eq!(states(&controller), [InstanceState::Active; 2]);
+}
+
+/// The container at that place.
+fn at(place: &str, mut container: Container) -> Container {
+    container.labels.insert(LABEL_PLACE.to_owned(), place.to_owned());
+    container
+}
+
+/// One with an interface needs that of its slot; one with a socket has any other slot.
+#[test]
+fn adopted_containers_have_the_ports_of_their_places() {
+    let mut controller = two_kinds(4);
+    let mut older = at("host", container(4, 2));
+    older.labels.insert(LABEL_PORT.to_owned(), "memif".to_owned());
+    let containers = [
+        at("card", container(1, 9)),
+        at("host", container(2, 5)),
+        at("host", container(3, 9)),
+        older,
+    ];
+    controller.adopt(&containers, &Resumed::default(), Nanos::ZERO);
+    let adopted: Vec<_> = controller
+        .instances()
+        .iter()
+        .map(|i| (i.id().0, i.slot(), i.port_kind()))
+        .collect();
+    assert_eq!(
+        adopted,
+        [
+            (1, Slot(9), PortKind::Memif),
+            (2, Slot(5), PortKind::Kernel),
+            // From before its place had another kind.
+            (4, Slot(2), PortKind::Memif),
+        ]
+    );
+    assert_eq!(controller.made_ports(), Some((2, 1)));
 }

@@ -275,7 +275,7 @@ impl Facts for Machine {
         let store = Store::at(Store::default_dir());
         let name = ImageRef::from(service.image.as_deref().unwrap_or_default());
         let is_here = store.resolve(&name);
-        if is_here.is_err() && images_to_pull(engine, [service]).next().is_some() {
+        if is_here.is_err() && image_to_pull(engine, service).is_some() {
             // It is asked again when the image is here.
             return Ok(());
         }
@@ -423,16 +423,11 @@ pub fn allowed_cpus() -> Vec<u16> {
         .collect()
 }
 
-/// The images of services that are not on this machine and come from registries, with their services.
-pub fn images_to_pull<'a>(
-    engine: &'a Engine,
-    services: impl IntoIterator<Item = &'a Service> + 'a,
-) -> impl Iterator<Item = (&'a Service, &'a str)> + 'a {
-    let with_containers = services.into_iter().filter(|service| service.has_containers());
-    with_containers
-        .filter(|_| engine.pull == Pull::Missing && !engine.is_orchestrator())
-        .filter_map(|service| Some((service, service.image.as_deref()?)))
-        .filter(|(_, image)| images::may_be_pulled(image) && !has_image(engine, image))
+/// The image of a service, if it is not on this machine and comes from a registry.
+pub fn image_to_pull<'a>(engine: &Engine, service: &'a Service) -> Option<&'a str> {
+    let may_pull = service.has_containers() && engine.pull == Pull::Missing && !engine.is_orchestrator();
+    let image = service.image.as_deref().filter(|_| may_pull)?;
+    (images::may_be_pulled(image) && !has_image(engine, image)).then_some(image)
 }
 
 /// Whether containers can be made from an image as it is here. Docker imports images from the store if it lacks them.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use configuration::{Configuration, InstanceDevice, Service};
 use controller::MadePort;
-use model::{Mount, ServiceId, Slot};
+use model::{Mount, PortKind, ServiceId, Slot};
 use openflow_switch::{PooledPorts, PortDevice};
 
 use super::wiring::PORT_SOCKET;
@@ -16,15 +16,37 @@ pub(crate) const FOLDER: &str = "ports";
 /// Path of the port socket's directory inside a container.
 const PORT_DIR: &str = "/run/inco-port";
 
-/// The slots of each service, in the order of the configuration. With memif ports: enough for `max`, standby and
-/// draining instances. With functions of a card: one per device.
-pub(super) fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Service, Vec<Slot>)> {
+/// The slots of a service for instances with one kind of ports.
+pub(super) struct Slots<'a> {
+    pub(super) id: ServiceId,
+    pub(super) service: &'a Service,
+    pub(super) kind: PortKind,
+    pub(super) slots: Vec<Slot>,
+}
+
+/// The slots of each service, in the order of the configuration: first those for its own kind of ports, then those for other
+/// kinds at some places, so that such a place changes no slot. With memif ports: enough for `max`, standby and draining
+/// instances. With functions of a card: one per device.
+pub(super) fn slots(configuration: &Configuration) -> impl Iterator<Item = Slots<'_>> {
     let spare = configuration.switch.spare_ports();
     let mut next = 0;
-    configuration.services.iter().map(move |service| {
+    let own = configuration
+        .services_with_ids()
+        .map(|(id, of)| (id, of, of.port));
+    let others = configuration.services_with_ids().flat_map(|(id, of)| {
+        let kinds = of.port_kinds().into_iter().skip(1);
+        kinds.map(move |kind| (id, of, kind))
+    });
+    own.chain(others).map(move |(id, service, kind)| {
         let first = next;
         next += service.made_ports(spare);
-        (service, (first..next).map(|slot| Slot(slot as u16)).collect())
+        let slots = (first..next).map(|slot| Slot(slot as u16)).collect();
+        Slots {
+            id,
+            service,
+            kind,
+            slots,
+        }
     })
 }
 
@@ -48,15 +70,11 @@ pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
             PortDevice::Interface(name)
         }
     };
-    let of_service = |(service, slots): (&Service, Vec<Slot>)| -> Vec<PooledPorts> {
-        let place = configuration
-            .services
-            .iter()
-            .position(|of| of.name == service.name);
-        let service_id = ServiceId(place.unwrap_or_default() as u16);
+    let of_service = |of: Slots<'_>| -> Vec<PooledPorts> {
+        let Slots { service, slots, .. } = of;
         let pooled = |slot, devices| PooledPorts {
             slot,
-            service: service_id,
+            service: of.id,
             devices,
         };
         if service.port.is_listed() {
@@ -80,6 +98,7 @@ pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
 pub(super) fn made_ports(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec<MadePort>> {
     let memif = |service: &Service, slot| MadePort {
         slot,
+        kind: service.port,
         mounts: vec![Mount {
             source: directory(slot),
             target: PathBuf::from(PORT_DIR),
@@ -100,11 +119,12 @@ pub(super) fn made_ports(configuration: &Configuration, queue_pairs: u16) -> Vec
     };
     let device = |slot, devices: &[InstanceDevice]| MadePort {
         slot,
+        kind: PortKind::Device,
         mounts: Vec::new(),
         env: Vec::new(),
         functions: devices.iter().map(|of| of.function.clone()).collect(),
     };
-    let of_service = |(service, slots): (&Service, Vec<Slot>)| {
+    let of_service = |Slots { service, slots, .. }: Slots<'_>| {
         if service.port.is_listed() {
             let devices = slots.into_iter().zip(devices(service));
             return devices.map(|(slot, of)| device(slot, of)).collect();

@@ -1,11 +1,11 @@
 //! Gets the images of a configuration that are not on this machine from their registries.
 
 use anyhow::Context as _;
-use configuration::Configuration;
+use configuration::{Configuration, Service};
 use engine::ImageRef;
 use images::RegistryOptions;
 
-use crate::machine::images_to_pull;
+use crate::machine::image_to_pull;
 
 /// Pulls the images that are missing; tells how many. `say` gets a line for each step. Blocks for as long as that
 /// takes.
@@ -18,12 +18,12 @@ pub(crate) fn pull_missing(
 ) -> anyhow::Result<usize> {
     let mut pulled = 0;
     // Services may share an image: each is looked for when it is its turn.
-    for service in &configuration.services {
-        let engines = configuration.engines_of(service);
+    for variant in configuration.services.iter().flat_map(Service::variants) {
+        let engines = configuration.engines_of_variant(&variant);
         let mut missing = engines
             .iter()
-            .flat_map(|engine| images_to_pull(engine, [service]));
-        let Some((_, image)) = missing.next() else {
+            .filter_map(|engine| image_to_pull(engine, &variant.service));
+        let Some(image) = missing.next() else {
             continue;
         };
         let options = RegistryOptions {
@@ -31,7 +31,7 @@ pub(crate) fn pull_missing(
             ..RegistryOptions::default()
         };
         let got = images::pull(&ImageRef::from(image), &options, say);
-        let got = got.with_context(|| format!("service.{}.image: cannot pull {image:?}", service.name))?;
+        let got = got.with_context(|| format!("{}: cannot pull {image:?}", variant.key("image")))?;
         say(&format!("{}: in the store", got.image.name));
         pulled += 1;
     }

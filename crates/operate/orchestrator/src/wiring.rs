@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use configuration::{
     Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, Origin, PlaceId, Pull, Replies, Service,
 };
-use controller::{Matching, ServiceSettings};
+use controller::{AtPlace, Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::logs::Logs;
@@ -301,6 +301,8 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         next: _,
         // In `container`, and in `control/actors`.
         part: _,
+        // In `variants`.
+        at: _,
         // In `port`; the uplinks in all three.
         uplinks: _,
         queues: _,
@@ -323,11 +325,20 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         devices: _,
         egress: _,
     } = service;
-    let container = if service.has_containers() {
+    let own_container = if service.has_containers() {
         Some(container(service, runs)?)
     } else {
         None
     };
+    let variants = service.variants().filter_map(|of| Some((of.at?.place, of)));
+    let variants = variants.map(|(place, of)| -> Result<AtPlace> {
+        Ok(AtPlace {
+            place,
+            container: container(&of.service, runs)?,
+            port: of.service.port,
+            ready: of.service.ready.clone(),
+        })
+    });
     // All of the servers that others run are used, up to `max` where they come and go.
     let (back_ends, followed, (min, max)) = match &instances.from {
         Origin::Inco => (None, None, (instances.min, instances.max)),
@@ -346,6 +357,7 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         followed,
         socket_dir_in_container: is_here.then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
+        at: variants.collect::<Result<_>>()?,
         plan: service_plan(ServiceId(0), service, configuration),
         mapping_lifetime: external.as_ref().map_or(Nanos::ZERO, |of| of.lifetime),
         placement: *placement,
@@ -368,7 +380,7 @@ pub(super) fn service_settings(service: &Service, configuration: &Configuration)
         stop_grace: *stop_grace,
         stall_after: stall_after(service),
         ring_slots: ring.slots,
-        ..ServiceSettings::new(name.clone(), container, autoscaler.clone())
+        ..ServiceSettings::new(name.clone(), own_container, autoscaler.clone())
     })
 }
 

@@ -23,8 +23,9 @@ pub const ACTORS_IMAGE: &str = "inco/actors";
 /// What is appended to the name of a service of actors for its host's side.
 const HOST_SUFFIX: &str = "-host";
 /// Keys that say how instances come and go, of which each side has one.
-const NOT_FOR_ACTORS: [&str; 13] = [
+const NOT_FOR_ACTORS: [&str; 14] = [
     "instances",
+    "at",
     "subnets",
     "autoscaler",
     "scheduler",

@@ -121,7 +121,7 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
         return;
     }
     wrong(
-        service.port == PortKind::Kernel,
+        service.has_ports(PortKind::Kernel),
         "port",
         "gives packets back, and a program with a kernel port ends connections",
         "write port = \"memif\" or \"frames\"",

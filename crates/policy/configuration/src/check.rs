@@ -5,14 +5,14 @@ mod external;
 mod moves;
 mod placed;
 mod places;
+mod ports;
 mod reports;
 mod tunnels;
 
 use std::ops::RangeInclusive;
 
 use model::{
-    AffinityKey, Capabilities, Fallback, Match, Nanos, NetFunction, PortKind, Prefix, Probe, Ready, Slot,
-    UplinkId, UplinkKind, Vip, VipMode,
+    AffinityKey, Capabilities, Fallback, Match, Nanos, NetFunction, PortKind, Prefix, Slot, UplinkId, Vip,
 };
 
 use crate::chains::check_chains;
@@ -129,14 +129,14 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
             continue;
         };
         let key = |name: &str| format!("service.{}.{name}", service.name);
-        if service.port == PortKind::Memif {
+        if let Some(variant) = service.variants().find(|of| of.service.port == PortKind::Memif) {
             let what = format!(
                 "a memif port shares memory, and the containers of {} are on another machine",
                 engine.host
             );
             let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \
                          \"device\"";
-            reader.report(&key("port"), ValueError::new(what, write));
+            reader.report(&variant.key("port"), ValueError::new(what, write));
         }
         for (index, device) in service.devices.iter().enumerate() {
             if matches!(device.function, NetFunction::Pci { vfio: None, .. }) {
@@ -212,7 +212,7 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
     let total: u64 = configuration
         .services
         .iter()
-        .map(|service| u64::from(service.instance_limit()))
+        .map(|service| u64::from(service.instance_limit()) * service.port_kinds().len() as u64)
         .sum();
     if total > Slot::LIMIT as u64 {
         // Name the service with the largest demand.
@@ -225,7 +225,8 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
             |service| format!("service.{}.instances", service.name),
         );
         let what = format!(
-            "the services can have {total} instances, standby included, more than the switch's limit of {}",
+            "the services need {total} slots, one for each instance and kind of port, standby included, more than the \
+             switch's limit of {}",
             Slot::LIMIT
         );
         reader.report(&key, ValueError::new(what, "write a smaller max or standby"));
@@ -280,16 +281,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
         }
     }
     let (can, name, drivers) = (&switch.can, switch.driver.name(), reader.drivers);
-    // Suggests another driver that has the capability.
-    let or_other = |does: &dyn Fn(&Capabilities) -> bool| {
-        let mut others = SwitchDriver::WORDS
-            .iter()
-            .filter(|(_, other)| does(&drivers(*other)));
-        let other = others
-            .next()
-            .map(|(word, _)| format!(", or driver = \"{word}\" in [switch]"));
-        other.unwrap_or_default()
-    };
+    let or_other = |does: &dyn Fn(&Capabilities) -> bool| ports::or_other(drivers, does);
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
         let kind = uplink.device.kind();
         if !can.uplinks.contains(&kind) {
@@ -381,206 +373,7 @@ fn check_switch(reader: &mut Reader, configuration: &Configuration) {
                 ValueError::new(what, "write at least \"1s\""),
             );
         }
-        let has_stall_after = reader
-            .positions
-            .has(&format!("service.{}.stall_after", service.name));
-        let mut wrong = |key: &str, what: &str, write: String| {
-            let key = format!("service.{}.{key}", service.name);
-            reader.report(&key, ValueError::new(format!("the driver {name} {what}"), write));
-        };
-        let is_routed = service.port == PortKind::Routed;
-        if is_routed && !can.connects(service.port) {
-            let what = "reaches no servers that others run";
-            let other = or_other(&|can| can.connects(PortKind::Routed));
-            if service.instances.are_others() {
-                wrong("instances.from", what, format!("remove it{other}"));
-            } else {
-                let what = "reaches no instances on other machines by their addresses";
-                wrong("port", what, format!("write another port{other}"));
-            }
-        } else if !can.connects(service.port) {
-            let known = can.ports.iter().find(|kind| **kind != PortKind::Null);
-            let known = known.map_or("null", |kind| kind.name());
-            let write = format!(
-                "write port = \"{known}\"{}",
-                or_other(&|can| can.connects(service.port))
-            );
-            let what = match service.port {
-                PortKind::Frames if can.connects(PortKind::Kernel) => {
-                    "gives packets to the network of an instance, which ends connections, and sees none come back"
-                }
-                _ => "does not support this kind of port",
-            };
-            wrong("port", what, write);
-        }
-        if service.affinity == Affinity::Relaxed && service.port == PortKind::Kernel && can.relaxed_moves {
-            let what = "moves no flow of an instance that ends connections";
-            wrong("affinity", what, "write affinity = \"strict\"".to_owned());
-        }
-        if service.affinity == Affinity::Relaxed && !can.relaxed_moves {
-            let what = "cannot hold the packets of a flow while it moves";
-            let write = format!(
-                "write affinity = \"strict\"{}",
-                or_other(&|can| can.relaxed_moves)
-            );
-            wrong("affinity", what, write);
-        }
-        if !can.affinity_keys.contains(&service.affinity_key) {
-            let what = "picks an instance for each flow by itself";
-            let has = |can: &Capabilities| can.affinity_keys.contains(&service.affinity_key);
-            let write = format!("write affinity_key = \"flow\"{}", or_other(&has));
-            wrong("affinity_key", what, write);
-        }
-        if service.flow_counters && !can.return_matching {
-            let what = "does not count returned packets for each flow";
-            let write = format!(
-                "write flow_counters = false{}",
-                or_other(&|can| can.return_matching)
-            );
-            wrong("flow_counters", what, write);
-        }
-        if service.signals && !can.signals {
-            let what = "does not see signals of instances";
-            let write = format!("write signals = false{}", or_other(&|can| can.signals));
-            wrong("signals", what, write);
-        }
-        let sees_stalls = |can: &Capabilities| can.ring_occupancy || can.probes;
-        if has_stall_after && !sees_stalls(can) {
-            let what = "does not see whether an instance takes packets";
-            let write = format!("write health in its place{}", or_other(&sees_stalls));
-            wrong("stall_after", what, write);
-        }
-        // Their programs use the kernel's network: they end connections.
-        let is_end = is_routed || service.port == PortKind::Kernel;
-        let has_rings = !is_end && service.port != PortKind::Frames;
-        if has_stall_after && sees_stalls(can) && !has_rings {
-            let what = "does not see whether a program takes packets from an interface";
-            let write = match is_end {
-                true => "write health in its place",
-                false => "write health = { command = [...] } in its place",
-            };
-            wrong("stall_after", what, write.to_owned());
-        }
-        if service.ready == Ready::Consumes && (!can.probes || !has_rings) {
-            let what = "cannot see whether an instance takes packets";
-            let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
-            wrong("ready", what, write);
-        }
-        let shows_listeners = service.port == PortKind::Frames || is_end && service.vip.is_some();
-        if service.ready == Ready::Listens && !shows_listeners {
-            let what = "sees who listens only in the network of a kernel port, at the address of its service";
-            let write = "write ready = \"connected\" or { exec = [...] }".to_owned();
-            wrong("ready", what, write);
-        }
-        let is_asked = can.checks && is_end && service.vip.is_some();
-        let needs = if can.checks {
-            "asks instances over their network only with port = \"kernel\" and vip"
-        } else {
-            "does not ask instances over their network"
-        };
-        if service
-            .health
-            .as_ref()
-            .is_some_and(|of| !matches!(of.probe, Probe::Command(_)))
-            && !is_asked
-        {
-            let write = "write health = { command = [...] }, or remove it".to_owned();
-            wrong("health", needs, write);
-        }
-        if service.port == PortKind::Null && service.health.is_some() {
-            wrong("health", "has nothing to check in a sink", "remove it".to_owned());
-        }
-        if service.agent.is_some() && !is_asked {
-            wrong("agent", needs, "remove it".to_owned());
-        }
-        if !service.symmetric && (!can.returns || is_end) {
-            let what = "gives both directions of a flow to one instance, which answers for itself";
-            wrong("symmetric", what, "write symmetric = true".to_owned());
-        }
-        match &service.vip {
-            Some(vip) if !can.vips.contains(&vip.mode) => {
-                let has_any = !can.vips.is_empty();
-                let what = if has_any {
-                    "cannot do that mode"
-                } else {
-                    "gives services no address"
-                };
-                let words: Vec<String> = can
-                    .vips
-                    .iter()
-                    .map(|mode| format!("mode = \"{}\"", mode.name()))
-                    .collect();
-                let here = if has_any {
-                    words.join(" or ")
-                } else {
-                    "match in its place".to_owned()
-                };
-                let write = format!("write {here}{}", or_other(&|can| can.vips.contains(&vip.mode)));
-                wrong(if has_any { "vip.mode" } else { "vip" }, what, write);
-            }
-            Some(vip) if vip.mode == VipMode::Dnat && !is_end => {
-                let what = "translates to the addresses of instances that have a network of their own";
-                wrong(
-                    "vip.mode",
-                    what,
-                    "write port = \"kernel\", or mode = \"l2\"".to_owned(),
-                );
-            }
-            Some(vip)
-                if !is_routed && vip.mode == VipMode::Dnat && !has_own_addresses(configuration, vip) =>
-            {
-                let what = "translates to addresses of instances' own, of the same IP version";
-                let write = "write instance_addresses = \"10.0.0.128/25\" in [switch.ebpf]".to_owned();
-                wrong("vip.mode", what, write);
-            }
-            Some(_)
-                if service.matches
-                    != Match {
-                        vlan: service.matches.vlan,
-                        ..Match::default()
-                    } =>
-            {
-                let what = "takes the packets to the address of a service that has one";
-                wrong(
-                    "match",
-                    what,
-                    "remove all keys of match but vlan, or vip".to_owned(),
-                );
-            }
-            Some(_)
-                if service.uplinks.iter().any(|id| {
-                    let uplink = configuration.uplinks.get(id.index());
-                    uplink.is_some_and(|uplink| uplink.device.kind() != UplinkKind::Kernel)
-                }) =>
-            {
-                let what = "answers for the address of a service on interfaces of the kernel";
-                let write = "write uplinks with device = \"kernel:INTERFACE\"".to_owned();
-                wrong("uplinks", what, write);
-            }
-            None if is_end && can.returns => {
-                let what = "is the next hop of instances with kernel ports, which needs an address";
-                let write = "write vip = { address = \"10.0.0.100\", ports = \"80\" }, or port = \"memif\""
-                    .to_owned();
-                wrong("vip", what, write);
-            }
-            _ if is_end && can.returns && service.uplinks.len() > 1 => {
-                let what = "gives an instance with a kernel port one uplink";
-                wrong("uplinks", what, "write one".to_owned());
-            }
-            None if !can.returns && service.matches.is_any() => {
-                let what =
-                    "has instances that end connections, and this service says neither address nor match";
-                let write = "write vip = { address = \"10.0.0.100\", ports = \"80\" }".to_owned();
-                wrong("vip", what, write);
-            }
-            _ => {}
-        }
-        if service.symmetric && !can.sees_openers && directions(service).len() == 1 {
-            let what = "cannot tell from this match which end opened a flow, and so cannot pin both directions to \
-                        one instance";
-            let write = "write symmetric = false, or a match for one direction only".to_owned();
-            wrong("symmetric", what, write);
-        }
+        ports::check(reader, configuration, service);
         ports += match service.port {
             PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
             PortKind::Memif

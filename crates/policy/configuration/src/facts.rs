@@ -180,26 +180,23 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
     for service in &configuration.services {
         let key = |name: &str| format!("service.{}.{name}", service.written_name());
         let engines = configuration.engines_of(service);
-        let usable = engines
-            .iter()
-            .filter(|engine| answering.iter().any(|known| known.is_same(engine)));
-        for (engine, image) in usable.flat_map(|engine| Some((engine, service.image.as_deref()?))) {
-            if !service.has_containers() {
-                break;
-            }
-            let answer = facts.image(engine, image);
-            if answer.is_ok() {
-                let of_command = if service.command.is_empty() {
-                    "image"
-                } else {
-                    "command"
-                };
-                ask(key(of_command), facts.program(engine, service, &service.command));
-                if let Ready::Exec(command) = &service.ready {
-                    ask(key("ready"), facts.program(engine, service, command));
+        for variant in service.variants().filter(|_| service.has_containers()) {
+            let (key, of) = (|name: &str| variant.key(name), &*variant.service);
+            let engines = configuration.engines_of_variant(&variant);
+            let usable = engines
+                .iter()
+                .filter(|engine| answering.iter().any(|known| known.is_same(engine)));
+            for (engine, image) in usable.flat_map(|engine| Some((engine, of.image.as_deref()?))) {
+                let answer = facts.image(engine, image);
+                if answer.is_ok() {
+                    let of_command = if of.command.is_empty() { "image" } else { "command" };
+                    ask(key(of_command), facts.program(engine, of, &of.command));
+                    if let Ready::Exec(command) = &of.ready {
+                        ask(key("ready"), facts.program(engine, of, command));
+                    }
                 }
+                ask(key("image"), answer);
             }
-            ask(key("image"), answer);
         }
         for (index, device) in service.devices.iter().enumerate() {
             let key = format!("{}[{index}]", key("devices"));

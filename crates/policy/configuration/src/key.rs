@@ -22,6 +22,9 @@ pub enum Reload {
     Rules,
     /// The reload is refused where returned packets would be counted per flow and no flow table does so yet.
     Counts,
+    /// The reload is refused where instances at some place would have another kind of ports: ports are made when the switch
+    /// starts.
+    Ports,
     /// Each key of this table has its own rule.
     Keys,
 }

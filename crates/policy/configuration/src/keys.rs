@@ -26,6 +26,7 @@ use crate::read::{Reader, boolean, bytes, number, path, power_of_two, share, spa
 use crate::types::*;
 use crate::units::ValueError;
 use crate::values::*;
+use crate::variants::{AtPlace, at_tables, finish_variants};
 
 /// `[required]`, `[= "TOML"]`, `[or "words"]`, `[or "words" => value]` or `[keys]` as a [`KeyDefault`].
 macro_rules! default_of {
@@ -573,6 +574,11 @@ tables! {
             "Where its instances run, of the places of the file (`[[place]]`, [places](../places.md)). `auto`: at the \
              first that has room, in their order; those at the last leave first. `split`: at the one with the most room \
              in proportion to its limits. A name: there only. Running instances stay where they are.";
+        at: at_tables, [or "none" => Vec::new()], Ports,
+            "table of places", "{ host = { image = \"inco/forward\", args = [\"--stamp\"] } }",
+            "What its instances at a place have in the place of its own image, program or kind of port, for each such place. See \
+             the table below, and [two kinds of instances](../places.md#two-kinds-of-instances). Another kind of port at a \
+             place needs a restart.";
         subnets: subnets, [or "none"], Restart,
             "table of places, each with a prefix", "{ card = \"10.128.0.0/24\", host = \"10.128.1.0/24\" }",
             "Binds destination subnets to places: in place of this service there is one for each place, with the name \
@@ -693,10 +699,11 @@ tables! {
         }
         let mut service = Service {
             name, matches, vip, external, egress, uplinks, next, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, subnets, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
+            hugepages, user_namespace, capabilities, ready, health, agent, ready_deadline, stall_after, instances, placement, at, subnets, cpus, exclusive, capacity, fit, scheduler, limit, autoscaler,
             affinity, affinity_key, associations, symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters, move_state,
             replies, signals, swarm, pods, part: None,
         };
+        finish_variants(reader, section, &mut service);
         match kind {
             ServiceKind::Actors => make_card(reader, section, &mut service, actors, sides),
             ServiceKind::Containers => {
@@ -708,6 +715,27 @@ tables! {
             }
         }
         service
+    }
+
+    at_place(reader, section) -> AtPlace = "service.NAME.at.PLACE":
+        "What the instances of a service at that place have in the place of its own keys. All other keys are the same for all of \
+         its instances."
+    {
+        port: word(PortKind::WORDS), [or "that of the service"], Restart,
+            "`\"memif\"`, `\"kernel\"` or `\"frames\"`", "\"frames\"", "The kind of their data ports.";
+        image: image, [or "that of the service"], Applies, "image name", "\"nginx\"", "Their image.";
+        command: texts, [or "the image's own, with `image`; else that of the service"], Applies,
+            "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments.";
+        args: texts, [or "none, with `image`; else those of the service"], Applies,
+            "list of text", "[\"--stamp\"]", "Arguments, appended to the command.";
+        ready: ready, [or "what is usual for the kind of port, with `port`; else that of the service"], Applies,
+            "as `ready` of the service", "\"connected\"", "When such an instance is ready.";
+    } => {
+        if [port.is_none(), image.is_none(), command.is_none(), args.is_none(), ready.is_none()] == [true; 5] {
+            let write = "write port, image, command, args or ready, or remove it";
+            reader.report(&section.path, ValueError::new("it says nothing of its own", write));
+        }
+        AtPlace { port, image, command, args, ready, ..AtPlace::default() }
     }
 
     actor(reader, section) -> ActorMember = "service.NAME.actors[]":

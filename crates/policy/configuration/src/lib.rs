@@ -27,6 +27,7 @@ mod reload;
 mod types;
 mod units;
 mod values;
+mod variants;
 
 pub use actors::{
     ACTORS_IMAGE, ACTORS_LIMIT, ActorMember, Actors, ActorsPart, KIND_LIMIT_BYTES, Moves, ServiceKind, Sides,
@@ -42,3 +43,4 @@ pub use problem::{Position, Problem};
 pub use reference::reference;
 pub use types::*;
 pub use units::{ValueError, rate as parse_rate, show_rate, show_size, show_span, span as parse_span};
+pub use variants::{AtPlace, Variant};

@@ -1,6 +1,6 @@
 //! Reads values of TOML tables and collects all problems in one pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::PathBuf;
 
@@ -218,8 +218,10 @@ impl Reader {
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.problems
             .sort_by(|a, b| (a.line, a.column, &a.key).cmp(&(b.line, b.column, &b.key)));
-        // Both sides of a service of actors may lack the same.
-        self.problems.dedup();
+        // Both sides of a service of actors may lack the same, and so may the instances of several places.
+        let mut known = BTreeSet::new();
+        self.problems
+            .retain(|of| known.insert((of.line, of.column, of.key.clone(), of.what.clone())));
         self.problems
     }
 }

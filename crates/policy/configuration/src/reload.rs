@@ -108,8 +108,20 @@ impl Configuration {
             Reload::Applies | Reload::Keys => false,
             Reload::Counts => self.counts_more(new, key),
             Reload::Restart => !is_new,
+            Reload::Ports => !is_new && self.changes_ports(new, key),
             Reload::Rules => !new.switch.can.service_changes && !is_new,
         }
+    }
+
+    /// Whether instances of the key's service would have another kind of ports at some place.
+    fn changes_ports(&self, new: &Configuration, key: &str) -> bool {
+        let name = key.split('.').nth(1).unwrap_or_default();
+        let of = |of: &Configuration| {
+            let (_, service) = of.service(name)?;
+            let places = of.places_with_ids().map(|(place, _)| service.port_at(place));
+            Some(places.collect::<Vec<_>>())
+        };
+        of(self) != of(new)
     }
 
     /// Whether returned packets would be counted per flow and no flow table does so yet. A table that counts them for

@@ -17,6 +17,7 @@ use scheduling::Scheduler;
 use crate::actors::ActorsPart;
 use crate::key::KeptValue;
 use crate::problem::Positions;
+use crate::variants::AtPlace;
 
 /// A checked configuration. Services and uplinks are in the order of the file; [`ServiceId`] and [`UplinkId`] are
 /// their indices.
@@ -427,6 +428,8 @@ pub struct Service {
     pub instances: Instances,
     /// At which of [`Configuration::places`] they run.
     pub placement: Placement,
+    /// What those at some places have in the place of its own image, program or port, in the order of places.
+    pub at: Vec<AtPlace>,
     /// Destination subnets by place, each for a service of its own. Always empty in a configuration that was read: there are
     /// these services then.
     pub subnets: Vec<(PlaceId, Prefix)>,
@@ -892,15 +895,20 @@ impl Configuration {
 
     /// The engines of the places where a service may have instances, each once. Those of equal endpoints are one.
     pub fn engines_of(&self, service: &Service) -> Vec<Engine> {
+        self.engines_where(|place| service.placement.permits(place))
+    }
+
+    /// The engines of those places, each once; without places, that of `[engine]`.
+    pub(crate) fn engines_where(&self, is_wanted: impl Fn(PlaceId) -> bool) -> Vec<Engine> {
         let mut engines: Vec<Engine> = Vec::new();
         let places = self.places_with_ids().map(|(place, _)| place);
-        for place in places.filter(|place| service.placement.permits(*place)) {
+        for place in places.filter(|place| is_wanted(*place)) {
             let engine = self.engine_at(place);
             if !engines.iter().any(|known| known.is_same(&engine)) {
                 engines.push(engine);
             }
         }
-        if engines.is_empty() {
+        if self.places.is_empty() {
             engines.push(self.engine.clone());
         }
         engines

@@ -161,6 +161,11 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
                 "ebpf = { instance_addresses = [\"10.0.0.128/25\", \"2001:db8:1::/64\"] }\n",
             );
         }
+        "service.NAME.at.PLACE" => {
+            text.push_str(&format!(
+                "[service.a.at.host]\n{line}[[place]]\nname = \"host\"\n"
+            ));
+        }
         "service.NAME" if ["health", "agent"].contains(&name) => {
             text = for_the_kernel(&format!("{text}{VIP}"), "");
         }
@@ -395,7 +400,7 @@ fn the_example_of_every_key_is_accepted() {
                 "move_state = true\naffinity = \"relaxed\"\n",
             );
         }
-        if key.table == "service.NAME" && ["placement", "subnets"].contains(&key.name) {
+        if key.table == "service.NAME" && ["placement", "at", "subnets"].contains(&key.name) {
             text.push_str(
                 "[[place]]\nname = \"card\"\ninstances = 2\n[[place]]\nname = \"host\"\ninstances = 4\n",
             );

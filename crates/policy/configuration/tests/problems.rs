@@ -1083,6 +1083,29 @@ fn missing_parts_of_the_machine_are_reported_at_their_key() {
     }
 }
 
+/// An engine is asked for the images of the places that it has, where the service may be.
+#[test]
+fn the_image_of_a_place_is_that_of_the_service_there() {
+    let text = SHORT.to_owned()
+        + "at.host = { image = 'dnsmasq' }\n[[place]]\nname = 'card'\ninstances = 4\n[[place]]\nname = 'host'\n";
+    let lacks = |text: &str, image: &'static str| {
+        let lacking: &'static [&'static str] = Vec::leak(vec![image]);
+        shown(&check_facts(&good(text), &Machine(lacking)))
+    };
+    assert_eq!(
+        lacks(&text, "dnsmasq"),
+        "inco.toml:6: service.a.at.host.image: there is no dnsmasq; provide dnsmasq\n"
+    );
+    assert_eq!(
+        lacks(&text, "inco/forward"),
+        "inco.toml:5: service.a.image: there is no inco/forward; provide inco/forward\n"
+    );
+    let at = |place: &str| text.replace("at.host", &format!("placement = '{place}'\nat.host"));
+    assert_eq!(lacks(&at("card"), "dnsmasq"), "");
+    assert_eq!(lacks(&at("host"), "inco/forward"), "");
+    assert!(lacks(&at("host"), "dnsmasq").contains("service.a.at.host.image"));
+}
+
 #[test]
 fn refusals_of_run_are_found_by_check() {
     let text = service_with("ready = { exec = ['/bin/check'] }")

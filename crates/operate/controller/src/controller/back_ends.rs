@@ -82,8 +82,7 @@ impl Controller {
 
     fn has_made_port(&self, service: ServiceId, slot: Slot) -> bool {
         let service = self.services.get(service.index());
-        let ports = service.and_then(|of| of.settings.made_ports.as_ref());
-        ports.is_some_and(|ports| ports.iter().any(|port| port.slot == slot))
+        service.is_some_and(|of| of.settings.made_ports.iter().any(|port| port.slot == slot))
     }
 
     /// Until others say which servers there are, they are those that had flows in an earlier run.

@@ -502,16 +502,16 @@ impl Controller {
         };
         let slot = back_end.as_ref().and_then(|of| self.take_slot_of(id, of.at));
         let has_served = slot.is_some();
-        let Some(slot) = slot.or_else(|| self.take_slot(id)) else {
+        let port_kind = self.services[index].settings.port_at(place);
+        let Some(slot) = slot.or_else(|| self.take_slot(id, port_kind)) else {
             self.put_block_back(index, block);
             if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
-                let reason = match &self.services[index].settings.made_ports {
-                    Some(ports) => format!(
-                        "all {} ports of its instances are in use, draining instances included; a new instance \
-                         waits for a free port",
-                        ports.len()
+                let reason = match self.services[index].settings.made_ports_of(port_kind).count() {
+                    made @ 1.. => format!(
+                        "all {made} ports of its instances are in use, draining instances included; a new instance \
+                         waits for a free port"
                     ),
-                    None => format!(
+                    0 => format!(
                         "all {} slots are in use; a new instance waits for a free slot",
                         Slot::LIMIT
                     ),
@@ -530,16 +530,16 @@ impl Controller {
         self.services[index].no_slot_told = false;
         self.next_id = self.next_id.saturating_add(1);
         let why_there = self.why_there(index, place);
-        let mut instance = self.new_instance(instance_id, id, slot, for_active);
+        let mut instance = self.new_instance(instance_id, (id, place), slot, for_active);
         instance.reason = why_there.unwrap_or_default();
-        (instance.block, instance.place) = (block, place);
+        instance.block = block;
         (instance.back_end, instance.has_served) = (back_end.as_ref().map(|of| of.at), has_served);
         if let Some(of) = back_end {
             instance.fitness.told_weight(of.weight);
             (instance.back_end_id, instance.back_end_name) = (of.id, of.name);
         }
         instance.core = self.take_core(index, place);
-        let container = self.services[index].settings.container.clone();
+        let container = self.services[index].settings.container_at(place).cloned();
         let Some(mut spec) = container else {
             // Nothing to create: a sink exists when its port does, and others run the rest.
             let reason = match instance.back_end {
@@ -560,15 +560,15 @@ impl Controller {
         spec.labels
             .insert(LABEL_INSTANCE.to_owned(), instance_id.0.to_string());
         spec.labels.insert(LABEL_SLOT.to_owned(), slot.0.to_string());
-        let port_kind = instance.port_kind.name().to_owned();
-        spec.labels.insert(LABEL_PORT.to_owned(), port_kind);
+        spec.labels
+            .insert(LABEL_PORT.to_owned(), port_kind.name().to_owned());
         let blocks = self.services[index].blocks.as_ref();
         if let Some(ports) = blocks.zip(block).and_then(|(of, block)| of.ports_of(block)) {
             spec.labels.insert(LABEL_EXTERNAL.to_owned(), ports.to_string());
             spec.env.push((ENV_EXTERNAL.to_owned(), ports.to_string()));
         }
-        let mut ports = settings.made_ports.iter().flatten();
-        if let Some(port) = ports.find(|port| port.slot == slot) {
+        let made_port = settings.made_ports_of(port_kind).find(|port| port.slot == slot);
+        if let Some(port) = made_port {
             spec.mounts.extend(port.mounts.iter().cloned());
             spec.env.extend(port.env.iter().cloned());
             spec.functions.clone_from(&port.functions);

@@ -70,9 +70,10 @@ impl Controller {
             return;
         };
         let deadline = service.settings.ready_deadline;
-        let ready = ReadyKind::of(&service.settings.ready);
-        let usual_kind = service.settings.port.kind;
-        let is_down = self.is_down(self.instances[index].place);
+        let place = self.instances[index].place;
+        let ready = ReadyKind::of(service.settings.ready_at(place));
+        let usual_kind = service.settings.port_at(place);
+        let is_down = self.is_down(place);
         let instance = &mut self.instances[index];
         // A server that others run may come at any time.
         if now.since(instance.started) >= deadline && instance.back_end.is_none() {
@@ -80,7 +81,8 @@ impl Controller {
             let port = &service.settings.port;
             let last = match (&service.settings.socket_dir_in_container, instance.port) {
                 (Some(dir), Port::Attaching)
-                    if instance.port_kind.has_socket() && service.settings.made_ports.is_none() =>
+                    if instance.port_kind.has_socket()
+                        && !service.settings.makes_ports(instance.port_kind) =>
                 {
                     format!("nothing answers on {}", dir.join(&port.address).display())
                 }
@@ -151,7 +153,7 @@ impl Controller {
             return;
         };
         let service = self.services.get(instance.service.index());
-        let Some(Ready::Exec(command)) = service.map(|s| &s.settings.ready) else {
+        let Some(Ready::Exec(command)) = service.map(|s| s.settings.ready_at(instance.place)) else {
             return;
         };
         instance.check_running = true;

@@ -340,9 +340,12 @@ impl Controller {
             let kinds = || PortKind::WORDS.iter();
             let port_kind =
                 label(LABEL_PORT).and_then(|name| Some(kinds().find(|(word, _)| word == name)?.1));
+            let place = self.place_of(container);
             let slot = usable.and_then(|(service, _)| {
                 let slot = label(LABEL_SLOT).and_then(|slot| slot.parse().ok()).map(Slot);
-                self.take_slot_again(service, slot, port_kind)
+                let usual = || Some(self.services.get(service.index())?.settings.port_at(place));
+                let kind = port_kind.or_else(usual)?;
+                self.take_slot_again(service, slot, kind)
             });
             let (Some((service, id)), Some(slot)) = (usable, slot) else {
                 self.add_orphan(container);
@@ -354,10 +357,9 @@ impl Controller {
                 self.add_orphan(container);
                 continue;
             };
-            let mut instance = self.new_instance(id, service, slot, true);
+            let mut instance = self.new_instance(id, (service, place), slot, true);
             instance.block = block;
             instance.adopted = true;
-            instance.place = self.place_of(container);
             instance.core = core_of(container);
             instance.port_kind = port_kind.unwrap_or(instance.port_kind);
             instance.has_served = resumed.live.contains_key(&slot);
@@ -584,17 +586,21 @@ impl Controller {
     /// Instances with ports made in advance, and the number of such ports; [`None`] if the switch makes none in
     /// advance.
     pub fn made_ports(&self) -> Option<(usize, usize)> {
-        let has_places = |of: &&Service| of.settings.made_ports.is_some();
-        let services: Vec<&Service> = self.services.iter().filter(has_places).collect();
-        let made = services
-            .iter()
-            .flat_map(|of| &of.settings.made_ports)
-            .map(Vec::len);
-        let is_there = |i: &&Instance| services.iter().any(|of| of.id == i.service);
-        (!services.is_empty()).then(|| (made.sum(), self.instances.iter().filter(is_there).count()))
+        let made: usize = self.services.iter().map(|of| of.settings.made_ports.len()).sum();
+        let has_one = |i: &&Instance| {
+            let service = self.services.get(i.service.index());
+            service.is_some_and(|of| of.settings.makes_ports(i.port_kind))
+        };
+        (made > 0).then(|| (made, self.instances.iter().filter(has_one).count()))
     }
 
-    fn new_instance(&self, id: InstanceId, service: ServiceId, slot: Slot, for_active: bool) -> Instance {
+    fn new_instance(
+        &self,
+        id: InstanceId,
+        (service, place): (ServiceId, PlaceId),
+        slot: Slot,
+        for_active: bool,
+    ) -> Instance {
         let of = self.services.get(service.index());
         let name = of.map_or_else(String::new, |s| {
             self.settings.container_name(&s.settings.name, id)
@@ -611,8 +617,8 @@ impl Controller {
             back_end_name: None,
             is_unlisted: false,
             has_lost_flows: false,
-            port_kind: of.map_or(PortKind::Null, |s| s.settings.port.kind),
-            place: PlaceId::default(),
+            port_kind: of.map_or(PortKind::Null, |s| s.settings.port_at(place)),
+            place,
             core: None,
             block: None,
             heir: None,
@@ -711,15 +717,16 @@ impl Controller {
         }
     }
 
-    /// A slot for a new instance: any free slot, or the first free one of the ports made in advance.
-    fn take_slot(&mut self, service: ServiceId) -> Option<Slot> {
+    /// A slot for a new instance with ports of that kind: the first free one of those made in advance, or any free slot if
+    /// none are.
+    fn take_slot(&mut self, service: ServiceId, kind: PortKind) -> Option<Slot> {
         let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
-        let slot = match &self.services.get(service.index())?.settings.made_ports {
-            Some(ports) => ports.iter().map(|port| port.slot).find(is_free),
-            None => {
-                let all = (0..self.slot_used.len() as u16).map(Slot);
-                all.filter(|slot| !self.is_made_port(*slot)).find(is_free)
-            }
+        let settings = &self.services.get(service.index())?.settings;
+        let slot = if settings.makes_ports(kind) {
+            settings.made_ports_of(kind).map(|port| port.slot).find(is_free)
+        } else {
+            let all = (0..self.slot_used.len() as u16).map(Slot);
+            all.filter(|slot| !self.is_made_port(*slot)).find(is_free)
         }?;
         self.slot_used[slot.index()] = true;
         Some(slot)
@@ -727,29 +734,16 @@ impl Controller {
 
     /// Whether a service has a port of its own in that slot.
     fn is_made_port(&self, slot: Slot) -> bool {
-        let mut ports = self
-            .services
-            .iter()
-            .flat_map(|of| of.settings.made_ports.iter().flatten());
+        let mut ports = self.services.iter().flat_map(|of| &of.settings.made_ports);
         ports.any(|port| port.slot == slot)
     }
 
     /// A slot for an instance that had `before`, with ports of that kind: the same slot if its port depends on it.
-    fn take_slot_again(
-        &mut self,
-        service: ServiceId,
-        before: Option<Slot>,
-        kind: Option<PortKind>,
-    ) -> Option<Slot> {
+    fn take_slot_again(&mut self, service: ServiceId, before: Option<Slot>, kind: PortKind) -> Option<Slot> {
         let settings = &self.services.get(service.index())?.settings;
-        let kind = kind.unwrap_or(settings.port.kind);
-        // An instance with another kind of ports has none of those made in advance.
-        let ports = settings
-            .made_ports
-            .as_ref()
-            .filter(|_| kind == settings.port.kind);
-        let depends_on_slot = ports.is_some() || !kind.has_socket();
-        let is_there = |slot: &Slot| ports.is_none_or(|all| all.iter().any(|port| port.slot == *slot));
+        let is_made = settings.makes_ports(kind);
+        let depends_on_slot = is_made || !kind.has_socket();
+        let is_there = |slot: &Slot| !is_made || settings.made_ports_of(kind).any(|port| port.slot == *slot);
         if let Some(slot) = before.filter(is_there)
             && let Some(used @ false) = self.slot_used.get_mut(slot.index())
         {
@@ -759,7 +753,7 @@ impl Controller {
         if depends_on_slot {
             None
         } else {
-            self.take_slot(service)
+            self.take_slot(service, kind)
         }
     }
 

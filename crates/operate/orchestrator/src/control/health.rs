@@ -72,7 +72,8 @@ impl Health {
         let starting = instances.iter().filter(|of| {
             of.state() == InstanceState::Starting
                 && of.container() == Container::Running
-                && service_of(configuration, of).is_some_and(|service| service.ready == Ready::Listens)
+                && service_of(configuration, of)
+                    .is_some_and(|service| *service.ready_at(of.place()) == Ready::Listens)
         });
         let ports = &self.ports;
         let wanted = |id: InstanceId| {
@@ -110,8 +111,10 @@ impl Health {
             let Some(service) = service_of(configuration, instance) else {
                 continue;
             };
-            // One from before its service got ports of the kernel has no network to ask it over.
-            if instance.port_kind() != service.port {
+            // One with other ports than its service has by now, or beside those, has no network to ask it over.
+            let kind = instance.port_kind();
+            let has_network = kind == PortKind::Kernel || instance.address().is_some();
+            if kind != service.port_at(instance.place()) || !has_network {
                 continue;
             }
             if service.health.as_ref().is_some_and(|of| question(of).is_some()) {

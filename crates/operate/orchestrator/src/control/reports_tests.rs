@@ -36,13 +36,14 @@ impl Edge {
     fn new(scheduler: &str) -> Edge {
         let place = |slot: u16| MadePort {
             slot: Slot(slot),
+            kind: PortKind::Routed,
             mounts: Vec::new(),
             env: Vec::new(),
             functions: Vec::new(),
         };
         let back_ends = MACHINES.map(|at| BackEnd::at(SocketAddr::from((at, 4789))));
         let settings = ServiceSettings {
-            made_ports: Some((0..4).map(place).collect()),
+            made_ports: (0..4).map(place).collect(),
             port: PortSpec::new(PortKind::Routed, ""),
             plan: ServicePlan::of_all(ServiceId(0), Scheduler::from_name(scheduler).unwrap()),
             min: 2,

@@ -9,8 +9,9 @@ use model::{PortKind, UplinkId};
 use soft_switch::Keep;
 use switch::Capabilities;
 
-use super::kernel_ports::{made_ports, mtu, names, of_services, own_addresses, ports};
+use super::kernel_ports::{made_ports, mtu, names, own_addresses, ports};
 use super::{Driver, Started};
+use crate::pool;
 use api::run_dir::run_dir;
 
 /// The driver `ebpf`.
@@ -62,15 +63,15 @@ fn config(configuration: &Configuration, secret: [u64; 4]) -> Result<EbpfSwitchC
     }
     let own = own_addresses(configuration);
     let mut ports = Vec::new();
-    for (id, service, slots) in of_services(configuration) {
-        let is_own = service.port == PortKind::Kernel;
-        for slot in slots {
+    for of in pool::slots(configuration) {
+        let is_own = of.kind == PortKind::Kernel;
+        for slot in of.slots {
             ports.push(PreparedPort {
                 slot,
-                service: id,
+                service: of.id,
                 own: if is_own { own(slot)? } else { Vec::new() },
-                egress: service.egress,
-                kind: service.port,
+                egress: of.service.egress,
+                kind: of.kind,
             });
         }
     }
@@ -128,8 +129,8 @@ mod tests {
         assert_eq!((config.uplinks, config.mtu), (vec!["eth1".to_owned()], 1500));
         let config = super::config(&configuration, [1, 2, 3, 4]).unwrap();
         let made = made_ports(&configuration, &config.prefix).unwrap();
-        assert_eq!(made.iter().flatten().map(Vec::len).collect::<Vec<_>>(), [6]);
-        let NetFunction::Port(setup) = &made[0].as_ref().unwrap()[1].functions[0] else {
+        assert_eq!(made.iter().map(Vec::len).collect::<Vec<_>>(), [6]);
+        let NetFunction::Port(setup) = &made[0][1].functions[0] else {
             panic!("{made:?}");
         };
         let addresses: Vec<String> = setup
@@ -156,7 +157,7 @@ mod tests {
         let config = config(&configuration, [1, 2, 3, 4]).unwrap();
         assert_eq!((config.half_open, config.shares), (Some(100), false));
         let made = made_ports(&configuration, &config.prefix).unwrap();
-        let NetFunction::Port(setup) = &made[0].as_ref().unwrap()[1].functions[0] else {
+        let NetFunction::Port(setup) = &made[0][1].functions[0] else {
             panic!("{made:?}");
         };
         let addresses: Vec<String> = setup.addresses.iter().map(|(ip, _)| ip.to_string()).collect();

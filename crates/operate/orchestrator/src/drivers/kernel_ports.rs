@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use configuration::{Configuration, Service};
 use controller::MadePort;
 use interfaces::{GATEWAY_MAC, container_end, frames_prefix, host_end, instance_mac};
-use model::{InterfaceSetup, NetFunction, PortKind, Prefix, ServiceId, Slot, VipMode};
+use model::{InterfaceSetup, NetFunction, PortKind, Prefix, Slot, VipMode};
 
 use crate::pool;
 
@@ -38,16 +38,6 @@ pub(super) fn names(run_dir: &Path) -> (String, String) {
         format!("i{:05x}-", hash & 0xf_ffff)
     };
     (format!("{hash:016x}"), prefix)
-}
-
-/// The services with the slots of their instances.
-pub(super) fn of_services(
-    configuration: &Configuration,
-) -> impl Iterator<Item = (ServiceId, &Service, Vec<Slot>)> {
-    let numbered = (0..).map(ServiceId);
-    numbered
-        .zip(pool::slots(configuration))
-        .map(|(id, (service, slots))| (id, service, slots))
 }
 
 /// What an instance's interface carries: the longest frame of every uplink.
@@ -81,8 +71,8 @@ pub(super) fn own_addresses(configuration: &Configuration) -> impl Fn(Slot) -> R
     move |slot| prefixes.iter().map(|prefix| one(prefix, slot)).collect()
 }
 
-/// The slots and port settings for each service's instances; [`None`] for a service with other ports.
-pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<Vec<Option<Vec<MadePort>>>> {
+/// The slots and port settings for each service's instances; none for other kinds of ports.
+pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<Vec<Vec<MadePort>>> {
     let own = own_addresses(configuration);
     let mtu = mtu(configuration);
     let frames_setup = |slot, port: u8| InterfaceSetup {
@@ -96,8 +86,8 @@ pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<
         gateway_mac: GATEWAY_MAC,
         local_ports: None,
     };
-    let of_service = |(_, service, slots): (ServiceId, &Service, Vec<Slot>)| {
-        match service.port {
+    let of_kind = |service: &Service, kind: PortKind, slots: Vec<Slot>| -> Result<Vec<MadePort>> {
+        match kind {
             PortKind::Kernel => {}
             PortKind::Frames => {
                 let made = slots.into_iter().map(|slot| {
@@ -105,23 +95,25 @@ pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<
                     let functions = ports.map(|port| NetFunction::Frames(frames_setup(slot, port)));
                     MadePort {
                         slot,
+                        kind,
                         mounts: Vec::new(),
                         env: Vec::new(),
                         functions: functions.collect(),
                     }
                 });
-                return Ok(Some(made.collect()));
+                return Ok(made.collect());
             }
             PortKind::Routed | PortKind::Tunnel => {
                 let made = slots.into_iter().map(|slot| MadePort {
                     slot,
+                    kind,
                     mounts: Vec::new(),
                     env: Vec::new(),
                     functions: Vec::new(),
                 });
-                return Ok(Some(made.collect()));
+                return Ok(made.collect());
             }
-            PortKind::Memif | PortKind::Device | PortKind::Null => return Ok(None),
+            PortKind::Memif | PortKind::Device | PortKind::Null => return Ok(Vec::new()),
         }
         let count = slots.len();
         let place = |(number, slot): (usize, Slot)| -> Result<MadePort> {
@@ -146,14 +138,21 @@ pub(super) fn made_ports(configuration: &Configuration, prefix: &str) -> Result<
             };
             Ok(MadePort {
                 slot,
+                kind,
                 mounts: Vec::new(),
                 env: Vec::new(),
                 functions: vec![NetFunction::Port(setup)],
             })
         };
-        (0..).zip(slots).map(place).collect::<Result<_>>().map(Some)
+        (0..).zip(slots).map(place).collect()
     };
-    of_services(configuration).map(of_service).collect()
+    let mut made = vec![Vec::new(); configuration.services.len()];
+    for of in pool::slots(configuration) {
+        if let Some(ports) = made.get_mut(of.id.index()) {
+            ports.extend(of_kind(of.service, of.kind, of.slots)?);
+        }
+    }
+    Ok(made)
 }
 
 /// How the instance of each slot is reached alone: at the addresses of its service, or at its own where those are
@@ -162,11 +161,11 @@ pub(super) fn ports(configuration: &Configuration, prefix: &str) -> Result<Vec<(
     let own = own_addresses(configuration);
     let mtu = mtu(configuration);
     let mut ports = Vec::new();
-    for (_, service, slots) in of_services(configuration) {
-        let Some(vip) = service.vip.as_ref().filter(|_| service.port == PortKind::Kernel) else {
+    for of in pool::slots(configuration).filter(|of| of.kind == PortKind::Kernel) {
+        let Some(vip) = &of.service.vip else {
             continue;
         };
-        for slot in slots {
+        for slot in of.slots {
             let addresses = match vip.mode {
                 VipMode::L2 => vip.addresses.clone(),
                 VipMode::Dnat => own(slot)?,

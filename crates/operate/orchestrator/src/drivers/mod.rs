@@ -80,7 +80,7 @@ pub(super) trait Driver: Sync {
 /// A started switch, and the ports of each service that it has made in advance.
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
-    pub(super) made_ports: Vec<Option<Vec<MadePort>>>,
+    pub(super) made_ports: Vec<Vec<MadePort>>,
     /// How the instance of a slot is reached alone, where that is possible.
     pub(super) ports: Vec<(Slot, health::Port)>,
 }

@@ -177,7 +177,7 @@ fn start(configuration: &Configuration) -> Result<Started> {
     let made_ports = pool::made_ports(configuration, switch.queue_pairs());
     Ok(Started {
         switch: Box::new(switch),
-        made_ports: made_ports.into_iter().map(Some).collect(),
+        made_ports,
         ports: Vec::new(),
     })
 }

@@ -12,8 +12,9 @@ use soft_switch::{
 };
 use switch::Capabilities;
 
-use super::kernel_ports::{made_ports, mtu, names, of_services, own_addresses, ports};
+use super::kernel_ports::{made_ports, mtu, names, own_addresses, ports};
 use super::{Driver, Started, devices, make_parent};
+use crate::pool;
 use crate::reports::read_key;
 use api::run_dir::{in_run_dir, run_dir};
 
@@ -180,21 +181,19 @@ fn tunnel(configuration: &Configuration) -> Result<Option<TunnelEnd>> {
 fn kernel_ports(configuration: &Configuration, prefix: String) -> Result<KernelPorts> {
     let own = own_addresses(configuration);
     let mut places = Vec::new();
-    let services = of_services(configuration);
-    for (_, service, slots) in services.filter(|(_, service, _)| service.port == PortKind::Kernel) {
-        for slot in slots {
+    for of in pool::slots(configuration).filter(|of| of.kind == PortKind::Kernel) {
+        for slot in of.slots {
             places.push(KernelPlace {
                 slot,
                 own: own(slot)?,
-                egress: service.egress,
+                egress: of.service.egress,
             });
         }
     }
-    let services = of_services(configuration).filter(|(_, service, _)| service.port == PortKind::Frames);
     let mut frames: [Vec<Slot>; 2] = Default::default();
-    for (_, service, slots) in services {
-        for of_port in frames.iter_mut().take(service.uplinks.len()) {
-            of_port.extend(&slots);
+    for of in pool::slots(configuration).filter(|of| of.kind == PortKind::Frames) {
+        for of_port in frames.iter_mut().take(of.service.uplinks.len()) {
+            of_port.extend(&of.slots);
         }
     }
     // Instances from before their service got another kind of ports.

@@ -11,6 +11,7 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
     let (switch, drivers) = (&configuration.switch, reader.drivers);
     for (index, service) in configuration.services.iter().enumerate() {
         let Some(ports) = &service.external else { continue };
+        let kinds = service.port_kinds();
         let mut wrong = |key: &str, what: String, write: &str| {
             let key = format!("service.{}.{key}", service.name);
             reader.report(&key, ValueError::new(what, write));
@@ -39,7 +40,10 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
             () if service.affinity_key.reads_content() => {
                 Some(("affinity_key", "write \"flow\" or \"source\""))
             }
-            () if !matches!(service.port, PortKind::Memif | PortKind::Frames) => {
+            () if !kinds
+                .iter()
+                .all(|of| matches!(of, PortKind::Memif | PortKind::Frames)) =>
+            {
                 Some(("port", "write port = \"memif\" or \"frames\""))
             }
             () => None,

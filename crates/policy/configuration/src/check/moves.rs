@@ -12,7 +12,9 @@ pub(super) fn check(reader: &mut Reader, configuration: &Configuration) {
             () if service.affinity != Affinity::Relaxed => {
                 Some(("affinity = \"strict\"", "write affinity = \"relaxed\""))
             }
-            () if service.port != PortKind::Memif => Some(("this kind of port", "write port = \"memif\"")),
+            () if service.port_kinds() != [PortKind::Memif] => {
+                Some(("this kind of port", "write port = \"memif\""))
+            }
             () if !service.symmetric => Some(("symmetric = false", "write symmetric = true")),
             () if service.vip.is_some() => Some(("vip", "remove it, and write match")),
             () => None,

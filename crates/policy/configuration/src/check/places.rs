@@ -133,11 +133,12 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
             let wrong = ValueError::new(what, write);
             reader.report(&format!("place[{}].{name}", id.0), wrong);
         }
-        if !place.has_ports(service.port) {
+        let port = service.port_at(id);
+        if !place.has_ports(port) {
             let what = format!(
                 "place {:?} has no ports of the kind {:?}, and placement permits it",
                 place.name,
-                service.port.name()
+                port.name()
             );
             let write = "write placement = NAME of another place, or add the kind to its ports";
             reader.report(&key("placement"), ValueError::new(what, write));
@@ -162,7 +163,7 @@ fn check_service(reader: &mut Reader, configuration: &Configuration, service: &S
                 format!("its devices are of one machine each, and placement = {rule:?} uses all places");
             reader.report(&key("placement"), ValueError::new(what, write));
         } else if let Some((_, place)) = permitted().find(is_elsewhere)
-            && service.port != PortKind::Memif
+            && !service.has_ports(PortKind::Memif)
         {
             let what = format!(
                 "place {:?} is another machine, which needs port = \"device\"",
