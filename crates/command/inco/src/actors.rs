@@ -268,7 +268,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "kv: moves auto");
         assert!(
-            lines[1].starts_with("  card at card: runs, no process; 2 cores"),
+            lines[1].starts_with("  card at card: runs, no process; cores 2"),
             "{text}"
         );
         assert!(lines[2].starts_with("  host: does not run"), "{text}");

@@ -79,10 +79,17 @@ impl Edge<'_> {
         self
     }
 
-    fn has_no_fault(&self) {
+    /// `has_just_begun`: where replies pass the edge, some may have come before it knew their machine.
+    fn has_no_fault(&self, has_just_begun: bool) {
         let status = self.inco.at_rest();
         assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
-        assert_eq!(status.drops.get("tunnel"), None, "{status:#?}");
+        if !(has_just_begun && self.has_replies()) {
+            assert_eq!(status.drops.get("tunnel"), None, "{status:#?}");
+        }
+    }
+
+    fn has_replies(&self) -> bool {
+        self.text.contains("replies = \"edge\"")
     }
 }
 
@@ -220,12 +227,10 @@ fn edges_come_and_go(change: fn(&str) -> String) {
         first.inco.told(),
         second.inco.told()
     );
-    for edge in [&first, &second] {
-        edge.has_no_fault();
-    }
-    // The other one has just begun, and has had no request.
-    let are_by_edge = second.text.contains("replies = \"edge\"");
-    assert_eq!(replies(&second.inco, None) > 0, are_by_edge);
+    first.has_no_fault(true);
+    second.has_no_fault(false);
+    // The first one has just begun, and has had no request.
+    assert_eq!(replies(&second.inco, None) > 0, second.has_replies());
     for machine in &machines {
         let status = machine.inco.at_rest();
         assert_eq!(status.accounting.expected_moves, 0, "{status:#?}");
