@@ -100,6 +100,9 @@ impl WaysBack {
             edge.is_at(mac, now);
         }
         self.latest.store(place as u32, Ordering::Relaxed);
+        if self.origins.is_empty() {
+            return;
+        }
         let Some((set, tag)) = hash().and_then(|hash| self.set(hash)) else {
             return;
         };

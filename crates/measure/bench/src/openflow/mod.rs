@@ -511,8 +511,8 @@ impl Bench<'_> {
         Ok(vec![self.stop(session, &report)?])
     }
 
-    /// Flows that pause get a rule with each of their trains, and lose it in each pause. The number of instances stays, so
-    /// that each flow has one instance for all of its trains.
+    /// Flows that pause get a rule with each of their trains, and lose it in each pause. A flow that has lost it begins anew: its
+    /// next train may have another instance.
     fn changes(&self) -> Result<Vec<Row>> {
         let trains = |group, per_s: u32, pause: Duration| {
             let sends = f64::from(self.args.burst - 1) / BURST_PPS;
@@ -531,7 +531,11 @@ impl Bench<'_> {
             trains(64, self.args.new_flows.div_ceil(SHORT_PAUSES), SHORT_PAUSE),
         ];
         let mut session = self.start(LARGE_TABLE, IDLE, None)?;
-        let report = with_traffic(&mut session, phases, |session| {
+        let profile = Profile {
+            idle_timeout: Some(Span(IDLE)),
+            ..profile(phases)
+        };
+        let report = with_profile(&mut session, profile, |session| {
             let began = Instant::now();
             wait(session, began + self.span())
         })?;
@@ -659,14 +663,26 @@ fn with_traffic(
     phases: Vec<Phase>,
     script: impl FnOnce(&mut Session<'_>) -> Result<()>,
 ) -> Result<Report> {
-    let generator = Generator::new(Profile {
+    with_profile(session, profile(phases), script)
+}
+
+fn profile(phases: Vec<Phase>) -> Profile {
+    Profile {
         tick: Span(TICK),
         uplink_wait: Span(UPLINK_WAIT),
         settle: Span::from_millis(1000),
         verify: Verify::Exact,
         phases,
         ..Profile::default()
-    })?;
+    }
+}
+
+fn with_profile(
+    session: &mut Session<'_>,
+    profile: Profile,
+    script: impl FnOnce(&mut Session<'_>) -> Result<()>,
+) -> Result<Report> {
+    let generator = Generator::new(profile)?;
     let mut port = [session.uplink()?];
     let control = Arc::new(Control::new());
     let sending = thread::Builder::new()
