@@ -39,7 +39,7 @@ const OTHERS_LIMIT: usize = 4_096;
 const FLOOD: usize = 10_000;
 /// Of the neighbours' 99th percentile after the offence, to that before.
 const LIMIT: f64 = 1.10;
-const TIMEOUT: Nanos = Nanos::from_secs(10);
+const TIMEOUT: Nanos = Nanos::from_secs(60);
 
 /// What a message asks for.
 const COUNT: u32 = 0;
