@@ -170,11 +170,12 @@ impl Writer {
                 if self.refused.is_none() {
                     tracing::error!(%error, directory = %self.directory.display(), "events cannot be written");
                 }
-                // Between two tries there is no error of the system.
+                // Between two tries there is no error of the system, and the time of the last one stays: the next one comes however
+                // many events there are.
                 if error.raw_os_error().is_some() || self.refused.is_none() {
                     figures.set_refusal(Some(format!("{}: {error}", self.directory.display())));
+                    self.refused = Some(Instant::now());
                 }
-                self.refused = Some(Instant::now());
                 self.open = None;
                 lost += count;
                 (count, bytes) = (0, 0);
@@ -447,6 +448,27 @@ mod tests {
         unmount(path, UnmountFlags::DETACH).unwrap();
         assert_eq!(there.last(), Some(&7));
         assert_eq!(there.len(), written);
+    }
+
+    #[test]
+    fn writing_is_tried_again_however_many_events_there_are() {
+        let directory = tempfile::tempdir().unwrap();
+        let (files, _) = EventFiles::start(directory.path(), 1, 2).unwrap();
+        // The second event needs a new file. For a while, a folder has the name for the rotated one.
+        let in_the_way = directory.path().join("events.jsonl.1/in-the-way");
+        std::fs::create_dir_all(&in_the_way).unwrap();
+        let began = Instant::now();
+        let mut sequence = 0;
+        while files.counters().written_events < 2 {
+            sequence += 1;
+            files.write(event(sequence));
+            if files.counters().lost_events > 0 && in_the_way.exists() {
+                std::fs::remove_dir_all(directory.path().join("events.jsonl.1")).unwrap();
+            }
+            assert!(began.elapsed() < 60 * RETRY_DELAY, "{:?}", files.counters());
+            std::thread::sleep(RETRY_DELAY / 20);
+        }
+        assert_eq!(files.unwritten().unwrap().error, None);
     }
 
     #[test]

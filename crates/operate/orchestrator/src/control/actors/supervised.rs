@@ -678,9 +678,11 @@ impl Supervised {
         let meant = |(index, of): &(usize, &ActorMember)| {
             *index == number || moves && group.is_some() && of.group == group
         };
-        let meant: Vec<u32> = (members.iter().enumerate().filter(meant))
+        let mut meant: Vec<u32> = (members.iter().enumerate().filter(meant))
             .map(|(index, _)| index as u32)
             .collect();
+        // The named one first: if it may not, none of its group moves.
+        meant.sort_by_key(|actor| *actor as usize != number);
         for actor in meant {
             let is_it = actor as usize == number;
             let side = self.supervisor.side_of(actor).map(side_of);
