@@ -81,14 +81,7 @@ fn show(grounds: &[Environment], interrupt: &Interrupt, quick: bool, live: &mut 
     let load = Load::start(&bed.client, bed::asked())?;
     let mut demo = Demo::new(bed, load, interrupt, quick);
     demo.phases(live)?;
-    let Demo {
-        bed, load, phases, ..
-    } = demo;
-    let mut cluster = Cluster {
-        phases,
-        ..Cluster::default()
-    };
-    cluster.add_rest(load.end());
+    let (bed, mut cluster) = demo.end();
     for edge in 1..=EDGES {
         let status = bed.session(Node::Edge(edge))?.client()?.status()?;
         cluster.edges.push(EdgeRow {
@@ -175,6 +168,16 @@ impl<'d, B: Machines> Demo<'d, B> {
             began: Instant::now(),
             phases: Vec::new(),
         }
+    }
+
+    /// Ends the clients. What still runs, and the result so far.
+    fn end(self) -> (B, Cluster) {
+        let mut cluster = Cluster {
+            phases: self.phases,
+            ..Cluster::default()
+        };
+        cluster.add_rest(self.load.end());
+        (self.bed, cluster)
     }
 
     /// Does something, and shows what clients see meanwhile and for the rest of the phase.

@@ -57,14 +57,7 @@ pub(super) fn show(args: &DemoArgs, interrupt: &Interrupt, live: &mut Live) -> R
     let load = Load::start(&bed.client, bed.asked()?)?;
     let mut demo = Demo::new(bed, load, interrupt, args.quick);
     demo.changes(live)?;
-    let Demo {
-        bed, load, phases, ..
-    } = demo;
-    let mut cluster = Cluster {
-        phases,
-        ..Cluster::default()
-    };
-    cluster.add_rest(load.end());
+    let (bed, mut cluster) = demo.end();
     cluster.edges.push(EdgeRow {
         edge: 1,
         expected_moves: bed.session.client()?.status()?.accounting.expected_moves,
