@@ -1033,6 +1033,18 @@ fn no_request_fails_while_web_servers_come_and_go() {
     }
 }
 
+/// The result of the demo of several machines.
+fn of_cluster(more: &[&str]) -> Value {
+    let mut arguments = [&["--cluster", "--json"], more].concat();
+    if !real_parts::is_full_length() {
+        arguments.push("--quick");
+    }
+    let mut demo = Demo::start(&arguments);
+    let status = demo.wait_for_so_long(Duration::from_secs(300));
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    serde_json::from_str(&demo.said("out")).unwrap()
+}
+
 /// Three machines behind two edges: no request fails and no flow moves, but by the loss of a machine.
 #[test]
 fn the_cluster_demo_loses_nothing_but_by_the_loss_of_a_machine() {
@@ -1040,14 +1052,7 @@ fn the_cluster_demo_loses_nothing_but_by_the_loss_of_a_machine() {
         return;
     }
     let _turn = Place::with_a_cpu();
-    let mut arguments = vec!["--cluster", "--json"];
-    if !real_parts::is_full_length() {
-        arguments.push("--quick");
-    }
-    let mut demo = Demo::start(&arguments);
-    let status = demo.wait_for_so_long(Duration::from_secs(200));
-    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
-    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let result = of_cluster(&[]);
     assert_eq!(keys(&result), ["edges", "left_behind", "phases"]);
     let phases = result["phases"].as_array().unwrap();
     assert_eq!(phases.len(), 9, "{result:#}");
@@ -1078,14 +1083,7 @@ fn the_cluster_demo_of_a_swarm_loses_nothing_but_by_the_loss_of_a_node() {
         return;
     }
     let _turn = Place::with_a_cpu();
-    let mut arguments = vec!["--cluster", "--engine", "swarm", "--json"];
-    if !real_parts::is_full_length() {
-        arguments.push("--quick");
-    }
-    let mut demo = Demo::start(&arguments);
-    let status = demo.wait_for_so_long(Duration::from_secs(300));
-    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
-    let result: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let result = of_cluster(&["--engine", "swarm"]);
     let phases = result["phases"].as_array().unwrap();
     assert_eq!(phases.len(), 7, "{result:#}");
     for phase in phases {

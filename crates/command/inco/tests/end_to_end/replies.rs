@@ -6,7 +6,7 @@ use model::InstanceState;
 use crate::addresses::are_here;
 use crate::back_ends::{CLIENTS, SERVICE, is_active, row};
 use crate::support::{Engine, Inco, Load, Namespace, PATIENCE, Place, eventually};
-use crate::tunnels::{EDGE, FIRST, Machine, SECOND, asked_for_more, segment};
+use crate::tunnels::{EDGE, FIRST, Machine, SECOND, asked_for_more, once_both_answer, segment, two_machines};
 
 /// A service whose replies return through the edge.
 pub(crate) fn through_the_edge(text: &str) -> String {
@@ -17,11 +17,7 @@ pub(crate) fn through_the_edge(text: &str) -> String {
 
 /// Clients on that network, once both machines have answered.
 fn load_on_both(clients: &Namespace) -> Load {
-    let load = clients.within(|| Load::here(SERVICE.parse().unwrap(), CLIENTS));
-    eventually("both answer", PATIENCE, || {
-        (load.first_answers().len() == 2).then_some(())
-    });
-    load
+    once_both_answer(clients.within(|| Load::here(SERVICE.parse().unwrap(), CLIENTS)))
 }
 
 fn ends_without_a_failure(load: Load, edge: &Inco) {
@@ -52,13 +48,7 @@ fn replies_return_through_the_edge_while_machines_and_the_edge_come_and_go() {
     }
     let cycles = if real_parts::is_full_length() { 20 } else { 1 };
     let (place, network) = (Place::with_a_cpu(), segment());
-    let mut machines: Vec<Machine> = [1, 2]
-        .map(|number| {
-            Machine::with(&network, &place, (number, &["10.0.0.1"]), |_, _, text| {
-                through_the_edge(&text)
-            })
-        })
-        .into();
+    let mut machines = two_machines(&network, &place, through_the_edge);
     // The same network of addresses as that of the machines, and another segment.
     let clients = network.server("10.0.0.2/24");
     let text = through_the_edge(EDGE).replace(

@@ -106,9 +106,22 @@ fn by(driver: &str, text: &str) -> String {
     text.replace("driver = \"soft\"", &format!("driver = \"{driver}\""))
 }
 
+/// Both machines behind the edge, with the driver `soft`, and what `change` makes of their configurations.
+pub(crate) fn two_machines(network: &Network, beside: &Place, change: fn(&str) -> String) -> Vec<Machine> {
+    let machine = |number| {
+        Machine::with(network, beside, (number, &["10.0.0.1"]), |_, _, text| {
+            change(&text)
+        })
+    };
+    [1, 2].map(machine).into()
+}
+
 /// Clients, once both machines have answered.
 fn load_on_both(network: &Network) -> Load {
-    let load = Load::start(network, SERVICE.parse().unwrap(), CLIENTS);
+    once_both_answer(Load::start(network, SERVICE.parse().unwrap(), CLIENTS))
+}
+
+pub(crate) fn once_both_answer(load: Load) -> Load {
     eventually("both answer", PATIENCE, || {
         (load.first_answers().len() == 2).then_some(())
     });
@@ -236,16 +249,12 @@ fn nothing_is_broken_while_machines_instances_and_the_edge_come_and_go() {
     }
     let count = if real_parts::is_full_length() { 204 } else { 12 };
     let (place, network) = (Place::with_a_cpu(), segment());
-    let mut machines: Vec<Machine> = [1, 2]
-        .map(|number| {
-            Machine::with(&network, &place, (number, &["10.0.0.1"]), |_, _, text| {
-                text.replace(
-                    "instances = 1\n",
-                    "instances = { min = 1, max = 2, standby = 0 }\n",
-                )
-            })
-        })
-        .into();
+    let mut machines = two_machines(&network, &place, |text| {
+        text.replace(
+            "instances = 1\n",
+            "instances = { min = 1, max = 2, standby = 0 }\n",
+        )
+    });
     let mut edge = network.run(&place, EDGE);
     is_active(&edge, FIRST);
     is_active(&edge, SECOND);

@@ -452,8 +452,12 @@ fn an_object_that_is_refused_in_two_forms_holds_up_no_other_one() {
     server.make(FUNCTIONS, &function("wrong", &json!({ "image": "missing" })));
     becomes(&server, &path, "Accepted", "False");
     server.merge(&path, &json!({ "spec": { "min": 2 } }));
-    // The operator has tried that.
-    std::thread::sleep(Duration::from_secs(3));
+    eventually("the operator has tried that", || {
+        let seen = server.get(&path)?;
+        let of = condition(&seen, "Accepted")?;
+        let is_of_this = of["observedGeneration"] == 2 && seen["metadata"]["generation"] == 2;
+        (is_of_this && of["status"] == "False").then_some(())
+    });
     let since = Instant::now();
     server.make(FUNCTIONS, &function("firewall", &json!({ "image": "a" })));
     becomes(&server, &format!("{FUNCTIONS}/firewall"), "Ready", "True");

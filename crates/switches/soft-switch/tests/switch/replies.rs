@@ -177,6 +177,7 @@ fn an_instance_is_told_how_long_a_reply_through_the_edge_may_be() {
     bed.until("it is too long", |bed| bed.drops(DropReason::TooLarge) == 1);
     nothing_comes(&edge);
     bed.until("the instance is told", |bed| bed.slot(0).to_packets == 2);
+    // Its kernel takes the error in some time after the switch has given it, and nothing shows when.
     std::thread::sleep(Duration::from_millis(50));
     server.send_to(&reply, client).unwrap();
     let mut data = 0;
