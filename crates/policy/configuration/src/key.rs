@@ -16,6 +16,8 @@ pub enum KeyDefault {
 pub enum Reload {
     /// It takes effect.
     Applies,
+    /// It takes effect for new instances: a rollout replaces the others.
+    Instances,
     /// The reload is refused: inco must start again.
     Restart,
     /// The reload is refused where the driver is `openflow`: the rules of new flows are laid out when it starts.

@@ -489,7 +489,7 @@ tables! {
              the opposite order. That service has no `match` of its own. Up to seven services can be in a row, all with the \
              same `uplinks`. With the driver `soft`, and ports that give packets back: `memif` or `frames`. A reload \
              that changes it moves no pinned flow. See [chains](../tasks/chain.md).";
-        image: image, [or "none; required unless `port = \"null\"`"], Applies,
+        image: image, [or "none; required unless `port = \"null\"`"], Instances,
             "image name", "\"inco/forward\"",
             "The container's image: one that `inco image list` shows, one of a registry, for example `nginx:1.27` or \
              `localhost:5000/lab/ids@sha256:...`, or, with the engine `docker`, one of Docker.";
@@ -505,37 +505,37 @@ tables! {
              lead to, with the driver `ebpf` only: of instances in a [swarm](../tasks/swarm.md) or in [Kubernetes](../tasks/kubernetes.md). A service with `from` in \
              `instances` has it by itself; `tunnel`, with `soft` and `ebpf`, leads to the machines of `from` through VXLAN: see \
              [many machines](../many-machines.md).";
-        command: texts, [= "[]"], Applies,
+        command: texts, [= "[]"], Instances,
             "list of text", "[\"/inco-nf\", \"forward\"]", "Program and arguments; replaces the image's own.";
-        args: texts, [= "[]"], Applies,
+        args: texts, [= "[]"], Instances,
             "list of text", "[\"--cost-ns\", \"100\"]", "Arguments, appended to the command.";
-        env: env, [= "{}"], Applies,
+        env: env, [= "{}"], Instances,
             "table, or list of `\"NAME=value\"`", "{ LEVEL = \"info\" }", "Environment variables of the program.";
-        mounts: mounts, [= "[]"], Applies,
+        mounts: mounts, [= "[]"], Instances,
             "list of mounts", "[\"/etc/rules:/etc/rules:ro\"]", "Files and directories of this machine in the \
                                                                  container. See the table below.";
         devices: devices, [= "[]"], Restart,
             "list of devices", "[{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }]",
             "For `port = \"device\"`: the functions of a card for its instances. See the table below.";
         // Enough for a DPDK program with 128 MiB of buffers; small enough to contain a leak.
-        memory_bytes as "memory": bytes(MEMORY_MIN_BYTES, 1 << 50), [= "\"512MiB\""], Applies,
+        memory_bytes as "memory": bytes(MEMORY_MIN_BYTES, 1 << 50), [= "\"512MiB\""], Instances,
             "size, at least 6MiB", "\"256MiB\"",
             "Memory limit of one container. The kernel kills the program beyond it. The rings belong to the switch \
              and are not counted.";
         // A DPDK program has about five; the limit stops a fork bomb.
-        processes: number(1, 65_536), [= "64"], Applies,
+        processes: number(1, 65_536), [= "64"], Instances,
             "number, 1 to 65536", "16", "Maximum number of processes and threads in one container.";
-        cpuset: text(cpuset), [or "every CPU"], Applies,
+        cpuset: text(cpuset), [or "every CPU"], Instances,
             "list of CPUs such as `\"0-3,7\"`", "\"4-7\"", "The CPUs on which its containers may run.";
-        hugepages: boolean, [= "false"], Applies,
+        hugepages: boolean, [= "false"], Instances,
             "true or false", "true", "Whether a container can use the machine's hugepages.";
-        user_namespace: boolean, [= "true"], Applies,
+        user_namespace: boolean, [= "true"], Instances,
             "true or false", "false",
             "Whether root in the container is an unprivileged user on the host. Write `false` only for programs \
              that need rights which a user namespace cannot give, such as some drivers of cards. Engine `oci` only; \
              with Docker, Docker's own settings apply.";
         // Docker's, without the one to send any packet: an instance speaks from its own address only.
-        capabilities: capabilities, [or "none; with `port = \"kernel\"` those of Docker without `NET_RAW`"], Applies,
+        capabilities: capabilities, [or "none; with `port = \"kernel\"` those of Docker without `NET_RAW`"], Instances,
             "list of names", "[\"NET_BIND_SERVICE\"]",
             "The capabilities of the program, in the container's user namespace: some of `AUDIT_WRITE`, `CHOWN`, \
              `DAC_OVERRIDE`, `FOWNER`, `FSETID`, `KILL`, `MKNOD`, `NET_BIND_SERVICE`, `SETFCAP`, `SETGID`, \
@@ -543,7 +543,7 @@ tables! {
              beside them. A program that its image does not run as root cannot use them, as with Docker.";
         ready: ready,
             [or "`\"connected\"`; with `port = \"kernel\"` and `vip`, or `port = \"frames\"`, `\"listens\"`" =>
-                usual_ready(port, vip.is_some())], Applies,
+                usual_ready(port, vip.is_some())], Instances,
             "`\"connected\"`, `\"consumes\"`, `\"listens\"` or a table", "{ exec = [\"/bin/check\"] }",
             "When an instance is ready: `connected` when its data ports are up; `consumes` when it has also taken a \
              probe packet; `listens` when its program also serves each port of `vip` (of a range, any port): a socket \
@@ -584,7 +584,7 @@ tables! {
             "Binds destination subnets to places: in place of this service there is one for each place, with the name \
              `NAME-PLACE`, that `placement` and, as `dst` of its `match`, the prefix. All other keys are the same. Then there is \
              no `placement`, `dst`, `vip` and `external`. Chains name such services by their own names.";
-        cpus: cpus, [or "no limit" => Cpus::NoLimit], Applies,
+        cpus: cpus, [or "no limit" => Cpus::NoLimit], Instances,
             "number of CPUs, at least 0.001, or `\"exclusive\"`", "0.5",
             "CPU limit of one container; 0.5 is half a CPU. `exclusive`: a CPU of its place for each instance, which no \
              other instance uses. See [places](../places.md#a-core-for-each-instance).";
@@ -644,7 +644,7 @@ tables! {
         ring: ring, [keys], Keys,
             "table", "{ slots = 2048 }", "See the table below.";
         // A function with one thread serves one queue pair.
-        queues: number(1, reader.queues_max()), [= "1"], Applies,
+        queues: number(1, reader.queues_max()), [= "1"], Instances,
             "number, 1 to the number of workers", "1",
             "Queue pairs of each data port. With fewer queue pairs than workers, home workers serve them.";
         flow_counters: boolean, [= "false"], Counts,
@@ -659,10 +659,10 @@ tables! {
             "With tunnels and the driver `soft`: how replies return. With `\"direct\"` they leave by the uplink of the machine. With \
              `\"edge\"` the machine sends them through the tunnel to the edge that sent the flow's last packet, and the edge \
              sends them on. Write it at the edge and at its machines. See [many machines](../many-machines.md#replies-through-the-edge).";
-        swarm: |at| at.table(swarm_table), [or "the defaults of its keys"], Applies,
+        swarm: |at| at.table(swarm_table), [or "the defaults of its keys"], Instances,
             "table", "{ constraints = [\"node.labels.edge == true\"] }",
             "With the engine `swarm`: what the swarm is asked about its instances. See the table below.";
-        pods as "kubernetes": |at| at.table(pod_table), [or "the defaults of its keys"], Applies,
+        pods as "kubernetes": |at| at.table(pod_table), [or "the defaults of its keys"], Instances,
             "table", "{ node_selector = { disk = \"fast\" } }",
             "With the engine `kubernetes`: what Kubernetes is asked about its Pods. See the table below.";
         signals: boolean, [= "false"], Restart,
@@ -1299,11 +1299,11 @@ tables! {
         "The rings of shared memory between the switch and an instance: one per queue and direction."
     {
         // 1 ms at 1 Mpps. 256 ports with 4096 descriptors would need 4 GiB.
-        slots: power_of_two(number(RING_SLOTS_MIN, RING_SLOTS_MAX)), [= "1024"], Applies,
+        slots: power_of_two(number(RING_SLOTS_MIN, RING_SLOTS_MAX)), [= "1024"], Instances,
             "power of two, 64 to 16384", "2048",
             "Descriptors per ring. Slots ÷ packet rate is the longest pause of the function without loss.";
         // One frame of 1,522 bytes; also the default of DPDK's memif driver.
-        buffer_bytes: bytes(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX), [= "2048"], Applies,
+        buffer_bytes: bytes(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX), [= "2048"], Instances,
             "bytes, 128 to 16384", "4096", "Size of one buffer. Longer frames use several buffers.";
     } => {
         Ring { slots, buffer_bytes }

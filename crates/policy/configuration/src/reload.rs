@@ -78,6 +78,21 @@ impl Configuration {
         changes
     }
 
+    /// The services of which `new` makes other instances than those that there are: a rollout replaces these.
+    pub fn services_to_roll_out<'a>(&self, new: &'a Configuration) -> Vec<&'a str> {
+        let is_of_instances = |kept: &&KeptValue| matches!(kept.reload, Reload::Instances | Reload::Ports);
+        let changed = self.changed(new).filter(|(_, kept)| is_of_instances(kept));
+        let changed: Vec<&str> = changed.map(|(key, _)| key).collect();
+        let is_other = |service: &&Service| {
+            let path = format!("service.{}.", service.written_name());
+            let has_changed = changed.iter().any(|key| key.starts_with(&path))
+                || self.changes_ports(new, &format!("service.{}", service.name));
+            has_changed && !service.instances.are_others() && self.service(&service.name).is_some()
+        };
+        let others = new.services.iter().filter(is_other);
+        others.map(|service| service.name.as_str()).collect()
+    }
+
     /// All keys of that service, ordered by name.
     pub fn settings_of(&self, service: &Service) -> Vec<Setting> {
         let path = format!("service.{}.", service.written_name());
@@ -105,7 +120,7 @@ impl Configuration {
     /// Whether the key cannot change to its value in `new` at run time.
     fn is_fixed(&self, new: &Configuration, key: &str, reload: Reload, is_new: bool) -> bool {
         match reload {
-            Reload::Applies | Reload::Keys => false,
+            Reload::Applies | Reload::Instances | Reload::Keys => false,
             Reload::Counts => self.counts_more(new, key),
             Reload::Restart => !is_new,
             Reload::Ports => !is_new && self.changes_ports(new, key),

@@ -2,7 +2,9 @@
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
-use configuration::Configuration;
+use std::collections::BTreeSet;
+
+use configuration::{Configuration, KEYS, Reload};
 use drivers::parse;
 use model::KeyChange;
 
@@ -223,4 +225,56 @@ fn a_chain_begins_and_ends_by_a_reload() {
     assert!(keys.contains(&"service.a.next".to_owned()), "{keys:?}");
     let chain = text.replace(matches, chained);
     assert_eq!(refused(&chain, chained, matches), Vec::<String>::new());
+}
+
+/// The services of which other instances are made, after `from` is replaced by `to`.
+fn rolled_out(text: &str, from: &str, to: &str) -> Vec<String> {
+    assert!(text.contains(from), "{from}");
+    let new = good(&text.replace(from, to));
+    let services = good(text);
+    let services = services.services_to_roll_out(&new);
+    services.into_iter().map(str::to_owned).collect()
+}
+
+#[test]
+fn instances_that_are_there_are_others_than_new_ones_after_some_changes_only() {
+    let text = format!("{SOFT}[service.b]\nimage = \"x\"\nmatch = {{ dst = \"11.0.0.0/8\" }}\n");
+    for (from, to, expected) in [
+        ("inco/forward", "inco/forward:2", &["a"][..]),
+        (
+            "image = \"x\"",
+            "image = \"x\"\nenv = { LEVEL = \"info\" }\ncpus = 0.5",
+            &["b"],
+        ),
+        ("image = \"x\"", "image = \"x\"\nring = { slots = 2048 }", &["b"]),
+        ("image = \"x\"", "image = \"x\"\nport = \"frames\"", &["b"]),
+        // The default, written out.
+        ("image = \"x\"", "image = \"x\"\nmemory = \"512MiB\"", &[]),
+        (
+            "instances = 2",
+            "instances = 3\nfit = 0.5\ndrain_deadline = \"1s\"",
+            &[],
+        ),
+        // A new service, and one that goes.
+        ("[service.b]", "[service.c]", &[]),
+    ] {
+        assert_eq!(rolled_out(&text, from, to), expected, "{to}");
+    }
+}
+
+/// docs/operating.md lists the keys that hold for new instances.
+#[test]
+fn the_keys_of_new_instances_are_those_that_the_page_lists() {
+    let page = include_str!("../../../../docs/operating.md");
+    let row = page
+        .lines()
+        .find_map(|line| line.strip_prefix("| for new instances: "));
+    let row = row.unwrap_or_else(|| panic!("docs/operating.md has no row of new instances"));
+    let listed: BTreeSet<&str> = row.split('`').skip(1).step_by(2).collect();
+    let of_instances = KEYS.iter().filter(|key| key.reload == Reload::Instances);
+    let named = of_instances.map(|key| match key.table {
+        "service.NAME" => key.name,
+        table => table.trim_start_matches("service.NAME."),
+    });
+    assert_eq!(named.collect::<BTreeSet<_>>(), listed);
 }
