@@ -104,6 +104,17 @@ fn check(text: &str) -> Vec<Fault> {
     problems.into_iter().map(fault).collect()
 }
 
+/// The services of the second text of which other instances are made than of the first one.
+fn differ(before: &str, after: &str) -> Vec<String> {
+    let parsed = |text| orchestrator::load::parse(text, "inco.toml");
+    let (Ok(before), Ok(after)) = (parsed(before), parsed(after)) else {
+        // What inco had accepted may not be what this version takes.
+        return Vec::new();
+    };
+    let services = before.services_to_roll_out(&after);
+    services.into_iter().map(str::to_owned).collect()
+}
+
 pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
     let files = Files {
         base: args.base.clone(),
@@ -141,7 +152,7 @@ pub(crate) fn run(args: &OperatorArgs) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .context("cannot wait for signals; see the limits of this process")?;
     }
-    Ok(operator::run(&settings, &check, &stop)?)
+    Ok(operator::run(&settings, &check, &differ, &stop)?)
 }
 
 #[cfg(test)]

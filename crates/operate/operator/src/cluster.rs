@@ -4,7 +4,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, pin_mut};
 use kube::api::{
@@ -16,7 +16,10 @@ use kubernetes::said;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::objects::{GATEWAY_CLASS, KINDS, Object, REFERENCE_GRANT, SERVICE, api_version, is_optional};
+use crate::objects::{
+    CUSTOM_DEFINITION, FUNCTION, GATEWAY_CLASS, KINDS, Object, REFERENCE_GRANT, SERVICE, api_version,
+    is_optional,
+};
 use crate::plan::Id;
 use crate::spec::shortened;
 use crate::{Error, gateway};
@@ -37,6 +40,10 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const MANAGER_LIMIT: usize = 128;
 /// Longest text of the API server about an object, in characters.
 const MESSAGE_LIMIT: usize = 512;
+/// For how long a definition is young: what its objects want may not be there again.
+const YOUNG: Duration = Duration::from_secs(60);
+/// The definition of the functions.
+const DEFINITION: &str = "networkfunctions.inco.dev";
 /// The code of what is not there.
 const NOT_FOUND: u16 = 404;
 /// The code of what this account may not do.
@@ -61,8 +68,12 @@ pub(crate) struct Cluster {
     namespace: Option<String>,
     runtime: Runtime,
     client: Option<Client>,
-    /// Optional kinds that the cluster has had. One that is away later is no reason to remove what it wanted.
-    known: BTreeSet<&'static str>,
+    /// The objects of the kinds that the cluster has had. One that is away later is no reason to remove what it wanted.
+    known: BTreeMap<&'static str, Vec<Object>>,
+    /// The kinds that it did not know last.
+    is_away: BTreeSet<&'static str>,
+    /// When a kind was away last.
+    away: BTreeMap<&'static str, Instant>,
 }
 
 fn resource(kind: &str) -> ApiResource {
@@ -120,7 +131,9 @@ impl Cluster {
             namespace,
             runtime,
             client: None,
-            known: BTreeSet::new(),
+            known: BTreeMap::new(),
+            is_away: BTreeSet::new(),
+            away: BTreeMap::new(),
         })
     }
 
@@ -150,17 +163,26 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// All objects that are of inco, and the labels of this node.
+    /// All objects that are of inco, and the labels of this node. A kind that the cluster does not know any more keeps the
+    /// objects that it had.
     pub(crate) fn list(&mut self, node: &str) -> Result<Listed, Error> {
-        let (namespace, before) = (self.namespace.clone(), self.known.clone());
-        let (listed, known) = self.ask(async |client| {
-            let (mut listed, mut known, mut services) = (Listed::default(), before.clone(), Vec::new());
+        let (namespace, before) = (self.namespace.clone(), std::mem::take(&mut self.known));
+        let asked = self.ask(async |client| {
+            let (mut listed, mut known) = (Listed::default(), BTreeMap::new());
+            let (mut services, mut away) = (Vec::new(), BTreeSet::new());
             for kind in KINDS {
                 let api = api(client, namespace.as_deref(), kind);
+                let had = before.get(kind);
                 let all = match listed_all(&api, kind).await {
                     Err(kube::Error::Api(said))
+                        if said.code == NOT_FOUND && is_defined(kind, had.is_some()) =>
+                    {
+                        away.insert(kind);
+                        Some(had.cloned().unwrap_or_default())
+                    }
+                    Err(kube::Error::Api(said))
                         if is_optional(kind)
-                            && !before.contains(kind)
+                            && had.is_none()
                             && [NOT_FOUND, FORBIDDEN].contains(&said.code) =>
                     {
                         tracing::debug!(kind, said = said.message, "it is not there for this account");
@@ -172,7 +194,7 @@ impl Cluster {
                 let Some(all) = all else {
                     return Ok(Err(too_many(kind)));
                 };
-                known.insert(kind);
+                known.insert(kind, all.clone());
                 match kind {
                     SERVICE => services = all,
                     REFERENCE_GRANT => listed.others = all,
@@ -191,10 +213,51 @@ impl Cluster {
             }
             let found = api(client, None, "Node").get(node).await?;
             listed.labels = found.metadata.labels.unwrap_or_default();
-            Ok(Ok((listed, known)))
-        })??;
+            Ok(Ok((listed, known, away)))
+        });
+        let (listed, known, is_away) = match asked.and_then(|of| of) {
+            Ok(of) => of,
+            Err(error) => {
+                self.known = before;
+                return Err(error);
+            }
+        };
         self.known = known;
+        for kind in &is_away {
+            self.away.insert(kind, Instant::now());
+            if !self.is_away.contains(kind) {
+                tracing::warn!(
+                    kind,
+                    "the cluster does not know this kind of objects; what it wanted stays"
+                );
+            }
+        }
+        self.is_away = is_away;
         Ok(listed)
+    }
+
+    /// Whether the cluster did not know this kind when it was listed last.
+    pub(crate) fn is_away(&self, kind: &str) -> bool {
+        self.is_away.contains(kind)
+    }
+
+    /// Whether objects of this kind may lack in a list although nobody has deleted them: its definition was away a short
+    /// while ago, or is new.
+    pub(crate) fn is_young(&mut self, kind: &'static str) -> bool {
+        if self.away.get(kind).is_some_and(|at| at.elapsed() < YOUNG) {
+            return true;
+        }
+        if kind != FUNCTION {
+            return false;
+        }
+        let made = self.ask(async |client| {
+            let found = api(client, None, CUSTOM_DEFINITION).get_opt(DEFINITION).await?;
+            Ok(found.and_then(|of| of.creation_timestamp()))
+        });
+        // Without the right to ask for it, there is what this operator has seen.
+        let Ok(Some(made)) = made else { return false };
+        let seconds = k8s_openapi::jiff::Timestamp::now().as_second() - made.0.as_second();
+        seconds.unsigned_abs() < YOUNG.as_secs()
     }
 
     /// Whether the cluster has such a node.
@@ -266,6 +329,11 @@ impl Cluster {
             api.create(&PostParams::default(), &event).await.map(drop)
         })
     }
+}
+
+/// Whether a kind is one with a definition that can be deleted, and that this operator needs or has seen.
+fn is_defined(kind: &str, is_known: bool) -> bool {
+    kind == FUNCTION || is_known && is_optional(kind)
 }
 
 fn too_many(kind: &str) -> Error {

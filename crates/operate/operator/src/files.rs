@@ -1,5 +1,5 @@
 //! The files of an operator: the base file, the configuration file of inco, and beside that the last text that inco has
-//! accepted, which is all that an operator remembers.
+//! accepted, and what is to be rolled out since. An operator remembers nothing else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,10 +65,18 @@ fn replace(path: &Path, text: &str) -> Result<(), String> {
 }
 
 impl Files {
-    fn accepted(&self) -> PathBuf {
+    fn beside(&self, end: &str) -> PathBuf {
         let mut path = self.file.clone().into_os_string();
-        path.push(".accepted");
+        path.push(end);
         path.into()
+    }
+
+    fn accepted(&self) -> PathBuf {
+        self.beside(".accepted")
+    }
+
+    fn to_roll_out(&self) -> PathBuf {
+        self.beside(".rollouts")
     }
 
     /// The base, and the last text that inco has accepted; empty: there is none.
@@ -121,6 +129,22 @@ impl Files {
 
     pub(crate) fn accept(&self, text: &str) -> Result<(), String> {
         replace(&self.accepted(), text)
+    }
+
+    /// The services that are to be rolled out, and of those of which inco was asked its newest event before that.
+    pub(crate) fn rollouts(&self) -> Result<BTreeMap<String, Option<u64>>, String> {
+        let path = self.to_roll_out();
+        let cannot = |error: &dyn std::fmt::Display| format!("{} cannot be read: {error}", path.display());
+        match text_of(&path) {
+            Ok(text) => serde_json::from_str(&text).map_err(|error| cannot(&error)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(cannot(&error)),
+        }
+    }
+
+    pub(crate) fn keep_rollouts(&self, all: &BTreeMap<String, Option<u64>>) -> Result<(), String> {
+        let text = serde_json::to_string(all).map_err(|error| error.to_string())?;
+        replace(&self.to_roll_out(), &text)
     }
 }
 

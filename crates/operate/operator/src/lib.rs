@@ -10,6 +10,7 @@
 //! 2. [`objects::wishes`] and [`plan::plan`] make the configuration out of the base file, the objects and the configuration
 //!    that was accepted last.
 //! 3. The file is written, and inco asked to take it. What it refuses is taken out, and told.
+//!    Where new instances are others than those that are there, inco is asked to replace these (`rollouts`).
 //! 4. Each second inco is asked for its services. What has changed is written into the status of the objects.
 //! 5. What the statuses say of all nodes is there for others as external metrics ([`metrics`]).
 //!
@@ -24,11 +25,13 @@ pub mod gateway;
 pub mod metrics;
 pub mod objects;
 pub mod plan;
+mod rollouts;
 mod run;
 pub mod spec;
 pub mod status;
 
 pub use files::Files;
+pub use rollouts::Differ;
 pub use run::{Check, Settings, run};
 
 /// What goes wrong.

@@ -25,6 +25,8 @@ pub const TCP_ROUTE: &str = "TCPRoute";
 pub const UDP_ROUTE: &str = "UDPRoute";
 /// What a namespace permits routes of others to name.
 pub const REFERENCE_GRANT: &str = "ReferenceGrant";
+/// What defines kinds.
+pub const CUSTOM_DEFINITION: &str = "CustomResourceDefinition";
 /// All kinds that are listed and watched.
 pub const KINDS: [&str; 7] = [
     FUNCTION,
@@ -35,8 +37,8 @@ pub const KINDS: [&str; 7] = [
     UDP_ROUTE,
     REFERENCE_GRANT,
 ];
-/// The class of Services that inco serves. Kubernetes wants a name with a domain for it.
-pub const CLASS: &str = "inco.dev/inco";
+/// The classes of Services that inco serves: with a domain, as Kubernetes advises, and short.
+pub const CLASSES: [&str; 2] = ["inco.dev/inco", "inco"];
 /// The annotation with the address of a Service.
 const ADDRESS: &str = "inco.dev/address";
 /// The annotation with the labels of the nodes that serve a Service: `edge=true,rack=1`.
@@ -98,6 +100,7 @@ pub fn api_version(kind: &str) -> &'static str {
         GATEWAY_CLASS | GATEWAY => "gateway.networking.k8s.io/v1",
         TCP_ROUTE | UDP_ROUTE => "gateway.networking.k8s.io/v1alpha2",
         REFERENCE_GRANT => "gateway.networking.k8s.io/v1beta1",
+        CUSTOM_DEFINITION => "apiextensions.k8s.io/v1",
         _ => "v1",
     }
 }
@@ -110,8 +113,9 @@ pub fn is_optional(kind: &str) -> bool {
 impl Object {
     /// Whether inco may be to serve it: of Gateways and routes, the classes say that.
     pub fn is_of_inco(&self) -> bool {
-        let is = |key: &str, value: &str| self.spec.get(key).and_then(Value::as_str) == Some(value);
-        self.id.kind != SERVICE || is("type", "LoadBalancer") && is("loadBalancerClass", CLASS)
+        let text = |key: &str| self.spec.get(key).and_then(Value::as_str);
+        let is_of_class = || text("loadBalancerClass").is_some_and(|of| CLASSES.contains(&of));
+        self.id.kind != SERVICE || text("type") == Some("LoadBalancer") && is_of_class()
     }
 
     fn annotation(&self, key: &str) -> Option<&str> {
@@ -369,7 +373,7 @@ mod tests {
         object(
             SERVICE,
             name,
-            json!({ "type": "LoadBalancer", "loadBalancerClass": CLASS,
+            json!({ "type": "LoadBalancer", "loadBalancerClass": CLASSES[0],
             "ports": [{ "name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP" }] }),
         )
     }
@@ -388,8 +392,13 @@ mod tests {
 
     #[test]
     fn only_services_of_the_class_are_of_inco() {
-        assert!(balanced("web").is_of_inco());
+        for class in CLASSES {
+            let mut of = balanced("web");
+            of.spec["loadBalancerClass"] = json!(class);
+            assert!(of.is_of_inco(), "{class}");
+        }
         for (key, value) in [
+            ("loadBalancerClass", json!("inco.dev")),
             ("type", json!("ClusterIP")),
             ("loadBalancerClass", json!("other/class")),
             ("loadBalancerClass", Value::Null),

@@ -21,6 +21,7 @@ use crate::force::{Applied, bring_in_force};
 use crate::metrics::{Board, Listen, Row, serve};
 use crate::objects::{FUNCTION, Object, SERVICE, Wishes, wishes};
 use crate::plan::{Fault, Id, Input, Part, Plan, Verdict, named, plan};
+use crate::rollouts::{Differ, Rollouts};
 use crate::status::{
     Condition, Entry, Told, Writer, agreed, blamed, entries, entry, gist, merged, released, status, total,
     with_own,
@@ -33,7 +34,8 @@ const SETTLE: Duration = Duration::from_millis(200);
 /// How often the objects are listed without a hint, and figures of traffic are written.
 const RESYNC: Duration = Duration::from_secs(10);
 /// How long a service stays that no object wants any more. Where the definition of the objects is deleted, the API server
-/// deletes them first and then does not know them, which is not answered by stopping functions.
+/// deletes them first and then does not know them, which is not answered by stopping functions. Where the definition is
+/// new, they stay until it is a minute old ([`Cluster::is_young`]): its objects may come again.
 const GONE_AFTER: Duration = Duration::from_secs(5);
 /// After how long something that inco has refused is tried again: an image may have come.
 const RETRY: Duration = Duration::from_secs(60);
@@ -81,6 +83,15 @@ fn due(refused: &Refused, now: Instant) -> Option<Part> {
     (now.saturating_duration_since(*at) >= RETRY).then(|| part.clone())
 }
 
+/// What keeps a change from being tried.
+#[derive(Default)]
+struct Standstill {
+    /// Until when nothing is tried, after a take-over that failed.
+    until: Option<Instant>,
+    /// Why nothing can be changed.
+    problem: Option<String>,
+}
+
 /// What was written of an object, and when.
 struct Written {
     status: Value,
@@ -97,13 +108,12 @@ struct Operator<'a> {
     wishes: Wishes,
     verdicts: BTreeMap<Part, Verdict>,
     refused: Refused,
-    unwanted: BTreeMap<String, Instant>,
+    /// Services that no object wants any more: since when, and the kind of what wanted them, as far as this process knows.
+    unwanted: BTreeMap<String, (Instant, &'static str)>,
     /// Whether inco may not have the accepted configuration.
     is_open: bool,
-    /// Until when nothing is tried, after a take-over that failed.
-    rests_until: Option<Instant>,
-    /// Why nothing can be changed.
-    problem: Option<String>,
+    standstill: Standstill,
+    rollouts: Rollouts<'a>,
     written: BTreeMap<Id, Written>,
     told: BTreeMap<Id, Entry>,
     /// Nodes that the cluster does not have any more, although a status names them.
@@ -112,14 +122,19 @@ struct Operator<'a> {
     logged: [Option<String>; 2],
 }
 
-/// Runs the operator of this node until `stop`.
+/// Runs the operator of this node until `stop`. `differ` says of which services a change makes other instances.
 ///
 /// # Errors
 /// It cannot be started. What goes wrong later is told, and tried again.
-pub fn run(settings: &Settings, check: Check<'_>, stop: &Arc<AtomicBool>) -> Result<(), Error> {
+pub fn run(
+    settings: &Settings,
+    check: Check<'_>,
+    differ: Differ<'_>,
+    stop: &Arc<AtomicBool>,
+) -> Result<(), Error> {
     settings.files.prepare(check)?;
     let hints = watch(settings.cluster.clone(), settings.namespace.clone())?;
-    let mut operator = Operator::new(settings, check)?;
+    let mut operator = Operator::new(settings, check, differ)?;
     let board = Board::default();
     let _server = settings
         .metrics
@@ -144,9 +159,12 @@ pub fn run(settings: &Settings, check: Check<'_>, stop: &Arc<AtomicBool>) -> Res
                 board.show(operator.rows());
                 operator.apply();
             }
-            let is_waiting = is_listed && !operator.unwanted.is_empty() || operator.is_open;
+            let is_going = |(since, _): &(Instant, _)| since.elapsed() < GONE_AFTER + TICK;
+            let is_going = operator.unwanted.values().any(is_going);
+            let is_waiting = is_listed && is_going || operator.is_open;
             list_at = Instant::now() + if is_waiting { TICK } else { RESYNC };
         }
+        operator.roll_out();
         operator.report();
     }
     tracing::info!("the operator ends; inco goes on with what it has");
@@ -154,7 +172,7 @@ pub fn run(settings: &Settings, check: Check<'_>, stop: &Arc<AtomicBool>) -> Res
 }
 
 impl<'a> Operator<'a> {
-    fn new(settings: &'a Settings, check: Check<'a>) -> Result<Operator<'a>, Error> {
+    fn new(settings: &'a Settings, check: Check<'a>, differ: Differ<'a>) -> Result<Operator<'a>, Error> {
         Ok(Operator {
             settings,
             check,
@@ -165,8 +183,8 @@ impl<'a> Operator<'a> {
             refused: BTreeMap::new(),
             unwanted: BTreeMap::new(),
             is_open: true,
-            rests_until: None,
-            problem: None,
+            standstill: Standstill::default(),
+            rollouts: Rollouts::new(&settings.files, differ),
             written: BTreeMap::new(),
             told: BTreeMap::new(),
             gone: BTreeSet::new(),
@@ -222,13 +240,19 @@ impl<'a> Operator<'a> {
         functions.map(row).collect()
     }
 
-    fn planned(&self, base: &str, before: &str) -> Result<Plan, String> {
+    fn planned(&mut self, base: &str, before: &str) -> Result<Plan, String> {
+        // Asked only where something is to go. A kind that nobody knows any more may be any.
+        let is_due = |since: &Instant| since.elapsed() >= GONE_AFTER;
+        let due = self.unwanted.values().filter(|(since, _)| is_due(since));
+        let kinds: BTreeSet<&'static str> = due.map(|(_, kind)| *kind).collect();
+        let mut young = kinds;
+        young.retain(|kind| self.cluster.is_young(kind));
         let refused = self.refused.iter();
         let refused = refused.map(|(part, (table, why, _))| (part.clone(), (table.clone(), why.clone())));
         let is_kept = |name: &str| {
             self.unwanted
                 .get(name)
-                .is_none_or(|since| since.elapsed() < GONE_AFTER)
+                .is_none_or(|(since, kind)| !is_due(since) || young.contains(kind))
         };
         let input = Input {
             base,
@@ -242,9 +266,9 @@ impl<'a> Operator<'a> {
 
     /// Brings what is wanted in force, as far as it is accepted.
     fn apply(&mut self) {
-        self.problem = self.tried().err();
-        if self.problem.is_some() {
-            self.log(1, self.problem.clone());
+        self.standstill.problem = self.tried().err();
+        if self.standstill.problem.is_some() {
+            self.log(1, self.standstill.problem.clone());
         }
     }
 
@@ -255,14 +279,17 @@ impl<'a> Operator<'a> {
             let plan = self.planned(&base, &before)?;
             self.unwanted.retain(|name, _| plan.unwanted.contains(name));
             for name in &plan.unwanted {
-                self.unwanted.entry(name.clone()).or_insert_with(Instant::now);
+                let owner = self.verdicts.keys().find(|(_, service)| service == name);
+                let kind = owner.map_or(FUNCTION, |(id, _)| id.kind);
+                let gone = (Instant::now(), kind);
+                self.unwanted.entry(name.clone()).or_insert(gone);
             }
             if plan.text == before && !self.is_open {
                 self.verdicts = plan.verdicts;
                 return Ok(());
             }
-            if self.rests_until.is_some_and(|until| Instant::now() < until) {
-                return self.problem.clone().map_or(Ok(()), Err);
+            if self.standstill.until.is_some_and(|until| Instant::now() < until) {
+                return self.standstill.problem.clone().map_or(Ok(()), Err);
             }
             match self.attempt(&plan, &before) {
                 Attempt::Done => {
@@ -290,13 +317,17 @@ impl<'a> Operator<'a> {
         self.is_open = true;
         let refusal = match bring_in_force(&client, &self.settings.program) {
             Applied::Done(said) => {
-                self.is_open = false;
                 self.log(1, None);
                 if let Some(said) = said {
                     tracing::info!("{said}");
                 }
-                return match self.settings.files.accept(&plan.text) {
-                    Ok(()) => Attempt::Done,
+                // Once the text is accepted, nothing says any more what it has changed.
+                let noted = self.rollouts.note(before, &plan.text);
+                return match noted.and_then(|()| self.settings.files.accept(&plan.text)) {
+                    Ok(()) => {
+                        self.is_open = false;
+                        Attempt::Done
+                    }
                     Err(problem) => Attempt::Later(problem),
                 };
             }
@@ -314,7 +345,7 @@ impl<'a> Operator<'a> {
         match self.blame(&refusal, before) {
             true => Attempt::Again,
             false => {
-                self.rests_until = Some(Instant::now() + RETRY);
+                self.standstill.until = Some(Instant::now() + RETRY);
                 Attempt::Later(format!("inco refuses the configuration: {refusal}"))
             }
         }
@@ -345,6 +376,17 @@ impl<'a> Operator<'a> {
         is_any
     }
 
+    /// Has inco replace the instances of services of which it makes others now.
+    fn roll_out(&mut self) {
+        // Until it is known whether inco has the configuration, new instances may be those of before.
+        if self.is_open {
+            return;
+        }
+        if let Ok(client) = Client::connect_to(self.settings.endpoint.clone()) {
+            self.rollouts.advance(&client);
+        }
+    }
+
     /// Writes what has changed of the status of the objects.
     fn report(&mut self) {
         if self.objects.is_empty() || self.logged.first().is_some_and(Option::is_some) {
@@ -358,7 +400,7 @@ impl<'a> Operator<'a> {
                 let waits = instances
                     .into_iter()
                     .filter_map(|of| Some((of.service, of.ring_wait_us?.p99)));
-                (services, waits.collect(), self.problem.clone())
+                (services, waits.collect(), self.standstill.problem.clone())
             }
             Err(error) => (Vec::new(), Vec::new(), Some(error.to_string())),
         };
@@ -380,6 +422,8 @@ impl<'a> Operator<'a> {
                 Some(entry) => self.told.insert(id.clone(), entry),
                 None => self.told.remove(&id),
             };
+            // There is nothing to write to.
+            let written = written.filter(|_| !self.cluster.is_away(id.kind));
             let rests = |of: &Written| of.is_refused && of.at.elapsed() < RESYNC;
             if let Some(status) = written
                 && !self.written.get(&id).is_some_and(rests)
@@ -416,7 +460,14 @@ impl<'a> Operator<'a> {
             let verdict = self.verdicts.get(&wanted.part()).unwrap_or(&unknown);
             let row = rows.iter().find(|row| row.name == wanted.service);
             let told = row.filter(|_| verdict.is_in_force).map(|row| Told { row, waits });
-            entry(node, object.generation, verdict, told, away)
+            let there = row.and_then(|row| row.rollout.as_ref());
+            let (is_rolling_out, rollout) =
+                self.rollouts.progress(&wanted.service, there).unwrap_or_default();
+            Entry {
+                is_rolling_out,
+                rollout,
+                ..entry(node, object.generation, verdict, told, away)
+            }
         });
         let mut own = merged(&parts.collect::<Vec<_>>())?;
         // Until the verdict is that of this generation, the generation of before stands.
@@ -617,6 +668,14 @@ impl<'a> Operator<'a> {
                 format!("node {node}: {} -> {} instances: {why}", was.desired, is.desired),
                 false,
             ));
+        }
+        if before.is_rolling_out != own.is_rolling_out {
+            let (word, text) = match (own.is_rolling_out, own.rollout.as_str()) {
+                (true, text) => ("RollingOut", text),
+                (false, "") => ("RolledOut", "all instances are replaced"),
+                (false, text) => ("RolloutAborted", text),
+            };
+            events.push((word, format!("node {node}: {text}"), word == "RolloutAborted"));
         }
         if before.is_ready != own.is_ready {
             let text = format!(

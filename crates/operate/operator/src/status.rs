@@ -50,6 +50,10 @@ pub struct Entry {
     pub is_ready: bool,
     /// Why it does not accept it or is not ready; else the reason of the autoscaler.
     pub message: String,
+    /// Whether its instances are being replaced by those of a changed object.
+    pub is_rolling_out: bool,
+    /// How far that is, or why it has failed; empty: neither.
+    pub rollout: String,
     /// The figures.
     pub figures: Figures,
 }
@@ -57,7 +61,7 @@ pub struct Entry {
 /// A condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// `Accepted` or `Ready`.
+    /// `Accepted`, `Ready` or `Progressing`.
     pub kind: &'static str,
     /// Whether it holds.
     pub holds: bool,
@@ -148,6 +152,7 @@ impl Entry {
             "message": self.message, "active": of.active, "desired": of.desired, "flows": of.flows,
             "offeredPps": of.offered_pps, "returnedPps": of.returned_pps, "dropped": of.dropped,
             "loadPercent": of.load_percent, "queueingUs": of.queueing_us,
+            "rollingOut": self.is_rolling_out, "rollout": self.rollout,
         })
     }
 
@@ -161,6 +166,8 @@ impl Entry {
             is_accepted: flag("accepted"),
             is_ready: flag("ready"),
             message: shortened(text("message").unwrap_or_default(), MESSAGE_LIMIT),
+            is_rolling_out: flag("rollingOut"),
+            rollout: shortened(text("rollout").unwrap_or_default(), MESSAGE_LIMIT),
             figures: Figures {
                 active: number("active"),
                 desired: number("desired"),
@@ -198,12 +205,16 @@ pub fn merged(parts: &[Entry]) -> Option<Entry> {
     let first = parts.first()?;
     let blamed = parts.iter().find(|of| !of.is_accepted);
     let blamed = blamed.or_else(|| parts.iter().find(|of| !of.is_ready));
+    let rolling = parts.iter().find(|of| of.is_rolling_out);
+    let rolling = rolling.or_else(|| parts.iter().find(|of| !of.rollout.is_empty()));
     Some(Entry {
         node: first.node.clone(),
         generation: first.generation,
         is_accepted: parts.iter().all(|of| of.is_accepted),
         is_ready: parts.iter().all(|of| of.is_ready),
         message: blamed.unwrap_or(first).message.clone(),
+        is_rolling_out: parts.iter().any(|of| of.is_rolling_out),
+        rollout: rolling.unwrap_or(first).rollout.clone(),
         figures: total(parts),
     })
 }
@@ -226,7 +237,7 @@ pub fn total(all: &[Entry]) -> Figures {
 }
 
 /// The conditions of an object of that generation.
-pub fn conditions(generation: i64, all: &[Entry]) -> [Condition; 2] {
+pub fn conditions(generation: i64, all: &[Entry]) -> [Condition; 3] {
     let of = |kind, holds, reason, message: String| Condition {
         kind,
         holds,
@@ -235,13 +246,15 @@ pub fn conditions(generation: i64, all: &[Entry]) -> [Condition; 2] {
     };
     let accepted = |holds, reason, message| of("Accepted", holds, reason, message);
     let ready = |holds, reason, message| of("Ready", holds, reason, message);
+    let progressing = |holds, reason, message| of("Progressing", holds, reason, message);
     let nobody =
         "no node with an operator has the labels of spec.nodeSelector; label one, or change the selector";
     if all.is_empty() {
         let message = nobody.to_owned();
         return [
             accepted(false, "NoNode", message.clone()),
-            ready(false, "NoNode", message),
+            ready(false, "NoNode", message.clone()),
+            progressing(false, "NoNode", message),
         ];
     }
     let first = |is: &dyn Fn(&&Entry) -> bool| all.iter().find(is);
@@ -272,7 +285,18 @@ pub fn conditions(generation: i64, all: &[Entry]) -> [Condition; 2] {
             format!("all instances of {} are active", nodes(all.len())),
         ),
     };
-    [accepted, ready]
+    let progressing = match (
+        first(&|of| of.is_rolling_out),
+        first(&|of| !of.rollout.is_empty()),
+    ) {
+        (Some(of), _) => progressing(true, "RollingOut", format!("node {}: {}", of.node, of.rollout)),
+        (None, Some(of)) => progressing(false, "Aborted", format!("node {}: {}", of.node, of.rollout)),
+        (None, None) => {
+            let message = "no instance is being replaced by one of a changed object".to_owned();
+            progressing(false, "Complete", message)
+        }
+    };
+    [accepted, ready, progressing]
 }
 
 fn nodes(count: usize) -> String {
@@ -377,11 +401,14 @@ pub fn released(status: &Value, node: &str) -> Option<Value> {
 pub fn status(generation: i64, all: &[Entry], own: Option<&Entry>, before: &Value, now: &str) -> Value {
     let sum = total(all);
     let conditions = conditions(generation, all);
-    let blamed = conditions.iter().find(|of| !of.holds);
+    let [accepted, ready, progressing] = &conditions;
+    let is_told = progressing.holds || all.iter().any(|of| !of.rollout.is_empty());
+    let blamed = [accepted, ready].into_iter().find(|of| !of.holds);
+    let blamed = blamed.or_else(|| is_told.then_some(progressing));
     let summary = match (blamed, all) {
         (Some(of), _) => of.message.clone(),
         (None, [only]) => only.message.clone(),
-        (None, _) => conditions.get(1).map(|of| of.message.clone()).unwrap_or_default(),
+        (None, _) => ready.message.clone(),
     };
     json!({
         "observedGeneration": generation,
@@ -408,7 +435,15 @@ pub fn gist(status: &Value) -> Value {
         list("conditions", &["type", "status", "reason", "observedGeneration"]),
         list(
             "nodes",
-            &["node", "generation", "accepted", "ready", "active", "desired"]
+            &[
+                "node",
+                "generation",
+                "accepted",
+                "ready",
+                "active",
+                "desired",
+                "rollingOut"
+            ]
         ),
     ])
 }
@@ -573,18 +608,18 @@ mod tests {
             (3, 5, 20)
         );
         assert_eq!(total(&all).load_percent, 50);
-        let [accepted, ready] = conditions(2, &all);
+        let [accepted, ready, _] = conditions(2, &all);
         assert!(accepted.holds && !ready.holds);
         assert_eq!(ready.message, "node n2: 1 of 3 instances are active: load 0.5");
-        let [accepted, _] = conditions(3, &all);
+        let [accepted, ..] = conditions(3, &all);
         assert_eq!((accepted.holds, accepted.reason), (false, "Pending"));
         let refused = entry("n3", 2, &verdict(Some("no image"), false), None, None);
-        let [accepted, _] = conditions(2, &with_own(all.clone(), "n3", Some(refused)));
+        let [accepted, ..] = conditions(2, &with_own(all.clone(), "n3", Some(refused)));
         assert_eq!(
             (accepted.reason, accepted.message.as_str()),
             ("Refused", "node n3: no image")
         );
-        let [accepted, ready] = conditions(2, &[]);
+        let [accepted, ready, _] = conditions(2, &[]);
         assert_eq!((accepted.reason, ready.reason), ("NoNode", "NoNode"));
         // A node that has no part any more has no entry.
         assert_eq!(with_own(all, "n1", None).len(), 1);
@@ -623,7 +658,38 @@ mod tests {
         assert_eq!(all.len(), 2);
         assert_eq!(total(&all).dropped, u64::MAX);
         assert!(entries(&json!({ "nodes": 7 })).is_empty());
-        let [first, _] = conditions(1, &all);
+        let [first, ..] = conditions(1, &all);
         assert_eq!(condition_json(&first, 1, &status, "T")["lastTransitionTime"], "T");
+    }
+
+    #[test]
+    fn a_rollout_is_told_while_it_goes_on_and_when_it_has_failed() {
+        let told = |rolls: &[(bool, &str)]| {
+            let entry = |(is_rolling_out, text): &(bool, &str)| Entry {
+                is_rolling_out: *is_rolling_out,
+                rollout: (*text).to_owned(),
+                ..said("n1", 2, 2)
+            };
+            let all: Vec<Entry> = rolls.iter().map(entry).collect();
+            let [_, ready, of] = conditions(2, &all);
+            assert!(ready.holds);
+            let summary = status(2, &all, all.first(), &Value::Null, "t")["message"].clone();
+            (of.holds, of.reason, summary)
+        };
+        let done = (false, "Complete", json!("load 0.5"));
+        assert_eq!(told(&[(false, "")]), done);
+        let going = (true, "RollingOut", json!("node n1: 1 of 2"));
+        assert_eq!(told(&[(true, "1 of 2")]), going);
+        // One that goes on is told before one that has failed.
+        assert_eq!(told(&[(false, "it failed"), (true, "1 of 2")]), going);
+        let failed = (false, "Aborted", json!("node n1: it failed"));
+        assert_eq!(told(&[(false, "it failed"), (false, "")]), failed);
+        // The next operator reads it of another node.
+        let other = Entry {
+            is_rolling_out: true,
+            rollout: "1 of 2".to_owned(),
+            ..said("n2", 2, 2)
+        };
+        assert_eq!(entries(&json!({ "nodes": [other.json()] })), [other]);
     }
 }

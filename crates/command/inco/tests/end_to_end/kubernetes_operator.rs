@@ -2,11 +2,11 @@
 
 use std::process::{Child, Stdio};
 
-use model::{EventKind, InstanceState};
+use model::{EventKind, InstanceState, RolloutState};
 use real_parts::{ApiServer, has_kubernetes};
 use serde_json::{Value, json};
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, eventually, kill};
+use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
 
 const FUNCTIONS: &str = "/apis/inco.dev/v1alpha1/namespaces/edge/networkfunctions";
 const BASE: &str = r#"
@@ -134,13 +134,8 @@ fn names(inco: &Inco) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn network_functions_run_change_are_refused_and_go() {
-    if !has_kubernetes() || !Engine::Oci.is_here() {
-        return;
-    }
-    let place = Place::with_a_cpu();
-    let server = cluster(&place);
+/// An inco with the base file, and an operator beside it.
+fn with_operator(place: &Place, server: &ApiServer) -> (Inco, Operator) {
     place.file("base.toml", BASE);
     place.must(&[
         "operator",
@@ -151,7 +146,18 @@ fn network_functions_run_change_are_refused_and_go() {
         place.path("inco.toml").to_str().unwrap(),
     ]);
     let inco = place.run_file(&place.path("inco.toml"));
-    let mut operator = Operator::start(&place, &server);
+    let operator = Operator::start(place, server);
+    (inco, operator)
+}
+
+#[test]
+fn network_functions_run_change_are_refused_and_go() {
+    if !has_kubernetes() || !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::with_a_cpu();
+    let server = cluster(&place);
+    let (inco, mut operator) = with_operator(&place, &server);
 
     let spec = json!({ "image": IMAGE, "command": ["/inco-nf", "forward", "--stamp"], "memory": "64MiB", "min": 1, "max": 3,
         "standby": 0, "match": { "proto": "udp", "dst_port": 53 }, "policy": { "autoscaler": "fixed" } });
@@ -243,6 +249,63 @@ fn network_functions_run_change_are_refused_and_go() {
             row.id
         );
     }
+    operator.ends();
+    drop(server);
+    inco.stop(&place);
+}
+
+const TRAFFIC: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "10s"
+[[phase]]
+duration = "120s"
+flows = 12
+ramp = "100ms"
+rate_per_flow = "200pps"
+"#;
+
+/// Another environment is one of other instances: they come one by one, and no packet is lost.
+#[test]
+fn a_changed_network_function_gets_new_instances_while_packets_flow() {
+    if !has_kubernetes() || !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let server = cluster(&place);
+    let (inco, mut operator) = with_operator(&place, &server);
+    let spec = json!({ "image": IMAGE, "command": ["/inco-nf", "forward", "--stamp"], "memory": "64MiB", "min": 2, "max": 2,
+        "standby": 1, "policy": { "autoscaler": "fixed", "scheduler": { "policy": "round-robin", "slow_start": "0s" } },
+        "settings": { "capacity": "100kpps", "affinity": "relaxed", "ring": { "slots": 8192 } } });
+    make(&server, "forward", &spec);
+    becomes(&server, "forward", "Ready", "True");
+    let ids = || {
+        let rows = inco.instances().into_iter();
+        let of_function = rows.filter(|row| row.service == "forward" && row.state != InstanceState::Gone);
+        of_function.map(|row| row.id).collect::<Vec<_>>()
+    };
+    let before = ids();
+    let traffic = place.traffic(TRAFFIC);
+    eventually("all flows", PATIENCE, || {
+        (inco.status().live_flows == 12).then_some(())
+    });
+    change(&server, "forward", "env", &json!({ "VERSION": "2" }));
+    becomes(&server, "forward", "Progressing", "True");
+    eventually("all instances are others", PATIENCE, || {
+        let after = ids();
+        (after.len() == 3 && after.iter().all(|id| !before.contains(id))).then_some(())
+    });
+    becomes(&server, "forward", "Progressing", "False");
+    becomes(&server, "forward", "Ready", "True");
+    let finished = |event: &&model::Event| matches!(&event.kind, EventKind::Rollout { state, .. } if *state == RolloutState::Finished);
+    assert_eq!(inco.events().iter().filter(finished).count(), 1);
+    traffic.interrupt();
+    let mut report = traffic.report_with_moves();
+    // A container that waits for a CPU holds packets for longer than a flow is held; such a move is told.
+    if inco.status().workers.iter().any(|of| of.early_moves > 0) {
+        report.counts.reordered = 0;
+    }
+    assert_clean(&report);
     operator.ends();
     drop(server);
     inco.stop(&place);

@@ -45,17 +45,17 @@ pub(crate) trait Server {
     fn up(&self);
     /// Deletes the definition of the functions.
     fn forget_functions(&self);
+    /// Has it there again, without objects.
+    fn know_functions(&self);
     /// Has the kinds of the Gateway API there, and the class of inco.
     fn know_gateways(&self);
 }
 
+const DEFINITION: &str = include_str!("../../../../../deploy/kubernetes/chart/crds/networkfunctions.yaml");
+
 /// Has the definition, the operator's account with its rights, a namespace and a node there.
 pub(crate) fn prepare(server: &ApiServer) {
-    server.apply(
-        include_str!("../../../../../deploy/kubernetes/chart/crds/networkfunctions.yaml"),
-        &KINDS,
-        false,
-    );
+    server.apply(DEFINITION, &KINDS, false);
     server.apply(
         include_str!("../../../../../deploy/kubernetes/operator.yaml"),
         &KINDS,
@@ -103,6 +103,9 @@ impl Server for ApiServer {
     fn forget_functions(&self) {
         self.ask("DELETE", &format!("{DEFINITIONS}/networkfunctions.inco.dev"), "")
             .unwrap();
+    }
+    fn know_functions(&self) {
+        self.apply(DEFINITION, &KINDS, false);
     }
     fn know_gateways(&self) {
         let class = (
@@ -359,6 +362,9 @@ impl Server for FakeServer {
             .retain(|path, _| !path.contains("networkfunctions"));
         std::thread::sleep(Duration::from_secs(1));
         self.store.lock().unwrap().is_forgotten = true;
+    }
+    fn know_functions(&self) {
+        self.store.lock().unwrap().is_forgotten = false;
     }
     fn know_gateways(&self) {
         self.store.lock().unwrap().knows_gateways = true;

@@ -4,6 +4,7 @@
 
 mod cluster;
 mod node;
+mod rollouts;
 
 use std::time::{Duration, Instant};
 
@@ -64,13 +65,8 @@ fn follows_objects(server: &dyn Server) {
     let at = |name: &str| format!("{FUNCTIONS}/{name}");
 
     // A function runs, and its status says so.
-    server.make(
-        FUNCTIONS,
-        &function(
-            "firewall",
-            &json!({ "image": "a", "min": 2, "max": 4, "nodeSelector": { "edge": "true" } }),
-        ),
-    );
+    let mut firewall = json!({ "image": "a", "min": 2, "max": 4, "nodeSelector": { "edge": "true" } });
+    server.make(FUNCTIONS, &function("firewall", &firewall));
     let seen = becomes(server, &at("firewall"), "Ready", "True");
     assert_eq!(condition(&seen, "Accepted").unwrap()["status"], "True");
     assert_eq!(
@@ -181,6 +177,22 @@ fn follows_objects(server: &dyn Server) {
     server.forget_functions();
     std::thread::sleep(Duration::from_secs(12));
     assert_eq!(node.services(), ["firewall", "own", "web"]);
+    // Other kinds go on being followed.
+    server.make(SERVICES, &service("late", "inco").to_string());
+    becomes(server, &format!("{SERVICES}/late"), "inco.dev/Accepted", "True");
+    server.delete(&format!("{SERVICES}/late"));
+    eventually("the service is gone", || {
+        (node.services() == ["firewall", "own", "web"]).then_some(())
+    });
+    // It is back, and its objects come later.
+    server.know_functions();
+    firewall["min"] = json!(3);
+    std::thread::sleep(Duration::from_secs(15));
+    assert_eq!(node.services(), ["firewall", "own", "web"]);
+    let loads = node.loads();
+    server.make(FUNCTIONS, &function("firewall", &firewall));
+    becomes(server, &at("firewall"), "Ready", "True");
+    assert_eq!((node.services().len(), node.loads()), (3, loads));
     node.end();
 }
 
@@ -188,7 +200,7 @@ fn follows_objects(server: &dyn Server) {
 fn follows_several_ports(server: &dyn Server) {
     let node = Node::start(server, "n1");
     let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" }, "spec": { "type": "LoadBalancer",
-        "loadBalancerClass": "inco.dev/inco", "ports": [{ "name": "http", "port": 80, "protocol": "TCP" },
+        "loadBalancerClass": "inco", "ports": [{ "name": "http", "port": 80, "protocol": "TCP" },
         { "name": "sip", "port": 5060, "protocol": "UDP" }] } });
     server.make(SERVICES, &service.to_string());
     let path = format!("{SERVICES}/web");

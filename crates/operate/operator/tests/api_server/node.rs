@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use api::types::{Outcome, Refusal, ServiceRow, Snapshot, Status};
 use api::{ControlRequest, Endpoint, EventLog, Server, ServerSettings, request_queue};
-use model::{Action, Event, EventKind, KeyChange, Nanos};
+use model::{Action, Event, EventKind, KeyChange, Nanos, Rollout, RolloutState};
 use operator::plan::Fault;
 use operator::{Files, Settings};
 use toml::{Table, Value};
@@ -26,6 +26,17 @@ struct Known {
     services: Mutex<Services>,
     loads: AtomicU32,
     starts: AtomicU32,
+    rollouts: Mutex<Rollouts>,
+}
+
+/// What inco replaces, and has replaced.
+#[derive(Default)]
+struct Rollouts {
+    of: std::collections::BTreeMap<String, Rollout>,
+    begun: u32,
+    cancelled: u32,
+    /// Whether none begins.
+    are_refused: bool,
 }
 
 pub(crate) struct Node {
@@ -73,7 +84,72 @@ fn changes(before: &Services, after: &Services) -> Vec<KeyChange> {
     changed.map(change).collect()
 }
 
+/// The services of which another image makes other instances.
+fn differ(before: &str, after: &str) -> Vec<String> {
+    let (before, after) = (services(before), services(after));
+    let is_other = |(name, of): &(&String, &Value)| {
+        before
+            .get(*name)
+            .is_some_and(|it| it.get("image") != of.get("image"))
+    };
+    let others = after.iter().filter(is_other);
+    others.map(|(name, _)| name.clone()).collect()
+}
+
+fn event(events: &EventLog, service: Option<String>, kind: EventKind) {
+    events.push(Event {
+        sequence: events.newest() + 1,
+        at: Nanos(1),
+        unix_ms: 1,
+        service,
+        instance: None,
+        kind,
+    });
+}
+
+fn roll_out(known: &Known, events: &EventLog, service: &str, cancel: bool) -> Result<Outcome, Refusal> {
+    let mut rollouts = known.rollouts.lock().unwrap();
+    if rollouts.are_refused {
+        return Err(Refusal::new("not now", "try again"));
+    }
+    let there = rollouts.of.get(service);
+    let is_running = there.is_some_and(|of| of.state == RolloutState::Running);
+    if is_running && !cancel {
+        return Err(Refusal::new("a rollout goes on", "wait"));
+    }
+    let (state, reason) = match cancel {
+        true => (RolloutState::Aborted, "canceled"),
+        false => (RolloutState::Running, "started"),
+    };
+    match cancel {
+        true => rollouts.cancelled += 1,
+        false => rollouts.begun += 1,
+    }
+    let of = Rollout {
+        state,
+        replaced: 0,
+        total: 2,
+        reason: reason.to_owned(),
+    };
+    rollouts.of.insert(service.to_owned(), of);
+    let kind = EventKind::Rollout {
+        state,
+        replaced: 0,
+        total: 2,
+        reason: reason.to_owned(),
+    };
+    event(events, Some(service.to_owned()), kind);
+    Ok(Outcome {
+        result: "done".to_owned(),
+        changes: Vec::new(),
+        command: None,
+    })
+}
+
 fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Result<Outcome, Refusal> {
+    if let Action::Rollout { service, cancel } = action {
+        return roll_out(known, events, service, *cancel);
+    }
     let text = std::fs::read_to_string(file).unwrap();
     if text.contains(UNUSABLE) {
         return Err(Refusal::new("the device is not there", "nothing has changed"));
@@ -96,18 +172,12 @@ fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Res
         Action::Upgrade { .. } => {
             known.starts.fetch_add(1, Ordering::Relaxed);
             *services = after;
-            events.push(Event {
-                sequence: events.newest() + 1,
-                at: Nanos(1),
-                unix_ms: 1,
-                service: None,
-                instance: None,
-                kind: EventKind::Upgraded {
-                    from: "1".to_owned(),
-                    to: "1".to_owned(),
-                    pause_ms: 1,
-                },
-            });
+            let kind = EventKind::Upgraded {
+                from: "1".to_owned(),
+                to: "1".to_owned(),
+                pause_ms: 1,
+            };
+            event(events, None, kind);
         }
         other => panic!("{other:?} was not expected"),
     }
@@ -120,6 +190,7 @@ fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Res
 
 fn rows(known: &Known) -> Vec<ServiceRow> {
     let services = known.services.lock().unwrap();
+    let rollouts = known.rollouts.lock().unwrap();
     let row = |(name, of): (&String, &Value)| {
         let min = of
             .get("instances")
@@ -130,6 +201,7 @@ fn rows(known: &Known) -> Vec<ServiceRow> {
             name: name.clone(),
             active: count,
             desired: count,
+            rollout: rollouts.of.get(name).cloned(),
             ..ServiceRow::default()
         }
     };
@@ -200,13 +272,23 @@ impl Node {
         };
         self.stop = Arc::default();
         let stop = Arc::clone(&self.stop);
-        let run = move || operator::run(&settings, &check, &stop).unwrap();
+        let run = move || operator::run(&settings, &check, &differ, &stop).unwrap();
         self.operator = Some(std::thread::spawn(run));
     }
 
     /// Ends the operator, and runs another one.
-    pub(crate) fn operator_again(mut self, cluster: &dyn cluster::Server) -> Node {
+    pub(crate) fn operator_again(self, cluster: &dyn cluster::Server) -> Node {
+        self.operator_after(cluster, |_| ())
+    }
+
+    /// The same; meanwhile, without an operator, that happens.
+    pub(crate) fn operator_after(
+        mut self,
+        cluster: &dyn cluster::Server,
+        happens: impl FnOnce(&Node),
+    ) -> Node {
         self.halt();
+        happens(&self);
         self.run(cluster, "n1");
         self
     }
@@ -246,5 +328,28 @@ impl Node {
     /// How often inco has started again.
     pub(crate) fn starts(&self) -> u32 {
         self.known.starts.load(Ordering::Relaxed)
+    }
+
+    /// How many rollouts have begun, and how many were cancelled.
+    pub(crate) fn rollouts(&self) -> (u32, u32) {
+        let rollouts = self.known.rollouts.lock().unwrap();
+        (rollouts.begun, rollouts.cancelled)
+    }
+
+    /// Has no rollout begin, or has it begin again.
+    pub(crate) fn refuse_rollouts(&self, refuse: bool) {
+        self.known.rollouts.lock().unwrap().are_refused = refuse;
+    }
+
+    /// Ends all rollouts.
+    pub(crate) fn end_rollouts(&self, state: RolloutState) {
+        for of in self.known.rollouts.lock().unwrap().of.values_mut() {
+            (of.state, of.reason) = (state, "it ended".to_owned());
+        }
+    }
+
+    /// As when inco starts again: it knows of no rollout.
+    pub(crate) fn lose_rollouts(&self) {
+        self.known.rollouts.lock().unwrap().of.clear();
     }
 }
