@@ -265,6 +265,9 @@ pub struct Matching {
 pub struct Settings {
     /// The run directory, usually `/run/inco`. Instances have their directories in `instances/` below it.
     pub run_dir: PathBuf,
+    /// The name of this machine, where the engine has containers of incos of other machines, too: their run directories may
+    /// be the same. [`None`]: it has those of this machine only.
+    pub machine: Option<String>,
     /// Wall-clock time at zero of the monotonic clock, in milliseconds since 1970. Events use it.
     pub unix_ms_at_zero: u64,
     /// Where instances run, at most [`PlaceId::LIMIT`](placement::PlaceId::LIMIT). Empty: all at one place, which has no
@@ -280,6 +283,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             run_dir: PathBuf::from("/run/inco"),
+            machine: None,
             unix_ms_at_zero: 0,
             places: Vec::new(),
             creates_at_once: CREATES_AT_ONCE,
@@ -291,18 +295,25 @@ impl Default for Settings {
 impl Settings {
     /// The label of all containers of this inco, and of no others.
     pub fn label(&self) -> Label {
-        Label::new(LABEL_RUN_DIR, self.run_dir.display().to_string())
+        let run_dir = self.run_dir.display();
+        let value = match &self.machine {
+            Some(machine) => format!("{machine}:{run_dir}"),
+            None => run_dir.to_string(),
+        };
+        Label::new(LABEL_RUN_DIR, value)
     }
 
     /// The name of an instance's container, such as `inco-firewall-3`. Names must be unique in an engine, so a run
-    /// directory other than the default adds a hash: `inco-09af23cd-firewall-3`.
+    /// directory other than the default, or a machine, adds a hash: `inco-09af23cd-firewall-3`.
     pub(crate) fn container_name(&self, service: &str, id: InstanceId) -> String {
-        if self.run_dir == Path::new("/run/inco") {
+        if self.machine.is_none() && self.run_dir == Path::new("/run/inco") {
             return format!("inco-{service}-{}", id.0);
         }
         // FNV-1a gives the same hash in every build; std's hasher does not promise that.
-        let text = self.run_dir.as_os_str().as_encoded_bytes();
-        let hash = text.iter().fold(0x811c_9dc5_u32, |hash, &byte| {
+        let machine = self.machine.as_ref().map(|machine| format!("{machine}:"));
+        let machine = machine.as_deref().unwrap_or_default().as_bytes();
+        let text = machine.iter().chain(self.run_dir.as_os_str().as_encoded_bytes());
+        let hash = text.fold(0x811c_9dc5_u32, |hash, &byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         });
         format!("inco-{hash:08x}-{service}-{}", id.0)
@@ -359,6 +370,8 @@ pub(crate) const ENV_EXTERNAL: &str = "INCO_EXTERNAL";
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -375,5 +388,13 @@ mod tests {
         assert_eq!(name(&a).len(), "inco-12345678-firewall-3".len());
         assert_ne!(a.label(), b.label());
         assert_eq!(a.label().key, LABEL_RUN_DIR);
+        let of = |machine: &str| Settings {
+            machine: Some(machine.to_owned()),
+            ..Settings::default()
+        };
+        let all = [usual, of("n1"), of("n2")];
+        let names: BTreeSet<String> = all.iter().map(name).collect();
+        let labels: BTreeSet<_> = all.iter().map(|of| of.label().value).collect();
+        assert_eq!((names.len(), labels.len()), (3, 3), "{names:?} {labels:?}");
     }
 }

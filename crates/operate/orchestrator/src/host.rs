@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use configuration::Unusable;
+use configuration::{Engine, Unusable};
 
 /// Free hugepages of the default size, in MiB.
 pub fn free_hugepages_mib() -> u64 {
@@ -25,6 +25,30 @@ pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let number = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
     Ok(number.to_be_bytes())
+}
+
+/// The id of this machine, which it has from its installation on.
+const MACHINE_ID: &str = "/etc/machine-id";
+/// The variable with the name of a node of Kubernetes, in a Pod of the chart.
+const NODE_NAME: &str = "NODE_NAME";
+
+/// The name of this machine where the engine has instances of other machines, too; [`None`]: it has not.
+pub(crate) fn machine_name(engine: &Engine) -> Option<String> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let of_node = std::env::var(NODE_NAME).ok();
+    engine
+        .is_orchestrator()
+        .then(|| named(engine.name.clone(), of_node, Path::new(MACHINE_ID), host))
+}
+
+/// The first of these that says something.
+fn named(written: Option<String>, of_node: Option<String>, id: &Path, host: String) -> String {
+    let says_something = |of: &String| !of.is_empty();
+    let id = || fs::read_to_string(id).ok().map(|text| text.trim().to_owned());
+    let name = written.or_else(|| of_node.filter(says_something));
+    // A machine that was not set up completely has another word there.
+    let is_id = |of: &String| !of.is_empty() && of.bytes().all(|byte| byte.is_ascii_hexdigit());
+    name.or_else(|| id().filter(is_id)).unwrap_or(host)
 }
 
 /// The folder with what the kernel knows of devices.
@@ -95,6 +119,7 @@ pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Unusable {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by it")]
     use super::*;
 
     #[test]
@@ -114,5 +139,20 @@ mod tests {
         assert_eq!(node_of_cpu(u16::MAX), None);
         assert_eq!(node_of_interface("lo"), None);
         assert_eq!(node_of_device("ffff:ff:1f.7"), None);
+    }
+
+    #[test]
+    fn a_machine_is_named_as_the_file_says_else_as_a_node_else_by_its_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let id = folder.path().join("machine-id");
+        let text = |of: &str| Some(of.to_owned());
+        let of = |written, of_node| named(written, of_node, &id, "host".to_owned());
+        assert_eq!(of(None, text("")), "host");
+        fs::write(&id, "uninitialized\n").unwrap();
+        assert_eq!(of(None, None), "host");
+        fs::write(&id, "0123456789abcdef0123456789abcdef\n").unwrap();
+        assert_eq!(of(None, None), "0123456789abcdef0123456789abcdef");
+        assert_eq!(of(None, text("n1")), "n1");
+        assert_eq!(of(text("edge-1"), text("n1")), "edge-1");
     }
 }

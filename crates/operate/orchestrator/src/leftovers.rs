@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::signals;
 use crate::daemon::launcher_command;
 use crate::drivers::{self, Bridge};
-use crate::host::is_listened_on;
+use crate::host::{is_listened_on, machine_name};
 use crate::pool;
 use crate::upgrade::Where;
 use crate::wiring::{docker_config, kubernetes_config};
@@ -71,6 +71,9 @@ struct EngineRecord {
     /// Of an engine of Kubernetes: the kubeconfig, its context, and the namespace.
     #[serde(default)]
     kubernetes: Option<(Option<PathBuf>, Option<String>, Option<String>)>,
+    /// The name of this machine there, where incos of other machines have instances, too.
+    #[serde(default)]
+    machine: Option<String>,
 }
 
 impl EngineRecord {
@@ -83,6 +86,7 @@ impl EngineRecord {
             tls: engine.tls.clone(),
             kubernetes: is_kubernetes
                 .then(|| (of.kubeconfig.clone(), of.context.clone(), of.namespace.clone())),
+            machine: machine_name(engine),
         }
     }
 
@@ -358,7 +362,13 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
     let mut launcher = launcher_of(&record, run_dir)?;
     let mut removed = 0;
     for engine in record.engines() {
-        removed += remove_containers(engine_of(engine, run_dir, &mut launcher)?.as_mut(), run_dir)?;
+        let settings = controller::Settings {
+            run_dir: run_dir.to_owned(),
+            machine: engine.machine.clone(),
+            ..controller::Settings::default()
+        };
+        let mut engine = engine_of(engine, run_dir, &mut launcher)?;
+        removed += remove_containers(engine.as_mut(), &settings)?;
     }
     // Whatever comes of it, all else is removed.
     let bridge = record.bridge.as_ref().map_or(Ok(()), Bridge::remove);
@@ -438,6 +448,7 @@ fn engine_of(
         },
         host: record.host.clone(),
         tls: record.tls.clone(),
+        name: None,
         linger: Nanos::ZERO,
         // It only removes.
         pull: configuration::Pull::Never,
@@ -451,12 +462,8 @@ fn engine_of(
     })
 }
 
-/// Removes every container of a run directory and returns their number.
-fn remove_containers(engine: &mut dyn Engine, run_dir: &Path) -> Result<usize> {
-    let settings = controller::Settings {
-        run_dir: run_dir.to_owned(),
-        ..controller::Settings::default()
-    };
+/// Removes every container of an inco and returns their number.
+fn remove_containers(engine: &mut dyn Engine, settings: &controller::Settings) -> Result<usize> {
     let containers = engine.list(&settings.label())?;
     for (number, container) in (0..).zip(&containers) {
         let name = container.name.clone();

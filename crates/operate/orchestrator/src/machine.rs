@@ -774,6 +774,7 @@ mod tests {
             linger: model::Nanos::ZERO,
             pull: Pull::Never,
             plain_http: Vec::new(),
+            name: None,
         }
     }
 

@@ -1393,6 +1393,12 @@ tables! {
         tls: path, [or "none"], Restart,
             "directory", "\"/etc/inco/tls\"",
             "For a remote engine: directory with `ca.pem`, `cert.pem` and `key.pem`, as for Docker's own command.";
+        name: text(kubernetes_name),
+            [or "with `swarm` and `kubernetes`: `$NODE_NAME`, else the id in `/etc/machine-id`, else the host name"], Restart,
+            "name", "\"edge-1\"",
+            "With `swarm` and `kubernetes`: the name of this machine among those that have instances there. inco knows its \
+             instances by it and by the run directory, and leaves those of others alone. Write it where machines share an id, \
+             as copies of one image do. Before it changes, `inco stop` removes the instances, which are known by the old name.";
         linger: span(Nanos(0), Nanos::MAX), [= "\"30s\""], Applies,
             "span of time", "\"2m\"",
             "After SIGTERM of systemd: how long containers, flows and rings wait for the next `inco run`. Then they \
@@ -1417,7 +1423,13 @@ tables! {
                 reader.report(&section.key(key), ValueError::new(what, "remove it, or write driver = \"docker\""));
             }
         }
-        Engine { driver, host, tls, linger, pull, plain_http }
+        let engine = Engine { driver, host, tls, name, linger, pull, plain_http };
+        if !engine.is_orchestrator() && section.get("name").is_some() {
+            let what = "instances of this engine are those of this machine alone";
+            let write = "remove it, or write driver = \"swarm\" or \"kubernetes\"";
+            reader.report(&section.key("name"), ValueError::new(what, write));
+        }
+        engine
     }
 
     api(reader, section) -> Api = "api":

@@ -685,6 +685,8 @@ pub struct Engine {
     pub host: String,
     /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for a remote engine.
     pub tls: Option<PathBuf>,
+    /// The name of this machine, as the file has it.
+    pub name: Option<String>,
     /// How long containers and the switch's state wait for the next run after a stop by a service manager.
     pub linger: Nanos,
     /// When images come from their registries.

@@ -298,6 +298,10 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             text = text.replace("image", "cpus = 1.0\nimage");
             text.push_str(&format!("[[place]]\n{}{line}", without("name = \"card\"\n")));
         }
+        "engine" if name == "name" => {
+            let driver = "driver = \"swarm\"\n";
+            text = in_swarm(&text, "").replace(driver, &format!("{driver}{line}"));
+        }
         "engine" if name != "driver" => text.push_str(&format!("[engine]\ndriver = \"docker\"\n{line}")),
         other => text.push_str(&format!("[{}]\n{line}", other.replace("NAME", "a"))),
     }

@@ -760,6 +760,10 @@ fn problems_outside_of_services_are_reported() {
             "engine.pull: unknown value \"always\"; write one of \"missing\", \"never\"",
         ),
         (
+            with("[engine]\nname = 'edge-1'\n", ""),
+            "engine.name: instances of this engine are those of this machine alone; remove it",
+        ),
+        (
             with("[engine]\nplain_http = ['http://a:5000']\n", ""),
             "\"http://a:5000\" is no registry; write host and port",
         ),

@@ -65,6 +65,7 @@ use signals::Signals;
 
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, host, wiring};
+use crate::host::machine_name;
 use crate::leftovers::have_launcher_stay;
 use crate::reports::Keys;
 use crate::upgrade::{HandOver, Where};
@@ -276,6 +277,7 @@ impl ControlLoop {
         let now = monotonic();
         let settings = Settings {
             run_dir: place.run_dir.clone(),
+            machine: machine_name(&configuration.engine),
             unix_ms_at_zero: unix_ms().saturating_sub(now.as_millis()),
             matching: wiring::matching(&configuration),
             places: wiring::places(&configuration),
