@@ -314,6 +314,7 @@ fn rights_are_those_that_the_operator_uses() {
     expected[0].extend([
         right("", "nodes", "get"),
         right("", "events", "create"),
+        right("apiextensions.k8s.io", "customresourcedefinitions", "get"),
         right("discovery.k8s.io", "endpointslices", "list"),
         right("discovery.k8s.io", "endpointslices", "watch"),
     ]);
@@ -329,7 +330,12 @@ fn rights_are_those_that_the_operator_uses() {
             of.insert(right(group, &format!("{plural}/status"), "patch"));
         }
     }
-    assert_eq!(rules(find(&all, "ClusterRole", "inco-operator")), expected[0]);
+    let role = find(&all, "ClusterRole", "inco-operator");
+    assert_eq!(rules(role), expected[0]);
+    // Of its own definition alone.
+    let named = role["rules"].as_array().unwrap().iter();
+    let named: Vec<_> = named.filter_map(|of| of.get("resourceNames")).collect();
+    assert_eq!(named, [&json!(["networkfunctions.inco.dev"])]);
     assert_eq!(rules(find(&all, "ClusterRole", "inco-gateway")), expected[1]);
     // Each role is given to the account of the Pods.
     let account = &find(&all, "DaemonSet", "inco")["spec"]["template"]["spec"]["serviceAccountName"];
