@@ -512,6 +512,7 @@ mod tests {
                 host: String::new(),
                 tls: None,
                 kubernetes: None,
+                machine: None,
             },
             more_engines: Vec::new(),
             bridge: None,
