@@ -117,6 +117,9 @@ for part in "$@"; do
         has curl || want curl "asks the API server"
         has openssl || want openssl 'makes the keys of its accounts'
         has nginx || [ -x /usr/sbin/nginx ] || want nginx-light 'the servers behind the Service'
+        has containerd || want containerd 'runs the containers of a node'
+        [ -x /usr/lib/cni/bridge ] || want containernetworking-plugins 'the network of its Pods'
+        has busybox || want busybox-static 'what holds the network of a Pod'
         ;;
     deb)
         has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary depends on'
