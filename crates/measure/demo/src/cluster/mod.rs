@@ -7,7 +7,9 @@
 
 mod bed;
 mod load;
+mod one_inco;
 mod result;
+mod script;
 mod swarm;
 
 use std::time::{Duration, Instant};
