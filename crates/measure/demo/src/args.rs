@@ -20,6 +20,8 @@ pub enum DemoEngine {
     Docker,
     /// With --cluster: a swarm of Docker's, which is started for the demo alone.
     Swarm,
+    /// With --cluster: a cluster of Kubernetes, its own or that of --kubeconfig.
+    Kubernetes,
 }
 
 /// Arguments of `inco demo`.
@@ -36,7 +38,8 @@ pub enum DemoEngine {
         "  inco demo --web\n",
         "  inco demo --actors\n",
         "  inco demo --cluster\n",
-        "  inco demo --cluster --engine swarm\n\n",
+        "  inco demo --cluster --engine swarm\n",
+        "  inco demo --cluster --engine kubernetes\n\n",
         "Stops cleanly with Ctrl-C.",
     )
 )]
@@ -66,9 +69,14 @@ pub struct DemoArgs {
     /// Run three machines and two edges, in network namespaces, each with an inco of its own: nginx and a DNS function behind
     /// addresses that both edges have. The load grows, a machine is drained, edges are restarted and killed, a machine is lost: about
     /// a minute. Needs root, and nginx on this machine. With --engine swarm the machines are nodes of a swarm of Docker's, which
-    /// places the web servers
+    /// places the web servers. With --engine kubernetes they are nodes of a cluster, each with a kubelet of its own. There one
+    /// inco takes the place of both edges, and no function runs
     #[arg(long, conflicts_with_all = ["all", "full", "overload", "scheduler", "web", "actors", "function"])]
     pub cluster: bool,
+    /// With --cluster --engine kubernetes, the control plane that the nodes join, at an IP address. The demo makes a namespace
+    /// and three nodes there, and removes them. Default: one for the demo alone, of the programs that make test-cluster builds
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    pub kubeconfig: Option<PathBuf>,
     /// With --web, run only these balancers; default: all
     #[arg(
         long,
@@ -116,6 +124,9 @@ impl DemoArgs {
             DemoEngine::Docker => Ok(EngineName::Docker),
             DemoEngine::Swarm => {
                 bail!("inco demo --engine swarm: a swarm has several machines; add --cluster")
+            }
+            DemoEngine::Kubernetes => {
+                bail!("inco demo --engine kubernetes: a cluster has several machines; add --cluster")
             }
         }
     }

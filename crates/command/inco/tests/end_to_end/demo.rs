@@ -1083,7 +1083,58 @@ fn the_cluster_demo_of_a_swarm_loses_nothing_but_by_the_loss_of_a_node() {
         return;
     }
     let _turn = Place::with_a_cpu();
-    let result = of_cluster(&["--engine", "swarm"]);
+    loses_nothing_but_by_the_loss(&of_cluster(&["--engine", "swarm"]));
+}
+
+/// The same with nodes of a real cluster: its control plane is the demo's own, and then one that runs already.
+#[test]
+fn the_cluster_demo_of_kubernetes_loses_nothing_but_by_the_loss_of_a_node() {
+    if !real_parts::has_kubernetes_node() || !servers(&["ip", "nginx"]) {
+        return;
+    }
+    let place = Place::with_a_cpu();
+    loses_nothing_but_by_the_loss(&of_cluster(&["--engine", "kubernetes"]));
+    let cluster = ControlPlane::start(&place.path("cluster"));
+    loses_nothing_but_by_the_loss(&of_cluster(&[
+        "--engine",
+        "kubernetes",
+        "--kubeconfig",
+        &format!("{}/kubeconfig", cluster.0.display()),
+    ]));
+}
+
+/// A cluster without nodes, at the usual ports.
+struct ControlPlane(PathBuf);
+
+impl ControlPlane {
+    fn start(folder: &Path) -> ControlPlane {
+        let cluster = ControlPlane(folder.to_owned());
+        let mut up = cluster.script("up");
+        let ended = up.args(["kube-controller-manager", "kube-scheduler"]).output();
+        assert!(ended.as_ref().unwrap().status.success(), "{ended:?}");
+        cluster
+    }
+
+    fn script(&self, verb: &str) -> Command {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/kubernetes.sh");
+        let mut command = Command::new(file);
+        command
+            .arg(verb)
+            .arg(&self.0)
+            .env("PORT", "16444")
+            .env("ETCD_PORT", "12380");
+        command
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        let _ = self.script("down").status();
+    }
+}
+
+/// The result of a demo with one inco beside an orchestrator.
+fn loses_nothing_but_by_the_loss(result: &Value) {
     let phases = result["phases"].as_array().unwrap();
     assert_eq!(phases.len(), 7, "{result:#}");
     for phase in phases {

@@ -3,11 +3,18 @@
 //! kernel spreads its packets over the edges. The load grows; a machine is drained; an edge is restarted, another one
 //! is killed; a machine is lost. Requests may fail and flows may move only by the loss of the machine.
 //!
-//! With `--engine swarm` ([`swarm`]) the machines are nodes of a swarm of Docker's, and one inco steers to all of them.
+//! With `--engine swarm` ([`swarm`]) the machines are nodes of a swarm of Docker's, and one inco steers to all of them. With
+//! `--engine kubernetes` they are nodes of a cluster of Kubernetes.
 
 mod bed;
+#[cfg(feature = "kubernetes")]
+mod cluster_api;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod load;
 mod one_inco;
+#[cfg(feature = "kubernetes")]
+mod relay;
 mod result;
 mod script;
 mod swarm;
@@ -43,14 +50,25 @@ const ROUTER: Duration = Duration::from_millis(200);
 /// # Errors
 /// Something does not start, the demo was interrupted, or a promise was broken.
 pub(super) fn run(args: &DemoArgs) -> Result<()> {
+    if args.kubeconfig.is_some() && args.engine != DemoEngine::Kubernetes {
+        bail!("inco demo --kubeconfig: it says which cluster the machines join; add --engine kubernetes");
+    }
     let interrupt = Interrupt::listen()?;
     testbed::make_web_server_image()?;
     let mut live = Live::new(args.json);
     let shown = match args.engine {
         DemoEngine::Oci => machines(args, &interrupt, &mut live),
         DemoEngine::Swarm => swarm::show(args, &interrupt, &mut live),
+        #[cfg(feature = "kubernetes")]
+        DemoEngine::Kubernetes => kubernetes::show(args, &interrupt, &mut live),
+        #[cfg(not(feature = "kubernetes"))]
+        DemoEngine::Kubernetes => {
+            bail!("this inco was built without Kubernetes: build it with the feature `kubernetes`")
+        }
         DemoEngine::Docker => {
-            bail!("inco demo --cluster: no engine docker; leave --engine out, or write --engine swarm")
+            bail!(
+                "inco demo --cluster: no engine docker; leave --engine out, or write --engine swarm or --engine kubernetes"
+            )
         }
     };
     live.end();
