@@ -17,6 +17,7 @@ use engine::{
     KubernetesEngine, NoEngine, OciConfig, OciEngine, PlacesEngine, SwarmEngine, Task, TaskAsk,
 };
 use model::{BackEnd, Nanos, PortKind, ServiceId, Vip, VipMode};
+use soft_switch::Numbering;
 use switch::{PortSpec, ServicePlan, SharedMachines};
 
 use api::Tcp;
@@ -237,19 +238,15 @@ pub(super) fn places(configuration: &Configuration) -> Vec<controller::Place> {
     configuration.places_with_ids().map(place).collect()
 }
 
-/// A fingerprint of which service has which number, and of how it knows its flows: FNV-1a, the same for every build.
-pub(super) fn services_fingerprint(configuration: &Configuration) -> u64 {
+/// Which service has which number. How a service knows its flows belongs to it: a flow has another key then.
+pub(super) fn numbering(configuration: &Configuration) -> Numbering {
     let words = |service: &Service| {
         let key = service.affinity_key;
         let key = Some(key.name()).filter(|_| key.reads_content());
         let key = key.map(|key| format!("\n{key}")).unwrap_or_default();
-        format!("{}{key}", service.name).into_bytes()
+        format!("{}{key}", service.name)
     };
-    let words = configuration.services.iter().map(words);
-    let bytes = words.flat_map(|words| words.into_iter().chain([0xff]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    })
+    Numbering::new(configuration.services.iter().map(words))
 }
 
 /// The controller's settings of a service.

@@ -11,6 +11,7 @@
 //! | `shares/all` | the memory of the pins that flows share, with `affinity_key` |
 //! | `slots/instances` | the page that says which instance each slot has |
 //! | `listener/NAME` | the socket on which an uplink waits for peers |
+//! | `tables/services` | a file that says which number each service has in the flow tables |
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -24,6 +25,8 @@ use model::Slot;
 use packet_socket::{Config, PacketSocket};
 use serde::{Deserialize, Serialize};
 
+use crate::numbering::{self, Numbering};
+
 /// The names of entries that are not a switch's begin with this.
 pub const NOT_OF_A_SWITCH: &str = "inco/";
 
@@ -31,8 +34,8 @@ pub const NOT_OF_A_SWITCH: &str = "inco/";
 #[derive(Clone, Debug)]
 pub struct Keep {
     keeper: Arc<Keeper>,
-    /// A fingerprint of which service has which number.
-    pub(crate) services: u64,
+    /// Which service has which number, at the start.
+    pub(crate) numbering: Numbering,
     /// The boot of this machine.
     pub(crate) boot: [u8; 16],
     /// Whether new flow tables may lie in reserved huge pages.
@@ -47,12 +50,12 @@ type Changes = BTreeMap<String, Option<(String, Vec<OwnedFd>)>>;
 
 impl Keep {
     /// State that `keeper` keeps. Until [`Keep::begin`] nothing changes there: a run that does not start leaves what
-    /// it found. A flow table of an earlier run is taken over if it was of the same boot of this
-    /// machine, and if `services`, a fingerprint of which service has which number, is the same.
-    pub fn new(keeper: Arc<Keeper>, services: u64, boot: [u8; 16]) -> Keep {
+    /// it found. Flow tables of an earlier run are taken over if they are of the same boot of this machine. Where
+    /// services have other numbers than in `numbering`, tables are converted.
+    pub fn new(keeper: Arc<Keeper>, numbering: Numbering, boot: [u8; 16]) -> Keep {
         Keep {
             keeper,
-            services,
+            numbering,
             boot,
             hugepages: true,
             is_leaving: Arc::new(AtomicBool::new(true)),
@@ -84,6 +87,19 @@ impl Keep {
                 }
                 None => self.keeper.forget(&name),
             }
+        }
+    }
+
+    /// Services were added: these are all of them now.
+    pub fn renumber(&self, all: Numbering) {
+        self.keep_numbering(&all.of_tables(self.numbering.tables));
+    }
+
+    /// Has these numbers kept.
+    pub(crate) fn keep_numbering(&self, numbering: &Numbering) {
+        match numbering.to_file() {
+            Ok(file) => self.keep(numbering::NAME, &(), &[file.as_fd()]),
+            Err(error) => tracing::warn!(%error, "the numbers of services are not kept for the next run"),
         }
     }
 

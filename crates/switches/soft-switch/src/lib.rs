@@ -31,6 +31,7 @@ mod keep;
 mod mbufs;
 mod message;
 mod neighbours;
+mod numbering;
 mod plan;
 mod port;
 mod shares;
@@ -54,6 +55,7 @@ pub use keep::{Keep, NOT_OF_A_SWITCH};
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, Ending, HandOff, WorkerEvent};
+pub use numbering::Numbering;
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{
     Capabilities, DevicePort, KernelPort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received,

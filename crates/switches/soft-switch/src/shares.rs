@@ -99,12 +99,19 @@ pub(crate) struct SharesMaker {
     timeouts: Timeouts,
     keep: Option<Keep>,
     /// What an earlier run knew.
-    before: Option<OwnedFd>,
+    before: Option<Earlier>,
+}
+
+/// What an earlier run knew.
+pub(crate) struct Earlier {
+    pub(crate) memory: OwnedFd,
+    /// What the memory says of the services, where each has the number that it has now.
+    pub(crate) services: Option<u64>,
 }
 
 impl SharesMaker {
     /// For a switch of these settings: as many clients as a table has IPv4 flows.
-    pub(crate) fn new(config: &SoftSwitchConfig, before: Option<OwnedFd>) -> SharesMaker {
+    pub(crate) fn new(config: &SoftSwitchConfig, before: Option<Earlier>) -> SharesMaker {
         SharesMaker {
             pins: SharedPins::default(),
             clients: config.table.ipv4_flows,
@@ -170,13 +177,13 @@ impl Shares {
         key: [u64; 2],
         timeouts: &Timeouts,
         keep: Option<&Keep>,
-        before: Option<OwnedFd>,
+        before: Option<Earlier>,
     ) -> io::Result<Shares> {
         // Twice as many places as clients: one in twenty sets then has more clients than places.
         let sets = clients.max(CLIENTS_MIN).div_ceil(WAYS / 2);
         let bytes = 8 * (PLACES_AT + sets * WAYS * PLACE_WORDS);
         let remembered = Nanos(timeouts.longest_in_use().0.saturating_add(SPARE.0));
-        let services = keep.map_or(0, |keep| keep.services);
+        let services = keep.map_or(0, |keep| keep.numbering.tables);
         let header = [
             (LAYOUT_AT, LAYOUT),
             (SERVICES_AT, services),
@@ -188,10 +195,14 @@ impl Shares {
             sets,
             remembered,
         };
-        if let Some(file) = before {
-            let found = of(OwnMemory::open(file.as_fd())?);
-            let is_same = |(at, value): &(usize, u64)| found.word(*at).load(Ordering::Relaxed) == *value;
+        if let Some(before) = before {
+            let found = of(OwnMemory::open(before.memory.as_fd())?);
+            let is_same = |(at, value): &(usize, u64)| {
+                let word = found.word(*at).load(Ordering::Relaxed);
+                word == *value || *at == SERVICES_AT && Some(word) == before.services
+            };
             if 8 * found.memory.all_words().len() >= bytes && header.iter().all(is_same) {
+                found.word(SERVICES_AT).store(services, Ordering::Relaxed);
                 return Ok(found);
             }
         }
@@ -348,6 +359,10 @@ mod tests {
 
     fn shares(before: Option<OwnedFd>) -> Shares {
         let timeouts = Timeouts::all(Nanos::from_secs(10));
+        let before = before.map(|memory| Earlier {
+            memory,
+            services: None,
+        });
         Shares::new(CLIENTS_MIN, [7, 9], &timeouts, None, before).unwrap()
     }
 

@@ -429,6 +429,59 @@ fn instances_that_are_connected_anew_keep_their_flows() {
     inco.stop(&place);
 }
 
+/// A reload adds a service, which stands first in the file; later another one is removed. What stays keeps its flows,
+/// though its number is another one in each run.
+#[test]
+fn flows_stay_when_services_come_and_go() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::with_a_cpu();
+    let [dns, web] = [("dns", 53), ("web", 80)].map(|(name, port)| service(name, port, "warm"));
+    let load = LOAD
+        .replace("flows = 8", "flows = 100")
+        .replace("\"200pps\"", "\"4pps\"");
+    let to_web = load.replace("dst_port = 53", "dst_port = 80");
+    let inco = place.run(&configuration(Engine::Oci, std::slice::from_ref(&dns)));
+    inco.settled(2, 1);
+    assert_clean(&place.traffic(&load).report());
+    let both = configuration(Engine::Oci, &[web.clone(), dns]);
+    place.file("inco.toml", &both);
+    place.must(&["reload"]);
+    inco.settled(4, 2);
+    assert_clean(&place.traffic(&to_web).report());
+    inco.at_rest();
+    let before = pins(&inco);
+    assert_eq!(before.len(), 200);
+    drop(inco.kill());
+
+    let is_taken_over = |inco: &Inco, flows: u64, rejected: u64| {
+        let resumed = inco.status().resumed.expect("there was an earlier run");
+        assert_eq!(resumed.flows, flows, "{resumed:?}");
+        assert_eq!(resumed.rejected.values().sum::<u64>(), rejected, "{resumed:?}");
+        assert!(resumed.unusable.is_empty(), "{resumed:?}");
+    };
+    let inco = place.run(&both);
+    inco.settled(4, 2);
+    is_taken_over(&inco, 200, 0);
+    for load in [&load, &to_web] {
+        assert_clean(&place.traffic(load).report());
+    }
+    assert_eq!(pins(&inco), before);
+    inco.at_rest();
+    drop(inco.kill());
+
+    let inco = place.run(&configuration(Engine::Oci, &[web]));
+    inco.settled(2, 1);
+    is_taken_over(&inco, 100, 100);
+    assert_clean(&place.traffic(&to_web).report());
+    let mut of_web = before;
+    of_web.retain(|flow, _| flow.contains(":80 ") || flow.ends_with(":80"));
+    assert_eq!(of_web.len(), 100, "{of_web:?}");
+    assert_eq!(pins(&inco), of_web);
+    inco.stop(&place);
+}
+
 #[test]
 fn no_flow_notices_a_kill_9_oci() {
     no_flow_notices(Engine::Oci, &[End::Killed, End::Killed, End::Killed]);

@@ -140,8 +140,8 @@ fn keep(configuration: &Configuration, launcher: &mut Launcher) -> Result<(Keep,
         .keeper()
         .context("the launcher does not answer: try again, or end it by `inco stop`")?;
     let entries = keeper.entries()?;
-    let services = wiring::services_fingerprint(configuration);
-    let keep = Keep::new(keeper, services, host::boot_id()?);
+    let numbering = wiring::numbering(configuration);
+    let keep = Keep::new(keeper, numbering, host::boot_id()?);
     let hugepages = configuration.switch.hugepages != Hugepages::Off;
     Ok((keep.in_hugepages(hugepages), entries))
 }

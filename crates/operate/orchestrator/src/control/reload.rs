@@ -420,6 +420,10 @@ impl ControlLoop {
         if has_ended {
             self.keep_run_time();
         }
+        if let Some(keep) = self.keep.as_ref().filter(|_| !changes.added.is_empty()) {
+            // Before any flow has the number of a new service.
+            keep.renumber(wiring::numbering(&self.configuration));
+        }
         for settings in changes.added {
             self.gather.reading.services.push(Default::default());
             self.decide.order(Command::AddService {

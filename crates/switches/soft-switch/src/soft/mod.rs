@@ -41,7 +41,7 @@ use crate::keep::Keep;
 use crate::message::{Command, Ending, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::{Connection, Control};
-use crate::shares::SharesMaker;
+use crate::shares::{Earlier, SharesMaker};
 use crate::tunnels::TunnelEnd;
 pub use capabilities::{CAPABILITIES, FAST_CAPABILITIES};
 use checks::Checks;
@@ -245,7 +245,11 @@ impl<M: FrameMemory> SoftSwitch<M> {
             uplinks::tunnels(config),
         );
         let ends = Arc::new(ends.map_err(|e| system("memory for the neighbours of uplinks", e))?);
-        let shares = SharesMaker::new(config, leftover.shares.take());
+        let shares = leftover.shares.take().map(|memory| Earlier {
+            memory,
+            services: leftover.shares_of,
+        });
+        let shares = SharesMaker::new(config, shares);
         let board = Board {
             loads: &loads,
             alarm: &alarm,

@@ -20,6 +20,7 @@ use super::{SoftSwitchConfig, UplinkDevice, system};
 use crate::ends;
 use crate::frame::FrameMemory;
 use crate::keep::{Keep, KeptAs, ListenerNote, NOT_OF_A_SWITCH, PortNote, PortsNote, SocketNote, WorkerNote};
+use crate::numbering::{self, Numbering};
 use crate::plan::home;
 use crate::port::{Connection, kernel, memif};
 use crate::shares;
@@ -127,6 +128,10 @@ pub(super) struct Leftover {
     pub(super) neighbours: Option<OwnedFd>,
     /// The memory of the pins that flows share.
     pub(super) shares: Option<OwnedFd>,
+    /// What these say of the services, where each has the number that it has now.
+    pub(super) shares_of: Option<u64>,
+    /// Which numbers services had.
+    pub(super) numbering: Option<Numbering>,
     /// Whether there is an earlier run.
     pub(super) has_any: bool,
 }
@@ -202,6 +207,7 @@ impl Leftover {
             }
         }
         leftover.put_tables(tables, config, keep);
+        keep.keep_numbering(&keep.numbering);
         // All rings are where the last turn was to bring them.
         for share in &mut leftover.workers {
             if let Some(page) = &mut share.commit {
@@ -314,6 +320,10 @@ impl Leftover {
                 self.listeners.insert(rest.to_owned(), entry.one_file()?);
             }
             _ if name == shares::NAME => self.shares = Some(entry.one_file()?),
+            _ if name == numbering::NAME => {
+                let numbering = Numbering::of_file(entry.one_file()?).map_err(|error| error.to_string())?;
+                self.numbering = Some(numbering);
+            }
             _ if name == ends::NAME => self.neighbours = Some(entry.one_file()?),
             _ if name == identities::NAME => {
                 let page = Identities::open(&entry.one_file()?).map_err(|error| error.to_string())?;

@@ -9,12 +9,17 @@ use std::time::Duration;
 
 use keeper::{Keeper, Order, Server};
 use rustix::event::{PollFd, PollFlags, poll};
-use soft_switch::Keep;
+use soft_switch::{Keep, Numbering};
 
 /// What a run has of the keeper of that directory.
 pub(crate) fn keep_of(directory: &Path) -> Keep {
     let keeper = Keeper::connect(directory).unwrap().unwrap();
-    Keep::new(Arc::new(keeper), 77, [5; 16]).in_hugepages(false)
+    Keep::new(
+        Arc::new(keeper),
+        Numbering::new(std::iter::once("one".to_owned())),
+        [5; 16],
+    )
+    .in_hugepages(false)
 }
 
 /// A keeper's server in a thread.
