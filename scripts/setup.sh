@@ -86,6 +86,7 @@ for part in "$@"; do
         has ping || want iputils-ping 'asks addresses of services whether they are there'
         has nft || want nftables 'a peer of the web demo, which tests run'
         has ethtool || want ethtool 'sets offloads of interfaces in tests'
+        has wasm-ld || compgen -G '/usr/bin/wasm-ld-*' >/dev/null || want lld-14 'links the example of an actor in C'
         has docker-registry || want docker-registry 'a registry of images, for tests that pull'
         has iperf3 || want iperf3 'TCP between two ends, in the test of the bench of paths'
         [ -x "$mlrsearch" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::os::fd::AsFd as _;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -406,6 +407,59 @@ fn what_cannot_move_or_run_is_refused() {
         why.contains("room for 0 bytes of memory; the module begins with 65536"),
         "{why}"
     );
+}
+
+/// As docs/tasks/own-actor.md says. The compiler's name may be another: `clang-14` is Debian's.
+const IN_C: &str = "clang --target=wasm32 -mmutable-globals -O2 -nostdlib -Wl,--no-entry -Wl,--export=__stack_pointer \
+    -Wl,-z,stack-size=4096 -o actor.wasm actor.c";
+
+#[test]
+fn the_example_in_c_answers_as_the_one_in_text() {
+    let page = include_str!("../../../../docs/tasks/own-actor.md");
+    assert!(page.contains(IN_C), "docs/tasks/own-actor.md has another command");
+    let folder = tempfile::tempdir().unwrap();
+    let source = include_bytes!("../../../../examples/actor.c");
+    std::fs::write(folder.path().join("actor.c"), source).unwrap();
+    let built = |compiler: &str| {
+        let mut command = Command::new(compiler);
+        command.args(IN_C.split(' ').skip(1)).current_dir(folder.path());
+        command.output()
+    };
+    let missing = match built("clang").or_else(|_| built("clang-14")) {
+        Ok(done) if done.status.success() => None,
+        Ok(done) => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            // clang without its linker for modules.
+            assert!(
+                said.contains("wasm-ld") && said.contains("unable to execute"),
+                "{said}"
+            );
+            Some("wasm-ld is not installed (package lld)".to_owned())
+        }
+        Err(error) => Some(format!("clang cannot run: {error}")),
+    };
+    if !real_parts::available("clang", missing) {
+        return;
+    }
+    let [in_text, in_c] = [
+        include_bytes!("../../../../examples/actor.wat").to_vec(),
+        std::fs::read(folder.path().join("actor.wasm")).unwrap(),
+    ]
+    .map(|module| Module::compile(&module).unwrap());
+    // The region of the example's configuration.
+    let limits = Limits {
+        bytes: 128 << 10,
+        objects: 16,
+    };
+    let [mut in_text, mut in_c] =
+        [in_text, in_c].map(|module| Bed::of(&module, Objects::create(limits).unwrap().1));
+    for (kind, body) in [&b"hello"[..], b"", &[5; 2048], &[6; 5000]]
+        .into_iter()
+        .enumerate()
+    {
+        let kind = kind as u32;
+        assert_eq!(in_c.ask(kind, body), in_text.ask(kind, body));
+    }
 }
 
 /// The example in Rust, compiled for this processor instead of as a module.
