@@ -396,6 +396,10 @@ fn the_bench_of_isolation_finds_no_message_of_a_neighbour_lost() {
     let lost: Vec<_> = (rows.iter())
         .filter(|row| row["unit"] == "messages" && row["limit"] == 0.0)
         .collect();
-    assert_eq!(lost.len(), 4, "of three offences, and in containers: {rows:#?}");
+    assert_eq!(
+        lost.len(),
+        7,
+        "of three offences of native actors and of modules, and in containers: {rows:#?}"
+    );
     assert!(lost.iter().all(|row| row["met"] == true), "{lost:#?}");
 }

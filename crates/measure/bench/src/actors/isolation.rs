@@ -31,7 +31,7 @@ pub(super) const BUDGET: Nanos = Nanos::from_millis(20);
 const GAP: Nanos = Nanos::from_micros(500);
 const WORK: Nanos = Nanos::from_micros(20);
 /// How long response times are taken, before the offence and after it.
-pub(super) const SPAN: Nanos = Nanos::from_millis(700);
+pub(super) const SPAN: Nanos = Nanos::from_millis(400);
 pub(super) const ROUNDS: usize = 5;
 const MAILBOX_LIMIT: usize = 64;
 /// Of the others: more than come while a new process starts.
