@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use display::output::{self, WrongUsage};
+use display::output::{self, Interrupted, WrongUsage};
 use rustix::rand::{GetRandomFlags, getrandom};
 use testbed::Interrupt;
 
@@ -111,14 +111,21 @@ pub fn run(args: &SoakArgs) -> Result<()> {
         started: Instant::now(),
     };
     let result = run.whole(&directory, &mut guard);
+    match result {
+        // The run is not judged: somebody has ended it.
+        Err(error) if error.is::<Interrupted>() => {
+            guard.finish()?;
+            return Err(error);
+        }
+        Err(error) => run.problem(&format!("the run ended early: {error:#}"))?,
+        Ok(()) => {}
+    }
     let Run {
         mut verdict,
         problems,
         ..
     } = run;
-    let left = guard.finish();
-    result?;
-    let left = left?;
+    let left = guard.finish()?;
     for line in &left {
         output::line(format!("! the run left {line}"))?;
     }
