@@ -64,13 +64,16 @@ fn phases(work: PathWork, src: IpAddr, dst: IpAddr, duration: Duration) -> Resul
         });
     }
     if large < 1.0 {
+        let per_second = PPS * (1.0 - large) / f64::from(SMALL_PACKETS);
+        // More than the time brings, so that none is missing at its end.
+        let flows = (per_second * duration.as_secs_f64() * 1.2) as u32 + 64;
         phases.push(Phase {
             rate_per_flow: Some(Rate(SMALL_PPS)),
-            arrivals: Some(PPS * (1.0 - large) / f64::from(SMALL_PACKETS)),
+            arrivals: Some(per_second),
             lengths: Some(LengthSource::Packets(SMALL_PACKETS)),
             // Their ports tell them from the large ones.
             src_port: 2048,
-            ..of(1, src)
+            ..of(flows, src)
         });
     }
     Ok(phases)
@@ -264,6 +267,8 @@ mod tests {
         let half = mix(PathWork::MixHalf);
         assert_eq!(half[0].rate, Some(Rate(20_000.0)));
         assert_eq!(half[1].arrivals, Some(2_000.0));
+        // Of all that arrive, whatever the chance is.
+        assert_eq!((half[0].flows, half[1].flows), (LARGE_FLOWS, 2_464));
         assert_eq!(
             [PathWork::MixLarge, PathWork::MixSmall].map(|work| mix(work).len()),
             [1, 1]
