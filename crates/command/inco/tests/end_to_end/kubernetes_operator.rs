@@ -6,6 +6,7 @@ use model::{EventKind, InstanceState, RolloutState};
 use real_parts::{ApiServer, has_kubernetes};
 use serde_json::{Value, json};
 
+use crate::rollout::TRAFFIC;
 use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
 
 const FUNCTIONS: &str = "/apis/inco.dev/v1alpha1/namespaces/edge/networkfunctions";
@@ -253,17 +254,6 @@ fn network_functions_run_change_are_refused_and_go() {
     drop(server);
     inco.stop(&place);
 }
-
-const TRAFFIC: &str = r#"
-tick = "500us"
-uplink_wait = "5s"
-settle = "10s"
-[[phase]]
-duration = "120s"
-flows = 12
-ramp = "100ms"
-rate_per_flow = "200pps"
-"#;
 
 /// Another environment is one of other instances: they come one by one, and no packet is lost.
 #[test]

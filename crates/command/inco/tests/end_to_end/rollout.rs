@@ -17,7 +17,7 @@ ring = { slots = 8192 }
 ready_deadline = "3s"
 "#;
 
-const TRAFFIC: &str = r#"
+pub(crate) const TRAFFIC: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
 settle = "10s"

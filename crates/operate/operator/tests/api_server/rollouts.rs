@@ -1,8 +1,6 @@
 //! What makes other instances has inco replace those that are there: once, and also where the operator or inco ends
 //! meanwhile.
 
-use std::time::Duration;
-
 use model::RolloutState;
 use serde_json::json;
 
@@ -24,11 +22,15 @@ fn rolls_out(server: &dyn Server) {
             (node.rollouts() == count).then_some(())
         });
     };
+    // The operator has carried out another change since.
+    let goes_on = |instances: u32| {
+        server.merge(&path, &json!({ "spec": { "min": instances } }));
+        eventually(&format!("{instances} instances"), || {
+            (server.get(&path)?["status"]["active"] == instances).then_some(())
+        });
+    };
     // Without another image there is nothing to replace.
-    server.merge(&path, &json!({ "spec": { "min": 3 } }));
-    eventually("three instances", || {
-        (server.get(&path)?["status"]["active"] == 3).then_some(())
-    });
+    goes_on(3);
     assert_eq!(node.rollouts(), (0, 0));
 
     change("image", "b");
@@ -53,7 +55,7 @@ fn rolls_out(server: &dyn Server) {
     change("image", "c");
     begun(&node, (2, 0));
     let node = node.operator_again(server);
-    std::thread::sleep(Duration::from_secs(3));
+    goes_on(4);
     assert_eq!(node.rollouts(), (2, 0));
     change("image", "d");
     begun(&node, (3, 1));
@@ -80,7 +82,7 @@ fn rolls_out(server: &dyn Server) {
         (of["status"] == "False" && of["reason"] == "Aborted").then_some(())
     });
     event_is_told(server, "firewall", "RolloutAborted");
-    std::thread::sleep(Duration::from_secs(3));
+    goes_on(5);
     assert_eq!(node.rollouts(), (5, 1));
     node.end();
 }
