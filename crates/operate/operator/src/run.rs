@@ -723,28 +723,48 @@ impl<'a> Operator<'a> {
         let named: Vec<(Id, String)> = named.collect();
         // Which one is looked at changes with time.
         let turn = usize::try_from(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap_or_default();
-        let Some((id, node)) = named.get(turn % named.len().max(1)) else {
+        let Some((id, node)) = named.get(turn % named.len().max(1)).cloned() else {
             return;
         };
-        if !matches!(self.cluster.has_node(node), Ok(false)) {
+        if !matches!(self.cluster.has_node(&node), Ok(false)) {
             return;
         }
         if id.kind != FUNCTION {
-            self.gone.insert(node.clone());
+            self.gone.insert(node);
             return;
         }
-        if self.cluster.apply_status(id, node, &json!({})).is_ok() {
-            tracing::info!(
+        match self.without(&id, &node) {
+            Ok(()) => tracing::info!(
                 node,
                 "the cluster does not have this node any more; its entry is removed"
-            );
-            if let Some(object) = self.objects.iter_mut().find(|of| of.id == *id)
-                && let Some(nodes) = object.status.get_mut("nodes").and_then(Value::as_array_mut)
-            {
-                nodes.retain(|of| of.get("node").and_then(Value::as_str) != Some(node));
-            }
-            self.written.remove(id);
+            ),
+            Err(error) => self.log(0, Some(format!("the entry of node {node} stays: {error}"))),
         }
+    }
+
+    /// Removes the entry of a node from a function.
+    fn without(&mut self, id: &Id, node: &str) -> Result<(), Error> {
+        let Some(index) = self.objects.iter().position(|of| of.id == *id) else {
+            return Ok(());
+        };
+        let Some(object) = self.objects.get(index) else {
+            return Ok(());
+        };
+        // What a node applies no more is removed as far as no other one has applied it. That would be parts of conditions,
+        // and the API server takes none without them. So they are applied by this node first.
+        let own = self.told.get(id);
+        let mut others = entries(&object.status);
+        others.retain(|of| of.node != node);
+        let all = with_own(others, &self.settings.node, own.cloned());
+        let new = status(object.generation, &all, own, &object.status, &now());
+        self.write(index, id, new)?;
+        if let (Some(there), Some(object)) = (
+            self.cluster.apply_status(id, node, &json!({}))?,
+            self.objects.get_mut(index),
+        ) {
+            (object.status, object.version) = (there.status, there.version);
+        }
+        Ok(())
     }
 }
 

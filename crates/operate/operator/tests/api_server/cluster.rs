@@ -136,6 +136,8 @@ fn merged(into: &mut Value, with: &Value) {
 struct Store {
     /// By path.
     objects: BTreeMap<String, Value>,
+    /// Of the functions whose conditions only one node has applied as they are: that node, by path.
+    owners: BTreeMap<String, String>,
     version: u64,
     is_away: bool,
     is_forgotten: bool,
@@ -239,6 +241,21 @@ fn asked(store: &mut Store, (method, path, query): (&str, &str, &str), body: &[u
                 .split('&')
                 .find_map(|of| of.strip_prefix("fieldManager=inco-"));
             let others = manager.map(|node| others(&object, node)).unwrap_or_default();
+            if let Some(manager) = manager {
+                let new = &patch["status"]["conditions"];
+                match store.owners.get(path).is_some_and(|of| of == manager) {
+                    // What only this one has applied is removed, and a condition is not taken without it.
+                    true if new.is_null() => return Err(422),
+                    _ if new.is_null() => {}
+                    true if *new == object["status"]["conditions"] => {}
+                    false if *new == object["status"]["conditions"] => {
+                        store.owners.remove(path);
+                    }
+                    _ => {
+                        store.owners.insert(path.to_owned(), manager.to_owned());
+                    }
+                }
+            }
             merged(&mut object, &json!({ "status": patch["status"] }));
             if manager.is_some() && object["kind"] == "NetworkFunction" {
                 let own = patch["status"]["nodes"].as_array().cloned().unwrap_or_default();

@@ -367,11 +367,15 @@ fn merges_nodes(server: &dyn Server) {
         names
     };
     let sums = |active: u64| {
-        eventually(&format!("{active} instances are active in all"), || {
-            let seen = server.get(&path)?;
-            let is_it = seen["status"]["active"] == active && seen["status"]["desired"] == active;
-            is_it.then_some(seen)
-        })
+        let since = Instant::now();
+        loop {
+            let seen = server.get(&path).unwrap();
+            if seen["status"]["active"] == active && seen["status"]["desired"] == active {
+                return seen;
+            }
+            assert!(since.elapsed() < PATIENCE, "not {active} instances within {PATIENCE:?}: {seen:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     };
     let seen = sums(4);
     assert_eq!(of_nodes(&seen), ["n1", "n2"]);
@@ -406,7 +410,12 @@ fn merges_nodes(server: &dyn Server) {
     // A node that the cluster does not have any more has no part in the sums.
     second.end();
     server.delete("/api/v1/nodes/n2");
-    assert_eq!(of_nodes(&sums(3)), ["n1"]);
+    eventually("its entry is gone", || {
+        let seen = server.get(&path).unwrap();
+        let is_gone = of_nodes(&seen) == ["n1"];
+        is_gone.then_some(())
+    });
+    sums(3);
     first.end();
 }
 
