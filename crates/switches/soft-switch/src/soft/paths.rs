@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use interfaces::{GATEWAY_MAC, instance_mac};
+use interfaces::{GATEWAY_MAC, Links, instance_mac};
 use model::{FlowKey, Nanos, Slot, UplinkId};
 use path_change::{Exit, FastPath, Way};
 use promotion::{Kind, Prices, Promotion, Seen, Settings, Stay, Verdict};
@@ -42,8 +42,12 @@ const NEIGHBOUR_INTERVAL: Nanos = Nanos::from_millis(100);
 const PROGRAMS: &str = "the fast path";
 /// How long a worker sleeps at most that has flows.
 const LONGEST_TURN: Nanos = Nanos::from_millis(4);
-/// What flows are: clients are behind an uplink, and nothing is encrypted.
-const KIND: Kind = Kind::new(path_costs::Scope::Across, false);
+/// What flows of an uplink are. Their clients are on this machine if the uplink's interface is one of a pair. Nothing is
+/// encrypted on the way: what an instance encrypts itself costs the same on both paths.
+const KINDS: [Kind; 2] = [
+    Kind::new(path_costs::Scope::Across, false),
+    Kind::new(path_costs::Scope::Local, false),
+];
 /// Rules that are looked at in a step.
 const REVIEWS: usize = 1024;
 
@@ -73,6 +77,8 @@ pub(super) struct Doors {
     told: Arc<Told>,
     /// By entrance, the index of its interface; 0: none.
     ifindex: Vec<AtomicU32>,
+    /// By uplink: whether its interface is one of a pair, so that its clients are on this machine.
+    is_local: Vec<AtomicBool>,
 }
 
 impl Doors {
@@ -96,6 +102,10 @@ impl Doors {
 
     /// An uplink has a socket, which no worker has yet.
     pub(super) fn enter_uplink(&self, uplink: UplinkId, interface: &str, socket: BorrowedFd<'_>) {
+        if let Some(is_local) = self.is_local.get(uplink.index()) {
+            let link = Links::new().and_then(|mut links| links.find(interface));
+            is_local.store(link.is_ok_and(|of| of.is_veth), Ordering::Release);
+        }
         self.enter(interface, entrance_of_uplink(uplink), socket, true);
     }
 
@@ -107,6 +117,12 @@ impl Doors {
     fn of(&self, entrance: u32) -> Option<u32> {
         let index = self.ifindex.get(entrance as usize)?.load(Ordering::Acquire);
         (index != 0).then_some(index)
+    }
+
+    /// What flows are that come in on an uplink.
+    fn kind(&self, uplink: UplinkId) -> Kind {
+        let is_local = self.is_local.get(uplink.index());
+        KINDS[usize::from(is_local.is_some_and(|of| of.load(Ordering::Acquire)))]
     }
 }
 
@@ -141,6 +157,7 @@ impl Paths {
             fast: Arc::clone(&fast),
             told: Arc::clone(&told),
             ifindex: (0..entrances).map(|_| AtomicU32::new(0)).collect(),
+            is_local: (0..UplinkId::LIMIT).map(|_| AtomicBool::new(false)).collect(),
         });
         let stop = Arc::new(AtomicBool::new(false));
         let wants_new = Arc::new(AtomicBool::new(false));
@@ -253,7 +270,11 @@ impl Writer {
             is_busy = true;
             match note {
                 Note::Drawn(drawn) => self.consider(now, &drawn),
-                Note::Brought { packets, bytes } => self.promotion.brought(KIND, packets, bytes),
+                Note::Brought {
+                    uplink,
+                    packets,
+                    bytes,
+                } => self.promotion.brought(self.doors.kind(uplink), packets, bytes),
                 Note::Shut(pair) => self.remove(pair),
                 Note::Closed(pair) => {
                     if let Some(place) = self.pairs.get_mut(usize::from(pair)) {
@@ -264,7 +285,7 @@ impl Writer {
             }
         }
         self.review(now);
-        let wants_new = !self.free.is_empty() && self.promotion.wants_new(KIND);
+        let wants_new = !self.free.is_empty() && KINDS.iter().any(|kind| self.promotion.wants_new(*kind));
         self.wants_new.store(wants_new, Ordering::Relaxed);
         if now >= self.compared_at + NEIGHBOUR_INTERVAL {
             self.compared_at = now;
@@ -315,7 +336,7 @@ impl Writer {
         let seen = Seen {
             flow: drawn.key,
             hash: drawn.hash,
-            kind: KIND,
+            kind: self.doors.kind(drawn.uplink),
             packets: drawn.packets,
             bytes: drawn.bytes,
             is_new: drawn.is_new,

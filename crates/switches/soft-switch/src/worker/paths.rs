@@ -229,7 +229,12 @@ impl Paths {
             let is_one = row.tcp != TcpState::Handshake && cx.eligible(row.pins[0], of.uplink).is_some();
             if is_one && self.has_room() {
                 let (packets, bytes) = (row.packets.iter().sum(), row.bytes.iter().sum());
-                let _full = self.parts.notes.push(Note::Brought { packets, bytes });
+                let brought = Note::Brought {
+                    uplink: of.uplink,
+                    packets,
+                    bytes,
+                };
+                let _full = self.parts.notes.push(brought);
             }
         }
     }

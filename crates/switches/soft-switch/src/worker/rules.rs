@@ -73,7 +73,11 @@ pub(crate) enum Note {
     /// A flow without a rule that may have one.
     Drawn(Drawn),
     /// What a flow has brought a while after it began, in both directions and on both paths.
-    Brought { packets: u64, bytes: u64 },
+    Brought {
+        uplink: UplinkId,
+        packets: u64,
+        bytes: u64,
+    },
     /// A rule is shut: it is to be removed.
     Shut(u16),
     /// The pair is free.

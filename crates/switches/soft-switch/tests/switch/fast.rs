@@ -28,6 +28,11 @@ pub(crate) fn beside(config: &mut SoftSwitchConfig, window: Nanos) {
         slow: flat(2_000.0),
         fast: Some(flat(1_000.0)),
     };
+    // The clients are on this machine: the uplink is one of a pair of interfaces.
+    let across = Paths {
+        fast: Some(paths.slow),
+        ..paths
+    };
     config.workers = vec![Some(0)];
     config.fast = Some(FastConfig {
         path: Arc::new(KernelPath::load().unwrap()),
@@ -39,7 +44,7 @@ pub(crate) fn beside(config: &mut SoftSwitchConfig, window: Nanos) {
             ..Settings::default()
         },
         prices: Prices {
-            paths: [paths; 4],
+            paths: [paths, across, paths, across],
             rule_ns: 1.0,
         },
     });
