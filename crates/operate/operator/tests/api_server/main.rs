@@ -373,7 +373,10 @@ fn merges_nodes(server: &dyn Server) {
             if seen["status"]["active"] == active && seen["status"]["desired"] == active {
                 return seen;
             }
-            assert!(since.elapsed() < PATIENCE, "not {active} instances within {PATIENCE:?}: {seen:#}");
+            assert!(
+                since.elapsed() < PATIENCE,
+                "not {active} instances within {PATIENCE:?}: {seen:#}"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     };
