@@ -191,6 +191,7 @@ test-old-kernel: ## the tests of the driver ebpf on Linux 6.1, in a virtual mach
 test-cluster: ## instances from and in Kubernetes, and in a swarm of Docker's: tests against a real cluster, which it builds (Go 1.25), and three real nodes; root
 	@scripts/setup.sh rust build dpdk test docker kubernetes
 	@scripts/kubernetes.sh build etcd kube-apiserver kube-scheduler kube-controller-manager kubelet
+	@scripts/dockerd.sh start
 	@$(MAKE) --no-print-directory nf
 	INCO_REQUIRE=kubernetes,kubernetes-node,root,servers RUST_TEST_THREADS=2 \
 	    $(TEST) $(WITH_DPDK) --test api_server --test conformance --test kubernetes_faults --test end_to_end -- kubernetes

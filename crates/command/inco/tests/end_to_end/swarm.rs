@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use api::types::InstanceRow;
-use model::{EventKind, InstanceState};
-use real_parts::{Swarm, has_swarm};
+use model::{Action, EventKind, InstanceState};
+use real_parts::{Swarm, has_swarm, is_full_length};
+use testbed::http::Connection;
 
 use crate::back_ends::{CLIENTS, SERVICE, all_are_answered, are_here, network};
 use crate::support::{Inco, Load, Network, PATIENCE, Place, eventually, text};
@@ -141,8 +142,40 @@ pub(crate) fn failures(inco: &Inco, is: &str) -> usize {
     events.iter().filter(|event| of(&event.kind)).count()
 }
 
+/// Says how long it took from the command to the first answer. What the limit is for a machine that does nothing else, tests of
+/// full length ask.
+pub(crate) fn is_soon(whose: &str, took: Duration, limit: Duration) {
+    eprintln!("from the command to the first answer of {whose}: {took:?}, limit {limit:?}");
+    assert!(!is_full_length() || took <= limit, "{took:?}");
+}
+
+/// An orchestrator's standby answers soon after the command: it runs, and steering is all that is left. One is active, and
+/// connections are opened one after the other.
+pub(crate) fn warm_standby_answers(inco: &Inco, network: &Network) {
+    eventually("a standby is ready", SWARM_PATIENCE, || {
+        let rows = inco.instances();
+        let is_ready = |row: &InstanceRow| row.state == InstanceState::Standby && row.address.is_some();
+        (rows.len() == 2 && rows.iter().any(is_ready)).then_some(())
+    });
+    let ask = || {
+        let answer = Connection::open(SERVICE.parse().unwrap()).and_then(|mut of| of.get("/", true));
+        answer.unwrap()
+    };
+    let known = network.as_client(ask);
+    let two = Action::Scale {
+        service: "web".to_owned(),
+        instances: Some(2),
+    };
+    let asked = Instant::now();
+    inco.client().act(&two).unwrap();
+    network.as_client(|| while ask() == known && asked.elapsed() < PATIENCE {});
+    let took = asked.elapsed();
+    assert!(took < PATIENCE, "the standby does not answer");
+    is_soon("a warm standby", took, Duration::from_millis(20));
+}
+
 /// From 1 to 3 and back, over the nodes, while clients ask: none fails. The manager is killed for a while: steering goes
-/// on, nothing is doubled or orphaned.
+/// on, nothing is doubled or orphaned. At last, a standby becomes active.
 #[test]
 fn instances_scale_over_the_nodes_of_a_swarm_and_its_manager_is_away() {
     if !has_swarm() || !are_here() {
@@ -177,7 +210,7 @@ fn instances_scale_over_the_nodes_of_a_swarm_and_its_manager_is_away() {
         .iter()
         .map(|at| at.duration_since(asked))
         .collect();
-    eprintln!("from the command to the first answer of an instance in a swarm: {served:?}");
+    is_soon("an instance in a swarm", served[0], Duration::from_secs(1));
     let rows = settled(&inco, 3);
     assert_eq!(nodes(&rows).len(), 2, "{rows:#?}");
     both_agree(&inco, &swarm);
@@ -211,6 +244,11 @@ fn instances_scale_over_the_nodes_of_a_swarm_and_its_manager_is_away() {
         inco.status().drops
     );
     assert_eq!(inco.at_rest().accounting.expected_moves, 0);
+
+    let with_standby = configuration(&swarm).replace("standby = 0", "standby = 1");
+    std::fs::write(&file, with_standby).unwrap();
+    network.as_machine(|| place.must(&["reload"]));
+    warm_standby_answers(&inco, &network);
     ends_clean(inco, &place, &swarm);
     place.is_left_clean();
 }

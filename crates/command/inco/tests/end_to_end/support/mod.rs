@@ -31,7 +31,7 @@ pub(crate) use namespace::{Namespace, Sniffer, within_network_of};
 pub(crate) use network::{Network, Session, bridge};
 pub(crate) use ovs::Ovs;
 pub(crate) use real_parts::{available, data};
-pub(crate) use requests::Load;
+pub(crate) use requests::{Load, Outcome};
 pub(crate) use systemd::Systemd;
 use turn::Turn;
 

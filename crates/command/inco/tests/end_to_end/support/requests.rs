@@ -53,10 +53,18 @@ impl Load {
 
     /// In the namespace of this thread.
     pub(crate) fn here(to: SocketAddr, clients: usize) -> Load {
-        let tally = Arc::new(Tally::default());
+        Load::choosing(move |_| Some(to), clients)
+    }
+
+    /// The same; each connection goes to what is chosen for its number, once there is any.
+    pub(crate) fn choosing(
+        to: impl Fn(usize) -> Option<SocketAddr> + Send + Sync + 'static,
+        clients: usize,
+    ) -> Load {
+        let (tally, to) = (Arc::new(Tally::default()), Arc::new(to));
         let start = |number| {
-            let tally = Arc::clone(&tally);
-            std::thread::spawn(move || client(&tally, to, number))
+            let (tally, to) = (Arc::clone(&tally), Arc::clone(&to));
+            std::thread::spawn(move || client(&tally, &*to, number))
         };
         let clients = (0..clients).map(start).collect();
         Load { tally, clients }
@@ -99,11 +107,15 @@ impl Drop for Load {
 }
 
 /// One client: a connection after the other.
-fn client(tally: &Tally, to: SocketAddr, number: usize) {
-    for requests in REQUESTS.iter().cycle().skip(number) {
+fn client(tally: &Tally, to: &dyn Fn(usize) -> Option<SocketAddr>, number: usize) {
+    for (connection, requests) in REQUESTS.iter().cycle().enumerate().skip(number) {
         if tally.stop.load(Relaxed) {
             return;
         }
+        let Some(to) = to(connection) else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
         if let Err(cause) = converse(tally, to, *requests) {
             tally.failures.fetch_add(1, Relaxed);
             let mut causes = tally.causes.lock().unwrap();
