@@ -242,7 +242,7 @@ impl Cluster {
     }
 
     /// Whether objects of this kind may lack in a list although nobody has deleted them: its definition was away a short
-    /// while ago, or is new.
+    /// while ago, is new, or is being deleted.
     pub(crate) fn is_young(&mut self, kind: &'static str) -> bool {
         if self.away.get(kind).is_some_and(|at| at.elapsed() < YOUNG) {
             return true;
@@ -252,12 +252,18 @@ impl Cluster {
         }
         let made = self.ask(async |client| {
             let found = api(client, None, CUSTOM_DEFINITION).get_opt(DEFINITION).await?;
-            Ok(found.and_then(|of| of.creation_timestamp()))
+            Ok(found.map(|of| (of.creation_timestamp(), of.metadata.deletion_timestamp)))
         });
-        // Without the right to ask for it, there is what this operator has seen.
-        let Ok(Some(made)) = made else { return false };
-        let seconds = k8s_openapi::jiff::Timestamp::now().as_second() - made.0.as_second();
-        seconds.unsigned_abs() < YOUNG.as_secs()
+        match made {
+            // It is being deleted, and its objects before it.
+            Ok(Some((_, Some(_)))) => true,
+            Ok(Some((Some(made), None))) => {
+                let seconds = k8s_openapi::jiff::Timestamp::now().as_second() - made.0.as_second();
+                seconds.unsigned_abs() < YOUNG.as_secs()
+            }
+            // Without the right to ask for it, there is what this operator has seen.
+            _ => false,
+        }
     }
 
     /// Whether the cluster has such a node.

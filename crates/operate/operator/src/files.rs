@@ -37,6 +37,14 @@ pub(crate) fn services(text: &str) -> BTreeMap<String, Table> {
     services.into_iter().filter_map(table).collect()
 }
 
+/// Whose the services of a text are, by their names: the line before a table says `# service NAME: KIND NAMESPACE/NAME`.
+pub(crate) fn owners(text: &str) -> BTreeMap<String, String> {
+    let said = text.lines().filter_map(|line| line.strip_prefix("# service "));
+    let each = said.filter_map(|of| of.split_once(": "));
+    each.map(|(name, owner)| (name.to_owned(), owner.to_owned()))
+        .collect()
+}
+
 fn text_of(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     fs::File::open(path)?.take(LIMIT).read_to_string(&mut text)?;
@@ -110,10 +118,7 @@ impl Files {
     pub fn prepare(&self, check: Check<'_>) -> Result<(), Error> {
         let (base, accepted) = self.read().map_err(Error::File)?;
         if !accepted.is_empty() && check(&accepted).is_empty() {
-            return match self.file.exists() {
-                true => Ok(()),
-                false => self.write(&accepted).map_err(Error::File),
-            };
+            return self.restore(&accepted).map_err(Error::File);
         }
         if let Some(first) = check(&base).first() {
             let file = self.base.display();
@@ -125,6 +130,14 @@ impl Files {
 
     pub(crate) fn write(&self, text: &str) -> Result<(), String> {
         replace(&self.file, text)
+    }
+
+    /// Has that text there. What an operator has tried when it or inco ended may be what inco cannot start with.
+    pub(crate) fn restore(&self, text: &str) -> Result<(), String> {
+        match text_of(&self.file).is_ok_and(|there| there == text) {
+            true => Ok(()),
+            false => self.write(text),
+        }
     }
 
     pub(crate) fn accept(&self, text: &str) -> Result<(), String> {
@@ -172,5 +185,24 @@ mod tests {
         fs::create_dir(files.accepted()).unwrap();
         let said = files.read().unwrap_err();
         assert!(said.contains("inco.toml.accepted cannot be read: "), "{said}");
+    }
+
+    #[test]
+    fn what_was_tried_is_not_left_to_the_next_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files {
+            base: folder.path().join("base.toml"),
+            file: folder.path().join("inco.toml"),
+        };
+        fs::write(&files.base, "base").unwrap();
+        let there = || fs::read_to_string(&files.file).unwrap();
+        files.prepare(&|_| Vec::new()).unwrap();
+        assert_eq!(there(), "base");
+        files.accept("accepted").unwrap();
+        files.write("tried").unwrap();
+        files.prepare(&|_| Vec::new()).unwrap();
+        assert_eq!(there(), "accepted");
+        files.restore("accepted").unwrap();
+        assert_eq!(there(), "accepted");
     }
 }

@@ -216,6 +216,7 @@ impl Object {
             created: self.created.clone(),
             service: service.to_owned(),
             table,
+            grants: None,
         };
         for port in self.ports() {
             if all.iter().any(|of| of.service == port.service) {
@@ -320,6 +321,7 @@ pub fn wishes(
                 created: object.created.clone(),
                 service: place.service,
                 table: spec::table(&object.id.namespace, &object.spec),
+                grants: None,
             }),
             Ok(_) => {}
             Err(reason) => drop(wishes.unreadable.insert(object.id.clone(), reason)),

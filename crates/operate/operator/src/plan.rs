@@ -4,11 +4,12 @@
 //! are two steps. The first one takes all changes at once. Where the checker has a problem with that, the second one
 //! begins with what is in force, and takes each change that fits, in the order in which the objects were made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use toml::{Table, Value};
 
-use crate::files::services;
+use crate::files::{owners, services};
 use crate::objects::FUNCTION;
 use crate::spec::shortened;
 
@@ -31,6 +32,12 @@ pub struct Id {
     pub name: String,
 }
 
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
 /// One service of an object, which can have several: the object, and the name of the service.
 pub type Part = (Id, String);
 
@@ -45,6 +52,24 @@ pub struct Wanted {
     pub service: String,
     /// The table of its service, or why there is none.
     pub table: Result<Table, String>,
+    /// The Services of other namespaces that it may give flows to: what was accepted before does not stay with others.
+    /// [`None`]: nothing of other namespaces can be in its table.
+    pub grants: Option<Grants>,
+}
+
+/// Services of other namespaces that an object may name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grants(
+    /// Each a namespace and the name of a Service; without a name: all of the namespace.
+    pub Vec<(String, Option<String>)>,
+);
+
+impl Grants {
+    /// Whether that Service is among them.
+    pub fn permit(&self, (namespace, name): (&str, &str)) -> bool {
+        let mut of_namespace = self.0.iter().filter(|(of, _)| of == namespace);
+        of_namespace.any(|(_, of)| of.as_deref().is_none_or(|of| of == name))
+    }
 }
 
 impl Wanted {
@@ -52,6 +77,27 @@ impl Wanted {
     pub fn part(&self) -> Part {
         (self.id.clone(), self.service.clone())
     }
+
+    /// Whether its table of before may stay.
+    fn may_keep(&self, table: &Table) -> bool {
+        let Some(grants) = &self.grants else {
+            return true;
+        };
+        backends_of(table).all(|of| of.0 == self.id.namespace || grants.permit(of))
+    }
+}
+
+/// The Services whose endpoints a table has as instances: namespace and name.
+fn backends_of(table: &Table) -> impl Iterator<Item = (&str, &str)> {
+    let from = table.get("instances").and_then(|of| of.get("from"));
+    let only = from
+        .and_then(Value::as_str)
+        .and_then(|of| of.strip_prefix("kubernetes:"));
+    let several = from.and_then(Value::as_array).into_iter().flatten();
+    let several = several.filter_map(|of| of.get("service")?.as_str());
+    only.into_iter()
+        .chain(several)
+        .filter_map(|of| of.split_once('/'))
 }
 
 /// A problem that the checker has with a configuration.
@@ -82,6 +128,8 @@ pub struct Input<'a> {
     pub wanted: &'a [Wanted],
     /// What inco itself has refused on this node: the table, and why.
     pub refused: &'a BTreeMap<Part, (Table, String)>,
+    /// What stays as it is until others were tried.
+    pub waiting: &'a BTreeSet<Part>,
     /// Services of before that stay although nobody wants them.
     pub kept: &'a dyn Fn(&str) -> bool,
 }
@@ -112,10 +160,14 @@ pub fn section(name: &str, table: &Table) -> String {
 
 type Chosen = BTreeMap<String, Table>;
 
-fn text_of(base: &str, chosen: &Chosen) -> String {
+/// The text of a configuration, with the object that wants each service (see [`owners`]).
+fn text_of(base: &str, chosen: &Chosen, owners: &BTreeMap<String, String>) -> String {
     let mut text = format!("{HEAD}{base}");
     for (name, table) in chosen {
         text.push('\n');
+        if let Some(owner) = owners.get(name) {
+            text.push_str(&format!("# service {name}: {owner}\n"));
+        }
         text.push_str(&section(name, table));
     }
     text
@@ -149,9 +201,16 @@ struct Candidate<'a> {
     old: Option<Table>,
     new: Option<Table>,
     refused: Option<String>,
+    /// Whether what was accepted of it before must not stay.
+    is_withdrawn: bool,
 }
 
 impl Candidate<'_> {
+    /// Whether there is something that can be in force.
+    fn has_any(&self) -> bool {
+        self.old.is_some() || self.new.is_some()
+    }
+
     fn is_changed(&self) -> bool {
         self.new.is_some() && self.new != self.old
     }
@@ -172,18 +231,20 @@ pub fn plan(input: &Input<'_>, check: &dyn Fn(&str) -> Vec<Fault>) -> Result<Pla
     let of_base = services(input.base);
     let mut before = services(input.before);
     before.retain(|name, _| !of_base.contains_key(name));
+    let mut owners = owners(input.before);
     let mut plan = Plan::default();
-    let mut candidates = candidates(input, &of_base, &before, &mut plan);
-    plan.unwanted = before
-        .keys()
-        .filter(|name| !candidates.iter().any(|of| of.service == *name))
-        .cloned()
-        .collect();
+    let mut candidates = candidates(input, &of_base, (&before, &owners), &mut plan);
+    // The service of an object that is gone is not that of the next one with this name.
+    let is_wanted = |name: &str| {
+        let mut of_name = candidates.iter().filter(|of| of.service == name);
+        of_name.any(|of| of.has_any() || of.is_withdrawn)
+    };
+    plan.unwanted = before.keys().filter(|name| !is_wanted(name)).cloned().collect();
     let kept = plan.unwanted.iter().filter(|name| (input.kept)(name));
     let kept: Chosen = kept
         .filter_map(|name| Some((name.clone(), before.get(name)?.clone())))
         .collect();
-    let faults_of = |chosen: &Chosen| check(&text_of(input.base, chosen));
+    let faults_of = |chosen: &Chosen| check(&text_of(input.base, chosen, &BTreeMap::new()));
 
     let all_new = candidates.iter().filter_map(|of| {
         let table = of.new.as_ref().or(of.old.as_ref())?;
@@ -199,14 +260,18 @@ pub fn plan(input: &Input<'_>, check: &dyn Fn(&str) -> Vec<Fault>) -> Result<Pla
         one_by_one(&mut candidates, &mut chosen, &faults_of);
     }
     for of in candidates {
+        let is_in_force = of.has_any() && chosen.contains_key(of.service);
+        if is_in_force {
+            owners.insert(of.service.to_owned(), of.id.to_string());
+        }
         let verdict = Verdict {
             refused: of.refused,
-            is_in_force: chosen.contains_key(of.service),
+            is_in_force,
         };
         let part = (of.id.clone(), of.service.to_owned());
         plan.verdicts.insert(part, verdict);
     }
-    plan.text = text_of(input.base, &chosen);
+    plan.text = text_of(input.base, &chosen, &owners);
     Ok(plan)
 }
 
@@ -214,7 +279,7 @@ pub fn plan(input: &Input<'_>, check: &dyn Fn(&str) -> Vec<Fault>) -> Result<Pla
 fn candidates<'a>(
     input: &'a Input<'_>,
     of_base: &BTreeMap<String, Table>,
-    before: &BTreeMap<String, Table>,
+    (before, owner_of): (&BTreeMap<String, Table>, &BTreeMap<String, String>),
     plan: &mut Plan,
 ) -> Vec<Candidate<'a>> {
     let mut wanted: Vec<&Wanted> = input.wanted.iter().collect();
@@ -226,7 +291,7 @@ fn candidates<'a>(
         let taken = match owners.get(name) {
             _ if of_base.contains_key(name) => Some("the base file of this node".to_owned()),
             Some(owner) if **owner == of.id => continue,
-            Some(owner) => Some(format!("the {} {}/{}", owner.kind, owner.namespace, owner.name)),
+            Some(owner) => Some(format!("the {owner}")),
             None => None,
         };
         if let Some(taken) = taken {
@@ -254,12 +319,20 @@ fn candidates<'a>(
             new = None;
             refused = Some(shortened(reason, MESSAGE_LIMIT));
         }
+        if input.waiting.contains(&of.part()) {
+            new = None;
+        }
+        // A configuration of an earlier operator does not say whose a service is.
+        let is_own = |_: &&Table| owner_of.get(name).is_none_or(|of_it| *of_it == of.id.to_string());
+        let own = before.get(name).filter(is_own);
+        let old = own.filter(|table| of.may_keep(table));
         all.push(Candidate {
             id: &of.id,
             service: name,
-            old: before.get(name).cloned(),
+            old: old.cloned(),
             new,
             refused,
+            is_withdrawn: own.is_some() && old.is_none(),
         });
     }
     all

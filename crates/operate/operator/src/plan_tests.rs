@@ -59,6 +59,7 @@ fn wanted(number: u32, name: &str, table: &str) -> Wanted {
         created: format!("2026-01-01T00:00:{number:02}Z"),
         service: name.to_owned(),
         table: Ok(toml::from_str(table).unwrap()),
+        grants: None,
     }
 }
 
@@ -68,6 +69,7 @@ fn planned_with(before: &str, wanted: &[Wanted], refused: &BTreeMap<Part, (Table
         before,
         wanted,
         refused,
+        waiting: &BTreeSet::new(),
         kept: &|_| false,
     };
     plan(&input, &check).unwrap()
@@ -265,6 +267,7 @@ fn what_nobody_wants_goes_unless_it_is_kept() {
         before: &first.text,
         wanted: &of_b,
         refused: &BTreeMap::new(),
+        waiting: &BTreeSet::new(),
         kept: &|name| name == "a",
     };
     let kept = plan(&input, &check).unwrap();
@@ -301,6 +304,7 @@ fn a_wrong_base_changes_nothing_and_a_changed_one_drops_what_does_not_fit() {
             before,
             wanted,
             refused: &BTreeMap::new(),
+            waiting: &BTreeSet::new(),
             kept: &|_| false,
         };
         plan(&input, &check)
@@ -328,4 +332,97 @@ fn a_refusal_names_services_by_their_whole_names() {
         ["web", "b"]
     );
     assert_eq!(named("uplink[0]: x", all.into_iter()), Vec::<&str>::new());
+}
+
+#[test]
+fn the_service_of_an_object_that_is_gone_is_not_that_of_the_next_one() {
+    let of = |name: &str, number: u32, table: &str| Wanted {
+        service: "web".to_owned(),
+        ..wanted(number, name, table)
+    };
+    let (old, wrong) = (of("x", 1, "image = \"x\""), of("y", 2, "port = \"wrong\""));
+    let both = planned("", &[old.clone(), wrong.clone()]);
+    assert_eq!(services(&both.text)["web"]["image"].as_str(), Some("x"));
+    assert_eq!(owners(&both.text)["web"], "NetworkFunction edge/x");
+    let invalid = Wanted {
+        table: Err("spec.settings.x: it may not be written".to_owned()),
+        ..wrong.clone()
+    };
+    for (next, unwanted) in [(wrong, vec![]), (invalid, vec!["web".to_owned()])] {
+        let after = planned(&both.text, std::slice::from_ref(&next));
+        assert_eq!(after.unwanted, unwanted, "{next:?}");
+        assert!(!verdict(&after, "y").is_in_force);
+        assert_eq!(names(&after), ["own"], "{next:?}");
+    }
+    // One that is valid takes its place at once.
+    let after = planned(&both.text, &[of("y", 2, "image = \"y\"")]);
+    assert_eq!(
+        (names(&after), after.unwanted),
+        (vec!["own".to_owned(), "web".to_owned()], vec![])
+    );
+    assert_eq!(owners(&after.text)["web"], "NetworkFunction edge/y");
+    // A configuration of an earlier operator does not say whose a service is: it stays with who wants it.
+    let without: Vec<&str> = both
+        .text
+        .lines()
+        .filter(|of| !of.starts_with("# service"))
+        .collect();
+    let after = planned(&without.join("\n"), &[of("y", 2, "port = \"wrong\"")]);
+    assert!(verdict(&after, "y").is_in_force);
+}
+
+#[test]
+fn what_was_accepted_does_not_stay_with_services_that_are_not_permitted_any_more() {
+    let of = |table: Result<Table, String>, grants: &[(&str, Option<&str>)]| Wanted {
+        table,
+        grants: Some(Grants(
+            grants
+                .iter()
+                .map(|(namespace, name)| ((*namespace).to_owned(), name.map(str::to_owned)))
+                .collect(),
+        )),
+        ..wanted(1, "route", "")
+    };
+    let one = "instances = { from = \"kubernetes:pay/api\" }";
+    let several = "instances = { from = [{ service = \"edge/web\" }, { service = \"pay/api\" }] }";
+    let wrong = || Err("spec.rules: write one".to_owned());
+    for text in [one, several] {
+        let table: Table = toml::from_str(text).unwrap();
+        let before = planned("", &[of(Ok(table), &[("pay", Some("api"))])]).text;
+        for permitted in [("pay", Some("api")), ("pay", None)] {
+            let after = planned(&before, &[of(wrong(), &[permitted])]);
+            assert_eq!(names(&after), ["own", "route"]);
+        }
+        for others in [&[][..], &[("pay", Some("other"))], &[("others", None)]] {
+            let after = planned(&before, &[of(wrong(), others)]);
+            assert_eq!((names(&after), after.unwanted.len()), (vec!["own".to_owned()], 0));
+            assert!(!verdict(&after, "route").is_in_force);
+        }
+    }
+}
+
+#[test]
+fn what_waits_stays_as_it_is_and_is_not_refused() {
+    let first = planned("", &[wanted(1, "a", "image = \"old\"")]);
+    let new = [
+        wanted(1, "a", "image = \"new\""),
+        wanted(2, "b", ""),
+        wanted(3, "c", ""),
+    ];
+    let input = Input {
+        base: BASE,
+        before: &first.text,
+        wanted: &new,
+        refused: &BTreeMap::new(),
+        waiting: &BTreeSet::from([new[0].part(), new[1].part()]),
+        kept: &|_| false,
+    };
+    let of = plan(&input, &check).unwrap();
+    assert_eq!(
+        (names(&of), &of.unwanted),
+        (vec!["a".to_owned(), "c".to_owned(), "own".to_owned()], &vec![])
+    );
+    assert_eq!(services(&of.text)["a"]["image"].as_str(), Some("old"));
+    assert_eq!((refusal(&of, "a"), refusal(&of, "b")), (None, None));
+    assert!(verdict(&of, "a").is_in_force && !verdict(&of, "b").is_in_force);
 }

@@ -99,6 +99,10 @@ struct Operator<'a> {
     wishes: Wishes,
     verdicts: BTreeMap<Part, Verdict>,
     refused: Refused,
+    /// What waits while other changes are tried one by one, after a refusal that has named none of them.
+    waiting: BTreeSet<Part>,
+    /// The tables of the services that inco has.
+    accepted: BTreeMap<String, Table>,
     /// Services that no object wants any more: since when, and the kind of what wanted them, as far as this process knows.
     unwanted: BTreeMap<String, (Instant, &'static str)>,
     /// Whether inco may not have the accepted configuration.
@@ -152,7 +156,7 @@ pub fn run(
             }
             let is_going = |(since, _): &(Instant, _)| since.elapsed() < GONE_AFTER + TICK;
             let is_going = operator.unwanted.values().any(is_going);
-            let is_waiting = is_listed && is_going || operator.is_open;
+            let is_waiting = is_listed && is_going || operator.is_open || !operator.waiting.is_empty();
             list_at = Instant::now() + if is_waiting { TICK } else { RESYNC };
         }
         operator.roll_out();
@@ -172,6 +176,8 @@ impl<'a> Operator<'a> {
             wishes: Wishes::default(),
             verdicts: BTreeMap::new(),
             refused: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            accepted: BTreeMap::new(),
             unwanted: BTreeMap::new(),
             is_open: true,
             standstill: Standstill::default(),
@@ -208,6 +214,7 @@ impl<'a> Operator<'a> {
                 let is_there = |id: &Id| self.objects.iter().any(|of| of.id == *id);
                 self.written.retain(|id, _| is_there(id));
                 self.told.retain(|id, _| is_there(id));
+                self.waiting.retain(|(id, _)| is_there(id));
                 let again = due(&self.refused, Instant::now());
                 self.refused
                     .retain(|part, _| is_there(&part.0) && Some(part) != again.as_ref());
@@ -250,6 +257,7 @@ impl<'a> Operator<'a> {
             before,
             wanted: &self.wishes.wanted,
             refused: &refused.collect(),
+            waiting: &self.waiting,
             kept: &is_kept,
         };
         plan(&input, self.check).map_err(|error| error.to_string())
@@ -267,6 +275,7 @@ impl<'a> Operator<'a> {
     fn tried(&mut self) -> Result<(), String> {
         for _ in 0..ATTEMPTS {
             let (base, before) = self.settings.files.read()?;
+            self.accepted = files::services(&before);
             let plan = self.planned(&base, &before)?;
             self.unwanted.retain(|name, _| plan.unwanted.contains(name));
             for name in &plan.unwanted {
@@ -277,30 +286,44 @@ impl<'a> Operator<'a> {
             }
             if plan.text == before && !self.is_open {
                 self.verdicts = plan.verdicts;
-                return Ok(());
+                match self.waiting.pop_first() {
+                    Some(_) => continue,
+                    None => return Ok(()),
+                }
             }
             if self.standstill.until.is_some_and(|until| Instant::now() < until) {
                 return self.standstill.problem.clone().map_or(Ok(()), Err);
             }
-            match self.attempt(&plan, &before) {
+            match self.attempt(&plan, (&base, &before)) {
                 Attempt::Done => {
+                    self.accepted = files::services(&plan.text);
                     self.verdicts = plan.verdicts;
-                    return Ok(());
+                    if self.waiting.pop_first().is_none() {
+                        return Ok(());
+                    }
                 }
                 Attempt::Later(problem) => return Err(problem),
                 Attempt::Again => {}
             }
+        }
+        if !self.waiting.is_empty() {
+            return Ok(());
         }
         Err(format!(
             "inco refuses {ATTEMPTS} changes; the others are tried soon"
         ))
     }
 
-    fn attempt(&mut self, plan: &Plan, before: &str) -> Attempt {
+    fn attempt(&mut self, plan: &Plan, (base, before): (&str, &str)) -> Attempt {
+        let last = if before.is_empty() { base } else { before };
         let client = match Client::connect_to(self.settings.endpoint.clone()) {
             Ok(client) => client,
-            // A file that this machine may refuse is not left to the next start of inco.
-            Err(error) => return Attempt::Later(format!("node {}: {error}", self.settings.node)),
+            // What this machine may refuse is not left to the next start of inco.
+            Err(error) => {
+                let restored = self.settings.files.restore(last);
+                let problem = restored.err().unwrap_or_else(|| error.to_string());
+                return Attempt::Later(format!("node {}: {problem}", self.settings.node));
+            }
         };
         if let Err(problem) = self.settings.files.write(&plan.text) {
             return Attempt::Later(problem);
@@ -325,11 +348,7 @@ impl<'a> Operator<'a> {
             Applied::Unknown(problem) => return Attempt::Later(problem),
             Applied::Refused(refusal) => refusal,
         };
-        let restored = self
-            .settings
-            .files
-            .write(if before.is_empty() { &plan.text } else { before });
-        if let Err(problem) = restored {
+        if let Err(problem) = self.settings.files.restore(last) {
             return Attempt::Later(problem);
         }
         self.is_open = before.is_empty();
@@ -342,18 +361,27 @@ impl<'a> Operator<'a> {
         }
     }
 
-    /// Notes whose change inco has refused: of the services that it names, else of all. Whether there is one.
+    /// Notes whose change inco has refused. If that names none of several, they are tried one by one. Whether there is
+    /// something else to try.
     fn blame(&mut self, refusal: &str, before: &str) -> bool {
         let had = files::services(before);
         let changed = self.wishes.wanted.iter().filter_map(|of| {
             let table = of.table.as_ref().ok()?;
             // What was refused of it before may have been another table.
             let is_known = self.refused.get(&of.part()).is_some_and(|(it, ..)| it == table);
-            let is_new = had.get(&of.service) != Some(table) && !is_known;
+            let is_tried = !is_known && !self.waiting.contains(&of.part());
+            let is_new = had.get(&of.service) != Some(table) && is_tried;
             is_new.then_some((of, table))
         });
         let changed: Vec<_> = changed.collect();
         let blamed = named(refusal, changed.iter().map(|(of, _)| of.service.as_str()));
+        if let ([_, others @ ..], true) = (changed.as_slice(), blamed.is_empty())
+            && !others.is_empty()
+        {
+            let others: Vec<Part> = others.iter().map(|(of, _)| of.part()).collect();
+            self.waiting.extend(others);
+            return true;
+        }
         let is_blamed = |service: &str| blamed.is_empty() || blamed.contains(&service);
         let mut refused = Refused::new();
         for (of, table) in &changed {
@@ -364,7 +392,7 @@ impl<'a> Operator<'a> {
         }
         let is_any = !refused.is_empty();
         self.refused.extend(refused);
-        is_any
+        is_any || self.waiting.pop_first().is_some()
     }
 
     /// Has inco replace the instances of services of which it makes others now.

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{GROUP, Obstacle, Outcome, is_route, list, obstacle, text};
 use crate::objects::{Object, REFERENCE_GRANT, SERVICE, Target, UDP_ROUTE};
+use crate::plan::Grants;
 
 /// Most backends of a route: as many as the Gateway API permits.
 const BACKENDS_LIMIT: usize = 16;
@@ -38,6 +39,8 @@ pub(super) struct Backends {
     pub(super) resolved: Outcome<()>,
     /// Those that can be used, each once.
     pub(super) targets: Vec<Target>,
+    /// The Services of other namespaces that it may name.
+    pub(super) grants: Grants,
 }
 
 impl Backends {
@@ -55,6 +58,7 @@ pub(super) fn backends_of(route: &Object, others: &[Object]) -> Backends {
         accepted: Ok(()),
         resolved: Ok(()),
         targets: Vec::new(),
+        grants: grants(route, others),
     };
     let used = match used(route) {
         Ok(used) => used,
@@ -66,7 +70,7 @@ pub(super) fn backends_of(route: &Object, others: &[Object]) -> Backends {
     let mut problems: Vec<Obstacle> = Vec::new();
     for (index, of) in used {
         let at = format!("spec.rules[0].backendRefs[{index}]");
-        match resolved(route, of, others, &at) {
+        match resolved(route, of, (others, &all.grants), &at) {
             Err(problem) => problems.push(problem),
             Ok(target) => {
                 let mut there = all.targets.iter_mut();
@@ -106,23 +110,24 @@ fn used(route: &Object) -> Outcome<Vec<(usize, &Value)>> {
     }
 }
 
-/// Whether a grant in the namespace of a Service lets routes of this kind and namespace name it (`ReferenceGrant`).
-fn is_granted(route: &Object, (namespace, name): (&str, &str), others: &[Object]) -> bool {
+/// The Services of other namespaces that routes of this kind and namespace may name (`ReferenceGrant`).
+fn grants(route: &Object, others: &[Object]) -> Grants {
     let is = |of: &Value, at: &str, value: &str| text(of, at).unwrap_or_default() == value;
-    let is_from = |of: &Value| {
+    let is_from = |of: &&Value| {
         is(of, "/group", GROUP) && is(of, "/kind", route.id.kind) && is(of, "/namespace", &route.id.namespace)
     };
-    let is_to = |of: &Value| {
-        let is_named = text(of, "/name").is_none_or(|of| of.is_empty() || of == name);
-        is(of, "/group", "") && is(of, "/kind", SERVICE) && is_named
+    let grants = others.iter().filter(|of| of.id.kind == REFERENCE_GRANT);
+    let grants = grants.filter(|of| list(&of.spec, "/from").any(|of| is_from(&of)));
+    let each = grants.flat_map(|of| list(&of.spec, "/to").map(move |to| (&of.id.namespace, to)));
+    let services = each.filter(|(_, to)| is(to, "/group", "") && is(to, "/kind", SERVICE));
+    let of = |(namespace, to): (&String, &Value)| {
+        let name = text(to, "/name").filter(|of| !of.is_empty());
+        (namespace.clone(), name.map(str::to_owned))
     };
-    let mut grants = others
-        .iter()
-        .filter(|of| of.id.kind == REFERENCE_GRANT && of.id.namespace == namespace);
-    grants.any(|of| list(&of.spec, "/from").any(is_from) && list(&of.spec, "/to").any(is_to))
+    Grants(services.map(of).collect())
 }
 
-fn resolved(route: &Object, of: &Value, others: &[Object], at: &str) -> Outcome<Target> {
+fn resolved(route: &Object, of: &Value, (others, grants): (&[Object], &Grants), at: &str) -> Outcome<Target> {
     let is = |key: &str, value: &str| text(of, key).is_none_or(|of| of == value);
     let name = text(of, "/name").unwrap_or_default();
     let namespace = text(of, "/namespace").unwrap_or(&route.id.namespace);
@@ -130,7 +135,7 @@ fn resolved(route: &Object, of: &Value, others: &[Object], at: &str) -> Outcome<
         let said = format!("{at}: inco gives flows to Services; write one");
         return obstacle("InvalidKind", said);
     }
-    if namespace != route.id.namespace && !is_granted(route, (namespace, name), others) {
+    if namespace != route.id.namespace && !grants.permit((namespace, name)) {
         let (kind, own) = (route.id.kind, &route.id.namespace);
         let said = format!(
             "{at}: the namespace {namespace} does not permit it; make a ReferenceGrant there, from {kind}s of {own} to \

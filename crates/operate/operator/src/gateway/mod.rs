@@ -254,7 +254,7 @@ pub fn resolve(
     };
     let mut routes: Vec<&Object> = objects.iter().filter(|of| is_route(of)).collect();
     routes.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
-    let mut wanted = Vec::new();
+    let (mut wanted, mut names) = (Vec::new(), BTreeMap::new());
     for route in routes {
         let backends = backends_of(route, others);
         let mut parents = Vec::new();
@@ -265,7 +265,7 @@ pub fn resolve(
             let Some(gateway) = all.gateways.get_mut(&id) else {
                 continue;
             };
-            let (parent, of_it) = attached(route, reference, &backends, (&id, gateway));
+            let (parent, of_it) = attached(route, reference, &backends, (&id, gateway), &mut names);
             parents.push(parent);
             wanted.extend(of_it);
         }
@@ -276,12 +276,13 @@ pub fn resolve(
     (all, wanted)
 }
 
-/// Attaches a route to the listeners of a Gateway that it may have.
+/// Attaches a route to the listeners of a Gateway that it may have. `names`: which Gateway of this node has a service.
 fn attached(
     route: &Object,
     reference: &Value,
     backends: &Backends,
     (id, gateway): (&Id, &mut Gateway),
+    names: &mut BTreeMap<String, Id>,
 ) -> (Parent, Vec<Wanted>) {
     let (mut parts, mut wanted) = (Vec::new(), Vec::new());
     let free = match free(route, reference, id, gateway) {
@@ -316,8 +317,22 @@ fn attached(
         if !gateway.is_here {
             continue;
         }
+        // A Gateway of another namespace may have the same name.
+        let owner = names.entry(service.clone()).or_insert_with(|| id.clone());
+        let (service, is_free) = match owner == id {
+            true => (service, Ok(())),
+            false => {
+                let said = format!(
+                    "the {owner} has a service {service:?} on this node; give one of both Gateways, or its listener, another name"
+                );
+                (
+                    format!("{}/{service}", id.namespace),
+                    obstacle("Conflicted", said),
+                )
+            }
+        };
         let address = gateway.address.clone();
-        let made = accepted.clone().and_then(|()| {
+        let made = accepted.clone().and(is_free).and_then(|()| {
             if backends.targets.is_empty() {
                 backends.resolved.clone()?;
             }
@@ -334,6 +349,7 @@ fn attached(
             created: route.created.clone(),
             service,
             table: made.map_err(|of| of.message),
+            grants: Some(backends.grants.clone()),
         });
     }
     let parent = Parent {

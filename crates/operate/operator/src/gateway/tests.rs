@@ -511,3 +511,33 @@ fn hostile_objects_are_read_as_far_as_they_go() {
     );
     assert_eq!(said(&wishes, &odd[1])["listeners"].as_array().unwrap().len(), 3);
 }
+
+#[test]
+fn gateways_of_one_name_have_services_of_their_own_or_say_so() {
+    let (mut other, mut site) = (edge(both()), to_web(3, "site"));
+    other.id.namespace = "infra".to_owned();
+    other.spec["listeners"][0]["allowedRoutes"] = json!({ "namespaces": { "from": "All" } });
+    site.spec["parentRefs"] = json!([{ "name": "edge", "sectionName": "web" },
+        { "name": "edge", "namespace": "infra", "sectionName": "web" }]);
+    let all = [class(), edge(both()), other.clone(), site.clone()];
+    let wishes = wishes_of(&all);
+    let wanted: Vec<_> = wishes
+        .wanted
+        .iter()
+        .map(|of| (of.service.as_str(), of.table.is_ok()))
+        .collect();
+    assert_eq!(wanted, [("edge-web", true), ("infra/edge-web", false)]);
+    let of_web = |gateway: &Object| {
+        let said = said(&wishes, gateway);
+        let listener = list(&said, "/listeners").find(|of| text(of, "/name") == Some("web"));
+        state(listener.unwrap(), "Programmed")
+    };
+    assert_eq!(of_web(&all[1]), is("True", "Programmed"));
+    assert_eq!(of_web(&other), is("False", "Invalid"));
+    let status = said(&wishes, &site);
+    let accepted = list(&status, "/parents").map(|of| state(of, "Accepted"));
+    assert_eq!(
+        accepted.collect::<Vec<_>>(),
+        [is("True", "Accepted"), is("False", "UnsupportedValue")]
+    );
+}

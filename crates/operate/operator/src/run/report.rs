@@ -1,17 +1,19 @@
 //! What an operator says: the status of each object, and events.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
 use api::Client;
 use api::types::{ServiceRow, Snapshot};
 use serde_json::{Value, json};
+use toml::Table;
 
 use super::{Operator, RESYNC, Written};
 use crate::Error;
 use crate::cluster::now;
 use crate::objects::{FUNCTION, Object, SERVICE};
-use crate::plan::{Id, Verdict};
+use crate::plan::{Id, Part, Verdict};
 use crate::status::{
     Condition, Entry, Told, Writer, agreed, blamed, entries, entry, gist, merged, released, status, with_own,
 };
@@ -41,6 +43,7 @@ impl Operator<'_> {
             }
             Err(error) => (Vec::new(), Vec::new(), Some(error.to_string())),
         };
+        let settled = self.settled();
         let mut events = Vec::new();
         for index in 0..self.objects.len() {
             let Some(object) = self.objects.get(index) else {
@@ -51,8 +54,8 @@ impl Operator<'_> {
             events.extend(changes.into_iter().map(|of| (index, of)));
             let written = match object.id.kind {
                 FUNCTION => self.status_of(object, of_node.as_ref()),
-                SERVICE => self.service_status(object, of_node.as_ref()),
-                _ => self.gateway_status(object),
+                SERVICE => self.service_status(object, of_node.as_ref(), &settled),
+                _ => self.gateway_status(object, &settled),
             };
             let id = object.id.clone();
             match of_node {
@@ -70,6 +73,19 @@ impl Operator<'_> {
         }
         self.tell(events);
         self.forget_a_node();
+    }
+
+    /// The verdicts that are those of what is wanted now. While inco is away, others are of a list of before.
+    fn settled(&self) -> BTreeMap<Part, Verdict> {
+        let wanted = self.wishes.wanted.iter();
+        let tables = wanted.filter_map(|of| Some((of.part(), of.table.as_ref().ok()?)));
+        let tables: BTreeMap<Part, &Table> = tables.collect();
+        let is_settled = |(part, verdict): &(&Part, &Verdict)| {
+            let table = tables.get(part).copied();
+            verdict.refused.is_some() || table.is_some() && table == self.accepted.get(&part.1)
+        };
+        let settled = self.verdicts.iter().filter(is_settled);
+        settled.map(|(part, of)| (part.clone(), of.clone())).collect()
     }
 
     /// What this node says of an object; [`None`]: it has no part in it.
@@ -136,7 +152,12 @@ impl Operator<'_> {
     }
 
     /// The status to be written of a Service, if it has to be.
-    fn service_status(&self, object: &Object, own: Option<&Entry>) -> Option<Value> {
+    fn service_status(
+        &self,
+        object: &Object,
+        own: Option<&Entry>,
+        settled: &BTreeMap<Part, Verdict>,
+    ) -> Option<Value> {
         let (node, there, now) = (&self.settings.node, &object.status, now());
         let is_own = |of: &&Value| of.get("type").and_then(Value::as_str) == Some(ACCEPTED);
         let conditions = |of: &Value| -> Vec<Value> {
@@ -151,22 +172,30 @@ impl Operator<'_> {
             let new = released(there, node)?;
             return Some(json!({ "conditions": conditions(&new) }));
         };
-        let verdict = |service: &str| self.verdicts.get(&(object.id.clone(), service.to_owned()));
+        let part = |service: &str| (object.id.clone(), service.to_owned());
+        let verdict = |service: &str| settled.get(&part(service));
         let ports = object.ports();
         let is_in_force = ports
             .iter()
             .any(|of| verdict(&of.service).is_some_and(|of| of.is_in_force));
+        // The address of what was accepted before stays with that.
+        let served = ports.iter().find_map(|of| {
+            let verdict = self.verdicts.get(&part(&of.service));
+            verdict.filter(|of| of.is_in_force)?;
+            let vip = self.accepted.get(&of.service)?.get("vip")?;
+            vip.get("address")?.as_str()?.parse::<IpAddr>().ok()
+        });
         // Another node may serve it meanwhile.
-        let is_there = |of: &&IpAddr| {
+        let is_there = |of: &IpAddr| {
             let ip = there
                 .pointer("/loadBalancer/ingress/0/ip")
                 .and_then(Value::as_str);
             ip == Some(of.to_string().as_str())
         };
-        let address = self.wishes.addresses.get(&object.id);
-        let address = address.filter(|of| is_in_force || is_there(of));
+        let wished = self.wishes.addresses.get(&object.id).copied();
+        let address = served.or_else(|| wished.filter(is_there));
         let (holds, reason) = match own.is_accepted {
-            true if is_in_force && address.is_some() => (true, "Accepted"),
+            true if is_in_force && served.is_some() && served == wished => (true, "Accepted"),
             true => (false, "Pending"),
             false => (false, "Refused"),
         };
@@ -212,14 +241,14 @@ impl Operator<'_> {
     }
 
     /// The status to be written of an object of the Gateway API, if it has to be.
-    fn gateway_status(&self, object: &Object) -> Option<Value> {
+    fn gateway_status(&self, object: &Object, settled: &BTreeMap<Part, Verdict>) -> Option<Value> {
         let (node, now) = (&self.settings.node, now());
         let writer = Writer {
             node,
             gone: &self.gone,
             now: &now,
         };
-        let said = self.wishes.gateways.status(object, &self.verdicts, &writer);
+        let said = self.wishes.gateways.status(object, settled, &writer);
         let new = said.or_else(|| released(&object.status, node))?;
         let is_other = new
             .as_object()?

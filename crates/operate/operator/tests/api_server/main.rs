@@ -489,6 +489,26 @@ fn an_object_that_is_refused_in_two_forms_holds_up_no_other_one() {
     node.end();
 }
 
+/// A refusal that names no service keeps no other object from being accepted, and a file that was tried is not left behind.
+#[test]
+fn a_refusal_without_a_name_holds_up_no_other_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeServer::start(folder.path());
+    for (name, image) in [("a", "a"), ("b", "slow"), ("c", "a"), ("d", "a")] {
+        server.make(FUNCTIONS, &function(name, &json!({ "image": image })));
+    }
+    let since = Instant::now();
+    let node = Node::start(&server, "n1");
+    for name in ["a", "c", "d"] {
+        becomes(&server, &format!("{FUNCTIONS}/{name}"), "Ready", "True");
+    }
+    becomes(&server, &format!("{FUNCTIONS}/b"), "Accepted", "False");
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
+    assert_eq!(node.services(), ["a", "c", "d", "own"]);
+    assert!(!node.text().contains("slow"), "{}", node.text());
+    node.end();
+}
+
 /// After a change that inco refuses for none of its services, the operator rests. What waits meanwhile is not accepted.
 #[test]
 fn what_inco_does_not_have_is_not_accepted_while_the_operator_rests() {

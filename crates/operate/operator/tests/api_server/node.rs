@@ -160,6 +160,15 @@ fn act(known: &Known, events: &EventLog, file: &PathBuf, action: &Action) -> Res
         let said = format!("inco.toml:7: service.{name}.image: there is no image \"missing\"; build it");
         return Err(Refusal::new(said, "nothing has changed"));
     }
+    if after
+        .values()
+        .any(|of| of.get("image").and_then(Value::as_str) == Some("slow"))
+    {
+        return Err(Refusal::new(
+            "an image of the file is still being pulled",
+            "reload again",
+        ));
+    }
     let mut services = known.services.lock().unwrap();
     let changes = changes(&services, &after);
     match action {
