@@ -46,7 +46,7 @@ pub(super) fn show(args: &DemoArgs, interrupt: &Interrupt, live: &mut Live) -> R
     nodes.join(folder.directory(), &networks, interrupt, live)?;
     live.print_line("starting inco ...");
     let text = configuration_at(&nodes.kubeconfig, &nodes.name);
-    Bed::start(&ground, "pods", &text, nodes, networks, interrupt)?.show(args.quick, live)
+    Bed::start(&ground, "pods", &text, networks, nodes, interrupt)?.show(args.quick, live)
 }
 
 fn configuration_at(kubeconfig: &Path, namespace: &str) -> String {

@@ -112,8 +112,9 @@ impl<'g, O: Orchestrator> Bed<'g, O> {
         ground: &'g Environment,
         name: &str,
         text: &str,
-        orchestrator: O,
+        // In this order: where inco does not start, the orchestrator ends before its networks, too.
         networks: Networks,
+        orchestrator: O,
         interrupt: &Interrupt,
     ) -> Result<Bed<'g, O>> {
         let session = networks

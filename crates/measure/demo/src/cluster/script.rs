@@ -1,10 +1,14 @@
 //! A script of the project's tests that starts machines of an orchestrator, as a part of this program.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use testbed::network::Network;
+
+/// The verb that ends what a script started.
+const DOWN: &str = "down";
 
 /// What a script started in a folder. Dropping it ends all of it, and so does the end of this process, whatever ends it.
 pub(super) struct Started {
@@ -66,6 +70,10 @@ impl Started {
             .args(["-c", self.script, "script", verb])
             .arg(&self.folder)
             .args(arguments);
+        if verb == DOWN {
+            // Ctrl-C is for the demo, which ends all of it.
+            command.process_group(0);
+        }
         // The command line has the whole script: no use in an error.
         let ended = command.stdin(Stdio::null()).output().context("cannot run bash")?;
         if !ended.status.success() {
@@ -83,6 +91,6 @@ impl Started {
 impl Drop for Started {
     fn drop(&mut self) {
         // What is not ended now ends with this process.
-        let _ = self.run("down", &[]);
+        let _ = self.run(DOWN, &[]);
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn show(args: &DemoArgs, interrupt: &Interrupt, live: &mut Live) -> R
     let nodes = Nodes::start(&ground, &folder, &networks, interrupt)?;
     live.print_line("starting inco ...");
     let text = configuration_at(&nodes.host(1));
-    Bed::start(&ground, "swarm", &text, nodes, networks, interrupt)?.show(args.quick, live)
+    Bed::start(&ground, "swarm", &text, networks, nodes, interrupt)?.show(args.quick, live)
 }
 
 fn configuration_at(manager: &str) -> String {
