@@ -35,7 +35,7 @@ pub(super) const SPAN: Nanos = Nanos::from_millis(400);
 pub(super) const ROUNDS: usize = 5;
 const MAILBOX_LIMIT: usize = 64;
 /// Of the others: more than come while a new process starts.
-const OTHERS_LIMIT: usize = 4_096;
+pub(super) const OTHERS_LIMIT: usize = 4_096;
 const FLOOD: usize = 10_000;
 /// Of the neighbours' 99th percentile after the offence, to that before.
 const LIMIT: f64 = 1.10;
@@ -203,7 +203,7 @@ pub(super) fn noticed(who: &str, rounds: &[&Noticed]) -> [Row; 2] {
 /// An actor that gets messages at equal intervals.
 pub(super) struct Client {
     actor: ActorId,
-    pub(super) due: Nanos,
+    due: Nanos,
     sent: u64,
     /// When the messages without an answer were sent.
     pub(super) waiting: VecDeque<Nanos>,
@@ -238,6 +238,20 @@ impl Client {
             self.due = self.due + GAP;
         }
         Ok(())
+    }
+
+    /// When it sends next.
+    pub(super) fn due(&self) -> Nanos {
+        self.due
+    }
+
+    /// Sends nothing until it goes on: while others take the CPUs, as much may come as is answered.
+    pub(super) fn rests(&mut self) {
+        self.due = Nanos::MAX;
+    }
+
+    pub(super) fn goes_on(&mut self) {
+        self.due = clock::monotonic();
     }
 
     pub(super) fn hear(&mut self, answer: &Message, now: Nanos) {
@@ -329,8 +343,10 @@ impl Bed {
         (self.mate.forget(), self.neighbour.forget())
     }
 
-    /// Turns until no message of the two waits.
+    /// Turns without further messages until none of the two waits.
     fn until_answered(&mut self) -> Result<()> {
+        self.mate.rests();
+        self.neighbour.rests();
         self.until("all is answered", |bed| {
             bed.mate.waiting.is_empty() && bed.neighbour.waiting.is_empty()
         })
@@ -430,9 +446,9 @@ fn offend(command: fn() -> Command, offence: Offence, (budget, span): (Nanos, Na
     }
     bed.until_answered()?;
     let longest_ms = bed.forget();
+    bed.mate.goes_on();
+    bed.neighbour.goes_on();
     let after = bed.p99(span)?;
-    // No further messages; all are answered.
-    (bed.mate.due, bed.neighbour.due) = (Nanos::MAX, Nanos::MAX);
     bed.until_answered()?;
     let why = bed.events.iter().find_map(|event| match event {
         Event::Stopped(OFFENDER, why, _) => Some(*why),

@@ -13,7 +13,7 @@ use anyhow::{Result, bail, ensure};
 use model::Nanos;
 
 use super::Row;
-use super::isolation::{BUDGET, Client, Noticed, ROUNDS, SPAN, message, noticed};
+use super::isolation::{BUDGET, Client, Noticed, OTHERS_LIMIT, ROUNDS, SPAN, message, noticed};
 
 const OFFENDER: ActorId = ActorId(0);
 const NEIGHBOUR: ActorId = ActorId(1);
@@ -163,7 +163,8 @@ impl Bed {
         let runtime = Runtime::new(&settings, Box::new(Leaves(sender)));
         for (actor, name) in [(OFFENDER, "offender"), (NEIGHBOUR, "neighbour")] {
             let of = WasmActor::new(module.clone(), Duration::from_nanos(budget.0));
-            let of = Registration::new(name, Box::new(of));
+            // There is room for all that the client has under way.
+            let of = Registration::new(name, Box::new(of)).mailbox_limit(OTHERS_LIMIT);
             runtime.register(actor, of.objects(Objects::create(LIMITS)?.1))?;
         }
         Ok(Bed {
@@ -180,7 +181,7 @@ impl Bed {
         let now = clock::monotonic();
         self.neighbour
             .send(now, |message| self.runtime.deliver(message))?;
-        let due = self.neighbour.due.since(clock::monotonic());
+        let due = self.neighbour.due().since(clock::monotonic());
         let longest = Duration::from_nanos(due.0).min(Duration::from_millis(1));
         match self.left.recv_timeout(longest) {
             Ok((answer, at)) => {
@@ -217,6 +218,12 @@ impl Bed {
         Ok(())
     }
 
+    /// Turns without further messages until none waits.
+    fn until_answered(&mut self) -> Result<()> {
+        self.neighbour.rests();
+        self.until("all is answered", |bed| bed.neighbour.waiting.is_empty())
+    }
+
     /// The 99th percentile of a span, after a warm-up.
     fn p99(&mut self, span: Nanos) -> Result<f64> {
         self.turn_for(Nanos(span.0 / 5))?;
@@ -230,19 +237,17 @@ impl Bed {
 /// Commits an offence between two spans of equal messages for the other module. What a message may take comes first.
 fn offend(module: &Module, offence: Offence, (budget, span): (Nanos, Nanos)) -> Result<Shown> {
     let mut bed = Bed::start(module, budget)?;
-    let is_answered = |bed: &Bed| bed.neighbour.waiting.is_empty();
     bed.until("the module answers", |bed| bed.neighbour.answered > 0)?;
     let before = bed.p99(span)?;
     let began = clock::monotonic();
     (bed.runtime).deliver(message(OFFENDER, offence.kind(), Vec::new(), began))?;
     bed.until("the offender is stopped", |bed| !bed.stopped.is_empty())?;
     let stopped_ms = clock::monotonic().since(began).0 as f64 / 1e6;
-    bed.until("all is answered", is_answered)?;
+    bed.until_answered()?;
     let longest_ms = bed.neighbour.forget();
+    bed.neighbour.goes_on();
     let after = bed.p99(span)?;
-    // No further messages; all are answered.
-    bed.neighbour.due = Nanos::MAX;
-    bed.until("all is answered", is_answered)?;
+    bed.until_answered()?;
     let [
         Stopped {
             actor: OFFENDER,
