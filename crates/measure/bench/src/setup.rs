@@ -141,6 +141,8 @@ mod tests {
     use super::super::steer::cpus;
     use super::*;
 
+    const TRIES: usize = 20;
+
     #[test]
     fn a_small_table_is_filled() {
         if cpus().is_err() {
@@ -153,7 +155,8 @@ mod tests {
             return_counters: false,
             pin_times: false,
         };
-        let filled = fill_up(&config).unwrap();
+        // Where this thread gets no CPU at the right moment, nothing is measured.
+        let filled = (0..TRIES).find_map(|_| fill_up(&config).ok()).unwrap();
         assert_eq!(filled.len(), FILLS.len());
         assert!(filled.iter().all(|(flows, _)| *flows > 10_000.0), "{filled:?}");
     }
