@@ -156,7 +156,18 @@ mod tests {
             pin_times: false,
         };
         // Where this thread gets no CPU at the right moment, nothing is measured.
-        let filled = (0..TRIES).find_map(|_| fill_up(&config).ok()).unwrap();
+        let is_unmeasured = |filled: &Result<_>| {
+            filled
+                .as_ref()
+                .is_err_and(|of| of.to_string().contains("too fast"))
+        };
+        let mut filled = fill_up(&config);
+        for _ in 1..TRIES {
+            if is_unmeasured(&filled) {
+                filled = fill_up(&config);
+            }
+        }
+        let filled = filled.unwrap();
         assert_eq!(filled.len(), FILLS.len());
         assert!(filled.iter().all(|(flows, _)| *flows > 10_000.0), "{filled:?}");
     }

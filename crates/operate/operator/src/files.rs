@@ -166,14 +166,20 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by it")]
     use super::*;
 
-    #[test]
-    fn what_was_accepted_and_cannot_be_read_is_not_nothing() {
+    /// Files of which only the base is there, in a folder that goes with the first.
+    fn with_base() -> (tempfile::TempDir, Files) {
         let folder = tempfile::tempdir().unwrap();
         let files = Files {
             base: folder.path().join("base.toml"),
             file: folder.path().join("inco.toml"),
         };
         fs::write(&files.base, "base").unwrap();
+        (folder, files)
+    }
+
+    #[test]
+    fn what_was_accepted_and_cannot_be_read_is_not_nothing() {
+        let (_folder, files) = with_base();
         let read = |accepted: &str| {
             files.accept(accepted).unwrap();
             files.read().unwrap().1
@@ -189,12 +195,7 @@ mod tests {
 
     #[test]
     fn what_was_tried_is_not_left_to_the_next_start() {
-        let folder = tempfile::tempdir().unwrap();
-        let files = Files {
-            base: folder.path().join("base.toml"),
-            file: folder.path().join("inco.toml"),
-        };
-        fs::write(&files.base, "base").unwrap();
+        let (_folder, files) = with_base();
         let there = || fs::read_to_string(&files.file).unwrap();
         files.prepare(&|_| Vec::new()).unwrap();
         assert_eq!(there(), "base");

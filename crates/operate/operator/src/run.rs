@@ -306,11 +306,8 @@ impl<'a> Operator<'a> {
                 Attempt::Again => {}
             }
         }
-        if !self.waiting.is_empty() {
-            return Ok(());
-        }
         Err(format!(
-            "inco refuses {ATTEMPTS} changes; the others are tried soon"
+            "{ATTEMPTS} changes were tried; the others are tried soon"
         ))
     }
 
